@@ -1,0 +1,96 @@
+"""What every broker-side machine promises its host.
+
+A machine decides; its host does. A command is answered with a `Decision`: the records that must be durable before
+anything else happens, the reply, and what to do afterwards. The host appends the records, hands each one back to
+the machine's `replay`, sends the reply and performs the effects, in that order. Recovery is the same `replay` over
+the stored records, so there is no second code path to go wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Reply = TypeVar("Reply", covariant=True)
+
+#: Identifies a parked request. The host maps it to whoever waits for the answer.
+Token = int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartition:
+    """A partition by name; sorts and hashes as the pair it is."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """Who writes: a producer id and the epoch that fences its predecessors."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """One record of an internal topic; a `value` of None is a tombstone."""
+
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+class Effect:
+    """Something the host does after the records are durable and replayed."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Effect):
+    """A parked request has its answer now."""
+
+    token: Token
+    reply: object
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt(Effect):
+    """The machine wants `tick` to be called no later than this."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendMarkers(Effect):
+    """Write this transaction's outcome into every partition, then report back with `markers_written`.
+
+    `producer_epoch` is the epoch the markers carry (under transaction protocol V2 already the bumped one).
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    transaction_version: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Reply]):
+    """What a machine decided.
+
+    `reply` is None when the request is parked (an `Answer` effect comes later) or when nobody asked. With
+    `producer` set, the records go into one transactional batch of that producer: they count when its marker comes.
+    """
+
+    reply: Reply | None
+    records: tuple[StateRecord, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    producer: ProducerIdentity | None = None
