@@ -1,0 +1,58 @@
+# Every target prepares what it needs: a virtual environment in .venv, and Apache Kafka's jars in .cache.
+# Nothing is installed outside this directory, except Java and Maven by apt-get where that is allowed (Debian, as root).
+
+PYTHON     ?= python3
+WORKERS    ?= 2
+VENV       := .venv
+BIN        := $(VENV)/bin
+KAFKA_LIBS := .cache/kafka-libs
+TESTS      ?=
+BENCH      ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check pytest bench soak setup java kafka clean
+
+help:
+	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
+	@echo "make test    make check, then every test (TESTS=path selects)"
+	@echo "make check   ruff and mypy --strict"
+	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
+	@echo "make soak    the long fault runs"
+	@echo "make clean   remove what the targets above have made"
+
+demo: setup java
+	@PYTHON=$(BIN)/python $(BIN)/python examples/demo.py
+
+test: check pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+pytest: setup java kafka
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+bench: setup java kafka
+	$(BIN)/python -m bench $(BENCH)
+
+soak: setup java kafka
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py $(wildcard src/semel/records/_speedups.pyx) scripts/make-venv
+	@scripts/make-venv "$(PYTHON)" $(VENV)
+	@touch $@
+
+java:
+	@scripts/need-java
+
+kafka: $(KAFKA_LIBS)/.complete
+
+$(KAFKA_LIBS)/.complete: tests/support/kafka-jars.xml scripts/fetch-kafka
+	@scripts/fetch-kafka tests/support/kafka-jars.xml $(KAFKA_LIBS)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache build dist src/*.egg-info src/semel/records/_speedups.c src/semel/records/*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
