@@ -1,0 +1,377 @@
+"""Length-prefixed frames over one reusable buffer per connection.
+
+Guarantees:
+
+- A frame is handed over as a memoryview into the connection's buffer: no copy between the socket and the handler.
+- The buffer grows only as bytes arrive. A length that lies costs its sender a closed connection and us nothing.
+- Requests of one connection are served one at a time and answered in order. Kafka promises it, and sequence numbers
+  rely on it. Meanwhile reading goes on only as far as the buffer has room, which is the back pressure.
+- A peer that does not read its answers is not served further until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+from semel.wire.apis import ApiKey
+from semel.wire.frames import parse_response, request_frame
+
+#: What goes onto the socket: buffers that are written one after the other, the length prefix included.
+Buffers = list[bytes | memoryview]
+#: A served request gives its answer, nothing (no answer is expected), or a coroutine that will give either.
+Served = Buffers | None | Coroutine[Any, Any, Buffers | None]
+
+INITIAL_BUFFER_BYTES = 128 * 1024
+#: A buffer that grew past this for one large frame is given back once it is empty.
+KEPT_BUFFER_BYTES = 4 * 1024 * 1024
+#: Below this much room at the tail, what is left of a partial frame moves to the front first.
+SMALL_ROOM_BYTES = 16 * 1024
+#: No frame of the protocol is shorter than a request header of version 0 or a response header.
+MIN_FRAME_BYTES = 4
+
+_length_at = struct.Struct(">i").unpack_from
+
+
+class MemoryPool:
+    """Bounds what all connections together hold in grown buffers and parked requests.
+
+    As with Kafka's `queued.max.request.bytes`, a taker is let through while anything at all is left, so that one
+    frame larger than the limit cannot wait for ever; the next taker then waits until enough came back.
+    """
+
+    __slots__ = ("_limit_bytes", "_waiting", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Take `size_bytes`, or refuse when the pool is exhausted."""
+        if 0 < self._limit_bytes <= self.used_bytes:
+            return False
+        self.used_bytes += size_bytes
+        return True
+
+    def call_when_free(self, callback: Callable[[], None]) -> None:
+        """Call back once, when something was given back."""
+        self._waiting.append(callback)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return what was taken and wake those who were refused."""
+        self.used_bytes -= size_bytes
+        if self._waiting and self.used_bytes < self._limit_bytes:
+            waiting, self._waiting = self._waiting, deque()
+            for callback in waiting:
+                callback()
+
+
+class FramedProtocol(asyncio.BufferedProtocol):
+    """Cuts what arrives into frames and calls `frame_received` for each, in order."""
+
+    def __init__(self, max_frame_bytes: int, pool: MemoryPool | None = None) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._pool = pool
+        self._taken_bytes = 0
+        self._buffer = memoryview(bytearray(INITIAL_BUFFER_BYTES))
+        self._start = 0
+        self._end = 0
+        self._busy = False
+        self._reading_paused = False
+        self._writing_paused = False
+        self._received_anything = False
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.closed = False
+
+    # What a side of the conversation defines.
+
+    def frame_received(self, frame: memoryview) -> None:
+        """Take one frame. The view is valid until this returns, or, after `_busy` was set, until `_resume`."""
+        raise NotImplementedError
+
+    def refused(self, why: str) -> None:
+        """Learn why the connection is being closed by us."""
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._return_grown()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        buffer = self._buffer
+        if len(buffer) - self._end < SMALL_ROOM_BYTES and not self._busy:
+            self._make_room()
+            buffer = self._buffer
+        return buffer[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self._received_anything = True
+        if not self._busy and not self._writing_paused:
+            self._take_frames()
+        if self._end == len(self._buffer) and not self.closed:
+            if self._busy or self._writing_paused:
+                self._pause_reading()
+            else:
+                self._make_room()
+                if self._end == len(self._buffer):
+                    self._wait_for_room()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._serve_on()
+
+    # Frames
+
+    def was_active(self) -> bool:
+        """Tell whether anything arrived since the last time this was asked."""
+        active, self._received_anything = self._received_anything or self._busy, False
+        return active
+
+    def close(self) -> None:
+        """Close after what was already written."""
+        if self.transport is not None and not self.closed:
+            self.transport.close()
+
+    def refuse(self, why: str) -> None:
+        """Close at once: what this peer sends cannot be understood."""
+        if not self.closed:
+            self.closed = True
+            self.refused(why)
+            self.transport.abort()
+
+    def _take_frames(self) -> None:
+        buffer, end = self._buffer, self._end
+        while end - self._start >= 4 and not self.closed:
+            start = self._start
+            length = _length_at(buffer, start)[0]
+            if not MIN_FRAME_BYTES <= length <= self._max_frame_bytes:
+                self.refuse(f"a frame of {length} bytes, allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}")
+                return
+            frame_end = start + 4 + length
+            if frame_end > end:
+                return
+            self._start = frame_end
+            self.frame_received(buffer[start + 4 : frame_end])
+            if self._busy or self._writing_paused:
+                return
+        if self._start == end:
+            self._start = self._end = 0
+            if len(buffer) > KEPT_BUFFER_BYTES:
+                self._return_grown()
+                self._buffer = memoryview(bytearray(INITIAL_BUFFER_BYTES))
+
+    def _make_room(self) -> None:
+        start, end, buffer = self._start, self._end, self._buffer
+        pending = end - start
+        wanted = 4 + _length_at(buffer, start)[0] if pending >= 4 else 4
+        if start:
+            buffer[:pending] = buffer[start:end]
+            self._start, self._end = 0, pending
+        if wanted > len(buffer) and len(buffer) - pending < SMALL_ROOM_BYTES:
+            # Twice what has really arrived, never what the length merely claims.
+            size = min(2 * len(buffer), wanted)
+            if self._pool is not None:
+                if not self._pool.take(size - len(buffer)):
+                    return
+                self._taken_bytes += size - len(buffer)
+            grown = memoryview(bytearray(size))
+            grown[:pending] = buffer[:pending]
+            self._buffer = grown
+
+    def _room_came_back(self) -> None:
+        if self.closed:
+            return
+        self._make_room()
+        if self._end == len(self._buffer):
+            self._wait_for_room()
+        else:
+            self._resume_reading()
+
+    def _wait_for_room(self) -> None:
+        self._pause_reading()
+        if self._pool is not None:
+            self._pool.call_when_free(self._room_came_back)
+
+    def _return_grown(self) -> None:
+        if self._pool is not None and self._taken_bytes:
+            self._pool.give_back(self._taken_bytes)
+            self._taken_bytes = 0
+
+    def _resume(self) -> None:
+        """Go on with the next frame after a busy one was served."""
+        self._busy = False
+        self._serve_on()
+
+    def _serve_on(self) -> None:
+        if self.closed or self._busy or self._writing_paused:
+            return
+        self._take_frames()
+        if self._reading_paused and not self._busy and not self.closed:
+            self._room_came_back()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and not self.closed:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and not self._busy and not self.closed:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+
+class ServerConnection(FramedProtocol):
+    """The answering side: each frame goes to `serve`, each answer is written before the next frame is looked at."""
+
+    def __init__(
+        self,
+        serve: Callable[[ServerConnection, memoryview], Served],
+        failed: Callable[[BaseException], None],
+        max_frame_bytes: int,
+        pool: MemoryPool | None = None,
+    ) -> None:
+        super().__init__(max_frame_bytes, pool)
+        self._serve = serve
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+        self.peer: tuple[str, int] = ("", 0)
+        #: What the client said of itself in ApiVersions.
+        self.software = ("unknown", "unknown")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.peer = (str(peer[0]), int(peer[1]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._task is not None:
+            self._task.cancel()
+
+    def frame_received(self, frame: memoryview) -> None:
+        try:
+            served = self._serve(self, frame)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        if served is None:
+            return
+        if type(served) is list:
+            if not self.closed:
+                self.transport.writelines(served)
+            return
+        self._busy = True
+        coroutine = cast(Coroutine[Any, Any, "Buffers | None"], served)
+        self._task = asyncio.get_running_loop().create_task(self._answer_later(coroutine, len(frame)))
+
+    async def _answer_later(self, coroutine: Awaitable[Buffers | None], frame_bytes: int) -> None:
+        pool = self._pool
+        if pool is not None:
+            pool.used_bytes += frame_bytes
+        try:
+            buffers = await coroutine
+        except asyncio.CancelledError:
+            if not self.closed:
+                self.close()
+            return
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._task = None
+            if pool is not None:
+                pool.give_back(frame_bytes)
+        if buffers is not None and not self.closed:
+            self.transport.writelines(buffers)
+        self._resume()
+
+
+class ClientConnection(FramedProtocol):
+    """The asking side: a request goes out with the next correlation id, its answer completes the future."""
+
+    def __init__(self, client_id: str | None, max_frame_bytes: int = 2**31 - 1) -> None:
+        super().__init__(max_frame_bytes)
+        self._client_id = client_id
+        self._correlation_id = 0
+        self._waiting: dict[int, tuple[asyncio.Future[Any], ApiKey, int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._why_closed = "connection closed"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for their answer."""
+        return len(self._waiting)
+
+    def send(self, api_key: ApiKey, api_version: int, message: object, *, answered: bool = True) -> asyncio.Future[Any]:
+        """Write a request now; the future completes with the decoded response, or with ConnectionError.
+
+        With `answered=False` (a produce with acks=0) the future is already complete.
+        """
+        future = self._loop.create_future()
+        if self.closed:
+            future.set_exception(ConnectionResetError(self._why_closed))
+            return future
+        correlation_id = self._correlation_id
+        self._correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        buffers = request_frame(api_key, api_version, correlation_id, self._client_id, message)
+        if answered:
+            self._waiting[correlation_id] = (future, api_key, api_version)
+        else:
+            future.set_result(None)
+        self.transport.writelines(buffers)
+        return future
+
+    def frame_received(self, frame: memoryview) -> None:
+        if len(frame) < 4:
+            self.refuse("a response without a correlation id")
+            return
+        correlation_id = _length_at(frame, 0)[0]
+        waiting = self._waiting.pop(correlation_id, None)
+        if waiting is None:
+            self.refuse(f"a response to request {correlation_id}, which nobody sent")
+            return
+        future, api_key, api_version = waiting
+        if future.done():
+            return
+        try:
+            # A copy: the caller may keep views into the response for as long as it likes.
+            _, response = parse_response(api_key, api_version, memoryview(bytes(frame)))
+        except Exception as error:
+            future.set_exception(error)
+            self.refuse(f"a response to {api_key.name} that cannot be decoded")
+            return
+        future.set_result(response)
+
+    def refused(self, why: str) -> None:
+        self._why_closed = why
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        waiting, self._waiting = self._waiting, {}
+        for future, _, _ in waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionResetError(str(exc) if exc else self._why_closed))
+
+
+async def connect(host: str, port: int, client_id: str | None, *, timeout_ms: int = 10_000) -> ClientConnection:
+    """Open a connection to a broker."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_ms / 1000):
+        _, connection = await loop.create_connection(lambda: ClientConnection(client_id), host, port)
+    return connection
