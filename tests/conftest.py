@@ -1,0 +1,33 @@
+"""Fixtures that any room's tests may ask for. `semel_broker` itself comes from the product, as users get it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.processes import BrokerProcess
+from tests.support.requirements import require_kafka
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[ApacheKafka]:
+    """Apache Kafka 4.3.1, one broker, started once."""
+    require_kafka()
+    with ApacheKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def kafka_jars() -> None:
+    """For tests that run Apache Kafka's tools: skips, or fails under continuous integration, where they are missing."""
+    require_kafka()
+
+
+@pytest.fixture
+def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A Semel broker in a process of its own, started and ready; it may be killed and started again."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker

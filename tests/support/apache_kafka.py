@@ -1,0 +1,95 @@
+"""Apache Kafka itself, one broker in KRaft combined mode, for tests that compare and for the bench."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.support import java_tools
+from tests.support.processes import Process, free_port
+
+#: Any 16 bytes in URL-safe base64 will do; a fixed one keeps runs alike.
+CLUSTER_ID = "c2VtZWwtdGVzdC1rYWZrYQ"
+
+#: The heap is small because tests share the machine; the bench passes its own.
+SMALL_JVM = ("-Xmx512m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+class ApacheKafka:
+    """Formats a directory, starts the broker in it, and removes both at the end."""
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, object] | None = None,
+        jvm: tuple[str, ...] = SMALL_JVM,
+        directory: Path | None = None,
+    ) -> None:
+        self._owns_directory = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="apache-kafka-"))
+        self.port = free_port()
+        self.controller_port = free_port()
+        self.jvm = jvm
+        self.data = self.directory / "data"
+        self.process: Process | None = None
+        self._properties = self.directory / "server.properties"
+        values: dict[str, object] = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller_port}",
+            "log.dirs": self.data,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            **(settings or {}),
+        }
+        self._properties.parent.mkdir(parents=True, exist_ok=True)
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> Process:
+        assert self.process is not None, "Apache Kafka was not started"
+        return self.process
+
+    def start(self, *, within_s: float = 60.0) -> ApacheKafka:
+        self.format()
+        self.launch()
+        self.running.wait_for_line("Kafka Server started", within_s=within_s)
+        return self
+
+    def format(self) -> None:
+        if not (self.data / "meta.properties").exists():
+            java_tools.run("storage", "format", "-t", CLUSTER_ID, "-c", self._properties)
+
+    def launch(self) -> Process:
+        """Starts the process and does not wait for it."""
+        jvm = (*self.jvm, "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info")
+        command = java_tools.command("kafka.Kafka", [self._properties], jvm=jvm)
+        self.process = Process(command, name="apache-kafka", output=self.directory / "server.log")
+        return self.process
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+        if self._owns_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> ApacheKafka:
+        return self.start() if self.process is None else self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,41 @@
+"""What a test needs from the machine. Under continuous integration a missing need is a failure, never a skip."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def kafka_libs() -> Path:
+    """The directory of Apache Kafka's jars; `SEMEL_KAFKA_LIBS` names another one."""
+    return Path(os.environ.get("SEMEL_KAFKA_LIBS") or CHECKOUT / ".cache" / "kafka-libs")
+
+
+def missing(why: str) -> NoReturn:
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+def require_java() -> None:
+    if shutil.which("java") is None:
+        missing("Java is not on PATH: make java")
+
+
+def require_kafka() -> None:
+    require_java()
+    if not any(kafka_libs().glob("kafka_2.13-*.jar")):
+        missing(f"Apache Kafka's jars are not in {kafka_libs()}: make kafka")
+
+
+def require_spark() -> None:
+    require_java()
+    if importlib.util.find_spec("pyspark") is None:
+        missing("PySpark is not installed: make setup")

@@ -1,0 +1,97 @@
+"""Which room may know which: the layering of the project as one dictionary, held against every import statement."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+#: A room, and what it may import besides itself. An entry may name a whole room or one module of it.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "wire": {"errors", "config"},
+    "records": {"errors", "config", "wire"},
+    "machines": {"errors", "config", "wire", "records"},
+    "log": {"errors", "config", "wire", "records", "machines"},
+    "net": {"errors", "config", "wire", "records", "machines"},
+    "broker": {"errors", "config", "wire", "records", "machines", "log", "net"},
+    "client": {"errors", "config", "wire", "records", "machines", "net"},
+    "spark": {"errors", "config", "client", "records.columns"},
+    "testing": {"errors", "config", "wire", "records", "broker"},
+    "cli": {"", "errors", "config", "wire", "records", "machines", "log", "net", "broker", "client", "spark"},
+    "__main__": {"cli"},
+    "": {"errors", "config", "broker", "client", "spark"},
+}
+
+#: The rooms that decide. They are told the time, given their randomness, and speak to nobody.
+PURE_ROOMS = ("wire", "records", "machines")
+NOT_IN_PURE_ROOMS = {"asyncio", "time", "socket", "os", "threading", "random", "logging"}
+
+MODULES = sorted(SOURCE.glob("semel/**/*.py"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {dotted(path) for path in MODULES} | {"semel.records._speedups"}
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, at its top or inside a function, with relative names made whole."""
+    package = dotted(path).split(".") if path.name == "__init__.py" else dotted(path).split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+            for alias in node.names:
+                whole = f"{origin}.{alias.name}"
+                yield node.lineno, whole if whole in NAMES else origin
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def breaches(path: Path) -> list[str]:
+    room = room_of(dotted(path))
+    allowed = MAY_IMPORT[room]
+    found = []
+    for line, target in imports_of(path):
+        top = target.split(".")[0]
+        if room in PURE_ROOMS and top in NOT_IN_PURE_ROOMS:
+            found.append(f"{path.relative_to(SOURCE)}:{line} imports {target}: {room} has no clock, files or sockets")
+        if top != "semel" or room_of(target) == room:
+            continue
+        inside = target.removeprefix("semel").lstrip(".")
+        if not any(inside == entry or (entry and inside.startswith(entry + ".")) for entry in allowed):
+            found.append(f"{path.relative_to(SOURCE)}:{line} imports {target}: {room or 'semel'} may not know it")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_imports_point_one_way(path: Path) -> None:
+    assert room_of(dotted(path)) in MAY_IMPORT, f"{dotted(path)} is in a room that the dictionary does not have"
+    assert breaches(path) == []
+
+
+def test_a_breach_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = tmp_path / "semel" / "machines" / "clock.py"
+    machine.parent.mkdir(parents=True)
+    machine.write_text("import time\nfrom semel.log import files\n\ndef late():\n    from ..broker import server\n")
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
+    assert [breach.split(" imports ")[1].split(":")[0] for breach in breaches(machine)] == [
+        "time",
+        "semel.log",
+        "semel.broker",
+    ]
