@@ -1,0 +1,14 @@
+"""The loops over records: the compiled ones where the extension was built, their Python twins where it was not."""
+
+from __future__ import annotations
+
+try:
+    from ._speedups import check_framing, read_records, retain_records, write_record
+
+    COMPILED = True
+except ImportError:
+    from ._pure import check_framing, read_records, retain_records, write_record
+
+    COMPILED = False
+
+__all__ = ["COMPILED", "check_framing", "read_records", "retain_records", "write_record"]

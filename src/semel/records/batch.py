@@ -1,0 +1,355 @@
+"""v2 record batches: seen through their headers, checked, placed in a log, read.
+
+A `Batch` is a view: it never copies and never looks at a record. `check` is what stands between a client's bytes and
+the log; it accepts and refuses as Apache Kafka's own validation does:
+
+- CORRUPT_MESSAGE: the bytes are not what was sent (length, magic, CRC, a payload that does not decompress);
+- INVALID_RECORD: the bytes arrived whole and say something impossible (counts, deltas, a control batch, framing);
+- INVALID_TIMESTAMP: a client claims the broker's clock; UNSUPPORTED_COMPRESSION_TYPE: no such codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from semel.errors import ErrorCode, Refused
+
+from . import _select
+from .building import BatchBuilder, build, record_size_max
+from .compression import compress, decompress
+from .layout import (
+    CODEC_MASK,
+    CONTROL,
+    DECOMPRESSED_LIMIT,
+    DELETE_HORIZON,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME,
+    MAGIC,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+    Buffer,
+    Record,
+    assemble,
+    checksum,
+)
+from .sequence import MAX_SEQUENCE
+
+CREATE_TIME: Final = 0
+APPEND_TIME: Final = 1
+#: A batch length below this cannot even hold a message of the oldest format.
+_SMALLEST_LENGTH = 14
+
+
+class Batch:
+    """One batch where it lies: the header's fields, and `data`, a memoryview of exactly its bytes."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "crc",
+        "data",
+        "last_offset_delta",
+        "leader_epoch",
+        "magic",
+        "max_timestamp",
+        "producer_epoch",
+        "producer_id",
+        "record_count",
+    )
+
+    data: memoryview
+    base_offset: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @classmethod
+    def parse(cls, view: Buffer, position: int = 0) -> Batch:
+        """The batch that starts at `position`; only its header is read. Refused if it is cut short or no v2 batch."""
+        batch = cls.__new__(cls)
+        data = memoryview(view)
+        size = batch_size(data, position)
+        if size > len(data) - position:
+            raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {size} bytes is cut short")
+        batch.data = data[position : position + size]
+        (
+            batch.base_offset,
+            _,
+            batch.leader_epoch,
+            batch.magic,
+            batch.crc,
+            batch.attributes,
+            batch.last_offset_delta,
+            batch.base_timestamp,
+            batch.max_timestamp,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.record_count,
+        ) = HEADER.unpack_from(data, position)
+        return batch
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def payload(self) -> memoryview:
+        """The records, as compressed as they were sent."""
+        return self.data[HEADER_SIZE:]
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record sent in this batch, which compaction may since have removed; -1 if none."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL != 0
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> int:
+        """0 the producer's clock (CreateTime), 1 the broker's (LogAppendTime)."""
+        return APPEND_TIME if self.attributes & LOG_APPEND_TIME else CREATE_TIME
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        return self.attributes & DELETE_HORIZON != 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When compaction may drop the tombstones and markers left in this batch; it stands in the base timestamp."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(offsets={self.base_offset}..{self.last_offset}, records={self.record_count}, "
+            f"producer={self.producer_id}/{self.producer_epoch}, sequence={self.base_sequence}, "
+            f"attributes={self.attributes:#x}, size_bytes={len(self.data)})"
+        )
+
+
+def batch_size(data: memoryview, position: int = 0) -> int:
+    """How long the batch at `position` says it is. Refused unless that is possible and it is a v2 batch.
+
+    Order matters: magic stands in the same place in all formats, so it is looked at before anything else is believed.
+    """
+    room = len(data) - position
+    if room < 17:
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"{room} bytes are left where a batch should start")
+    length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
+    magic = data[position + 16]
+    if length < _SMALLEST_LENGTH or magic > MAGIC:
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"no batch starts here: length {length}, magic {magic}")
+    if magic < MAGIC:
+        raise Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not read here, only v2")
+    size = length + LENGTH_OVERHEAD
+    if size < HEADER_SIZE or room < HEADER_SIZE:
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {min(size, room)} bytes is shorter than its own header")
+    return size
+
+
+def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
+    """Every batch of a produced, stored or fetched blob, one after the other with nothing between or after.
+
+    `partial_tail`: a last batch that is cut short is left out, as a fetch bounded by bytes may end with one.
+    """
+    view = memoryview(data)
+    batches = []
+    position = 0
+    end = len(view)
+    while position < end:
+        if partial_tail:
+            room = end - position
+            if room < 17 or room < int.from_bytes(view[position + 8 : position + 12], "big") + LENGTH_OVERHEAD:
+                break
+        batch = Batch.parse(view, position)
+        batches.append(batch)
+        position += len(batch.data)
+    return batches
+
+
+def check(
+    batch: Batch,
+    *,
+    framing: bool = False,
+    require_keys: bool = False,
+    stored: bool = False,
+    limit: int = DECOMPRESSED_LIMIT,
+) -> None:
+    """Refuse a batch that lies. `framing` walks the records too; `require_keys` (implies it) is for compacted topics.
+
+    `stored`: the batch comes from our own log, where markers, compacted batches and the broker's clock are in order.
+    """
+    if checksum(batch.data) != batch.crc:
+        raise Refused(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
+    if batch.codec > 4:
+        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {batch.codec}")
+    if stored:
+        if batch.record_count < 0 or batch.last_offset_delta < 0 or batch.record_count > batch.last_offset_delta + 1:
+            raise _invalid(f"{batch.record_count} records in {batch.last_offset_delta + 1} offsets")
+    else:
+        _check_produced(batch)
+    if framing or require_keys:
+        payload = decompress(batch.codec, batch.payload, limit)
+        count, last = batch.record_count, batch.last_offset_delta
+        try:
+            _select.check_framing(payload, count, not stored, last, require_keys)
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+
+
+def _check_produced(batch: Batch) -> None:
+    count = batch.record_count
+    if count <= 0 or batch.last_offset_delta != count - 1:
+        raise _invalid(f"{count} records, but the last one has offset delta {batch.last_offset_delta}")
+    attributes = batch.attributes
+    if attributes & (CONTROL | DELETE_HORIZON):
+        raise _invalid("only the broker writes control batches and delete horizons")
+    if attributes & LOG_APPEND_TIME:
+        raise Refused(ErrorCode.INVALID_TIMESTAMP, "only the broker may say that a timestamp is its own")
+    if batch.producer_id > NO_PRODUCER_ID:
+        if batch.base_sequence < 0 or batch.producer_epoch < 0:
+            raise _invalid(f"producer epoch {batch.producer_epoch}, sequence {batch.base_sequence} of a known producer")
+    elif attributes & TRANSACTIONAL:
+        raise _invalid("a transactional batch without a producer id")
+
+
+def _invalid(why: str) -> Refused:
+    return Refused(ErrorCode.INVALID_RECORD, why)
+
+
+def place(data: bytearray | memoryview, base_offset: int, leader_epoch: int, append_time_ms: int | None = None) -> None:
+    """Give a batch its place in the log, in place. The CRC covers neither; with `append_time_ms` it is made anew."""
+    data[0:8] = base_offset.to_bytes(8, "big", signed=True)
+    data[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
+    if append_time_ms is not None:
+        data[22] |= LOG_APPEND_TIME
+        data[35:43] = append_time_ms.to_bytes(8, "big", signed=True)
+        data[17:21] = checksum(data).to_bytes(4, "big")
+
+
+def read_records(batch: Batch, limit: int = DECOMPRESSED_LIMIT) -> Iterator[Record]:
+    """The records of a batch in order; refused before the first one if any of them is malformed."""
+    payload = decompress(batch.codec, batch.payload, limit)
+    append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
+    try:
+        count = batch.record_count
+        records = _select.read_records(payload, count, batch.base_offset, batch.base_timestamp, append_time)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+    return iter(records)
+
+
+def retain(
+    batch: Batch,
+    keep: Callable[[Record], bool] | Sequence[bool],
+    delete_horizon_ms: int | None = None,
+    *,
+    keep_empty: bool = False,
+) -> bytes | None:
+    """The batch with only the records that `keep` wants: what compaction writes.
+
+    Offsets, the range of offsets, producer and sequences stay as they were, so that neither a reader's position nor a
+    producer's last sequence is lost. With nothing kept: None, or with `keep_empty` a batch of no records that still
+    holds the producer's last sequence. `delete_horizon_ms` is set once: a batch that has one keeps it.
+    """
+    mask = [bool(keep(record)) for record in read_records(batch)] if callable(keep) else keep
+    kept = sum(map(bool, mask))
+    horizon = batch.delete_horizon_ms if batch.has_delete_horizon else delete_horizon_ms
+    if kept == 0:
+        return emptied(batch) if keep_empty else None
+    if kept == batch.record_count and (batch.has_delete_horizon or horizon is None):
+        return bytes(batch.data)
+    payload = decompress(batch.codec, batch.payload, DECOMPRESSED_LIMIT)
+    base_timestamp = batch.base_timestamp if horizon is None else horizon
+    shift = batch.base_timestamp - base_timestamp
+    remaining = _select.retain_records(payload, batch.record_count, mask, shift)
+    max_timestamp = batch.max_timestamp
+    if not batch.attributes & LOG_APPEND_TIME:
+        largest = _select.check_framing(remaining, kept, False, batch.last_offset_delta, False)
+        max_timestamp = base_timestamp + largest
+    return assemble(
+        compress(batch.codec, remaining),
+        attributes=batch.attributes | (0 if horizon is None else DELETE_HORIZON),
+        last_offset_delta=batch.last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=batch.producer_id,
+        producer_epoch=batch.producer_epoch,
+        base_sequence=batch.base_sequence,
+        record_count=kept,
+        base_offset=batch.base_offset,
+        leader_epoch=batch.leader_epoch,
+    )
+
+
+def emptied(batch: Batch) -> bytes:
+    """The batch without its records: kept in a compacted log so that the producer's last sequence stays known."""
+    return assemble(
+        b"",
+        attributes=batch.attributes & ~(CODEC_MASK | DELETE_HORIZON),
+        last_offset_delta=batch.last_offset_delta,
+        base_timestamp=batch.max_timestamp,
+        max_timestamp=batch.max_timestamp,
+        producer_id=batch.producer_id,
+        producer_epoch=batch.producer_epoch,
+        base_sequence=batch.base_sequence,
+        record_count=0,
+        base_offset=batch.base_offset,
+        leader_epoch=batch.leader_epoch,
+    )
+
+
+__all__ = [
+    "HEADER_SIZE",
+    "Batch",
+    "BatchBuilder",
+    "Record",
+    "batch_size",
+    "build",
+    "check",
+    "emptied",
+    "place",
+    "read_records",
+    "record_size_max",
+    "retain",
+    "split",
+]

@@ -1,0 +1,217 @@
+"""Making batches. A closed batch never changes: a retry sends the very bytes of the first attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from semel.errors import invariant
+
+from ._select import write_record
+from .compression import NONE, compress
+from .layout import (
+    CONTROL,
+    HEADER_SIZE,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+    Buffer,
+    Record,
+    assemble,
+)
+
+#: key, value, then optionally headers, then optionally a timestamp
+Fields: TypeAlias = (
+    tuple[Buffer | None, Buffer | None]
+    | tuple[Buffer | None, Buffer | None, Sequence[tuple[str, bytes | None]]]
+    | tuple[Buffer | None, Buffer | None, Sequence[tuple[str, bytes | None]], int]
+)
+
+#: The most that length, attributes, both deltas, two field lengths and the header count of one record can take.
+RECORD_OVERHEAD_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
+
+
+def record_size_max(key: Buffer | None, value: Buffer | None, headers: Sequence[tuple[str, bytes | None]] = ()) -> int:
+    """An upper bound on the encoded size of a record, whatever its place in a batch."""
+    size = RECORD_OVERHEAD_MAX + (len(key) if key is not None else 0) + (len(value) if value is not None else 0)
+    for name, content in headers:
+        size += 10 + 3 * len(name) + (len(content) if content is not None else 0)
+    return size
+
+
+class BatchBuilder:
+    """One growing batch of an accumulator: records in, then `close` once, then the same bytes for ever.
+
+    The producer's identity and sequence are decided late (`set_producer`), just before the batch is first sent.
+    """
+
+    __slots__ = (
+        "_base_sequence",
+        "_base_timestamp",
+        "_closed",
+        "_codec",
+        "_control",
+        "_max_timestamp",
+        "_payload",
+        "_producer_epoch",
+        "_producer_id",
+        "_transactional",
+        "level",
+        "limit_bytes",
+        "record_count",
+    )
+
+    def __init__(
+        self,
+        limit_bytes: int = 2**31 - 1,
+        *,
+        codec: int = NONE,
+        level: int | None = None,
+        transactional: bool = False,
+        control: bool = False,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.level = level
+        self.record_count = 0
+        self._codec = codec
+        self._control = control
+        self._payload = bytearray()
+        self._base_timestamp = NO_TIMESTAMP
+        self._max_timestamp = NO_TIMESTAMP
+        self._producer_id = NO_PRODUCER_ID
+        self._producer_epoch = NO_PRODUCER_EPOCH
+        self._base_sequence = NO_SEQUENCE
+        self._transactional = transactional
+        self._closed: bytes | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """The batch as it stands, before compression; once closed, as it is sent."""
+        return HEADER_SIZE + len(self._payload) if self._closed is None else len(self._closed)
+
+    @property
+    def base_sequence(self) -> int:
+        return self._base_sequence
+
+    @property
+    def producer_id(self) -> int:
+        return self._producer_id
+
+    @property
+    def producer_epoch(self) -> int:
+        return self._producer_epoch
+
+    def has_room_for(
+        self, key: Buffer | None, value: Buffer | None, headers: Sequence[tuple[str, bytes | None]] = ()
+    ) -> bool:
+        """An open batch takes its first record whatever its size, and any other that keeps it within the limit."""
+        if self._closed is not None:
+            return False
+        return self.record_count == 0 or self.size_bytes + record_size_max(key, value, headers) <= self.limit_bytes
+
+    def append(
+        self,
+        key: Buffer | None,
+        value: Buffer | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp: int = NO_TIMESTAMP,
+    ) -> int:
+        """Add a record; the answer is its position: its offset, once the broker says where the batch begins."""
+        invariant(self._closed is None, "a closed batch takes no records")
+        position = self.record_count
+        if position == 0:
+            self._base_timestamp = self._max_timestamp = timestamp
+        elif timestamp > self._max_timestamp:
+            self._max_timestamp = timestamp
+        write_record(self._payload, timestamp - self._base_timestamp, position, key, value, headers)
+        self.record_count = position + 1
+        return position
+
+    def set_producer(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool | None = None
+    ) -> None:
+        """Whose batch this is. Only before `close`: a sequence once sent stays with its bytes."""
+        invariant(self._closed is None, "a closed batch keeps its producer")
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        self._base_sequence = base_sequence
+        if transactional is not None:
+            self._transactional = transactional
+
+    def close(
+        self,
+        producer_id: int | None = None,
+        producer_epoch: int | None = None,
+        base_sequence: int | None = None,
+        transactional: bool | None = None,
+        *,
+        base_offset: int = 0,
+        leader_epoch: int = -1,
+    ) -> bytes:
+        """The finished batch. Arguments left out keep what `set_producer` said; closing again gives the same bytes."""
+        identity = (
+            self._producer_id if producer_id is None else producer_id,
+            self._producer_epoch if producer_epoch is None else producer_epoch,
+            self._base_sequence if base_sequence is None else base_sequence,
+            self._transactional if transactional is None else transactional,
+        )
+        if self._closed is not None:
+            known = (self._producer_id, self._producer_epoch, self._base_sequence, self._transactional)
+            invariant(identity == known, "a closed batch keeps its producer")
+            return self._closed
+        self.set_producer(*identity)
+        invariant(self.record_count > 0, "a batch has at least one record")
+        attributes = self._codec | (TRANSACTIONAL if self._transactional else 0) | (CONTROL if self._control else 0)
+        self._closed = assemble(
+            compress(self._codec, self._payload, self.level) if self._codec else self._payload,
+            attributes=attributes,
+            last_offset_delta=self.record_count - 1,
+            base_timestamp=self._base_timestamp,
+            max_timestamp=self._max_timestamp,
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=self._base_sequence,
+            record_count=self.record_count,
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+        )
+        self._payload = bytearray()
+        return self._closed
+
+
+def build(
+    records: Iterable[Record | Fields],
+    *,
+    timestamp_ms: int,
+    codec: int = NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    control: bool = False,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytes:
+    """One batch of all `records`, offsets consecutive from `base_offset`.
+
+    A `Record` brings its own timestamp and headers (its offset is ignored); a plain tuple is (key, value[, headers[,
+    timestamp]]) and takes `timestamp_ms` where it has none.
+    """
+    builder = BatchBuilder(codec=codec, transactional=transactional, control=control)
+    for record in records:
+        if isinstance(record, Record):
+            builder.append(record.key, record.value, record.headers, record.timestamp)
+        else:
+            builder.append(
+                record[0],
+                record[1],
+                record[2] if len(record) > 2 else (),
+                record[3] if len(record) > 3 else timestamp_ms,
+            )
+    return builder.close(producer_id, producer_epoch, base_sequence, base_offset=base_offset, leader_epoch=leader_epoch)
