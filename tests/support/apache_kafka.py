@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from tests.support import java_tools
 from tests.support.processes import Process, free_port
@@ -91,5 +90,5 @@ class ApacheKafka:
     def __enter__(self) -> ApacheKafka:
         return self.start() if self.process is None else self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

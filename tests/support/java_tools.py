@@ -55,12 +55,12 @@ class ToolResult:
         return f"{self.tool} ended with {self.exit_code}\n{self.stdout[-3000:]}\n{self.stderr[-3000:]}"
 
 
-def command(tool: str, arguments: Sequence[object], *, jvm: Sequence[str] = QUICK, log_level: str = "warn") -> list[str]:
+def command(tool: str, arguments: Sequence[object], *, jvm: Sequence[str] = QUICK) -> list[str]:
     """The command line of a tool: one of the names above, or any class name."""
     return [
         "java",
         *jvm,
-        f"-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
         f"{kafka_libs()}/*",
         TOOLS.get(tool, tool),
