@@ -1,0 +1,76 @@
+"""The pipeline of the demo: payments in, ledger entries out, each exactly once.
+
+Run it again after any crash: it goes on where the last committed micro-batch ended. `--die-at STEP:BATCH` kills this
+very process with SIGKILL when the micro-batch reaches that step, as a power cut would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, from_json, struct, to_json
+from semel.spark import Step, register, start
+
+
+def main() -> None:
+    """Read payments, take a fee, write the ledger."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--source", default="payments")
+    parser.add_argument("--target", default="ledger")
+    parser.add_argument("--transactional-id", default="ledger-pipeline")
+    parser.add_argument("--per-batch", default="500")
+    parser.add_argument("--die-at", default="", help="STEP:BATCH, for example PRODUCED:1")
+    options = parser.parse_args()
+    die_step, _, die_batch = options.die_at.partition(":")
+
+    def observer(step: Step, batch_id: int) -> None:
+        print(f"  batch {batch_id}: {step.value}", flush=True)
+        if step.name == die_step and str(batch_id) == die_batch:
+            print(f"  batch {batch_id}: kill -9 now", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = (
+        SparkSession.builder.master("local[2]").appName("semel-payments")
+        .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    payments = (
+        spark.readStream.format("semel")
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("subscribe", options.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", options.per_batch)
+        .load()
+    )
+    parsed = payments.select(
+        col("key"), from_json(col("value").cast("string"), "id long, account string, cents long").alias("payment")
+    )
+    ledger = parsed.select(
+        col("key"),
+        to_json(
+            struct(
+                col("payment.id").alias("id"), col("payment.account").alias("account"),
+                (col("payment.cents") * 2).alias("cents"),
+            )
+        ).alias("value"),
+    )
+    query = start(
+        ledger, bootstrap_servers=options.bootstrap, transactional_id=options.transactional_id, topic=options.target,
+        checkpoint=options.checkpoint, trigger={"availableNow": True}, observer=observer,
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""An exactly-once pipeline on Spark: one micro-batch, one Kafka transaction.
+
+`start` runs a streaming DataFrame into a topic so that each micro-batch becomes visible whole, with its progress, or
+not at all. `register` makes `spark.readStream.format("semel")` read committed records as Arrow columns.
+
+Follow one micro-batch: `sink` runs it, `marker` decides whether it was done before, `writer` encodes and produces in
+the tasks, `claims` lets each output partition have one writer, `transaction` talks to the coordinator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .pipeline import Step, register, start
+
+__all__ = ["Step", "register", "start"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import pipeline
+
+        return getattr(pipeline, name)
+    raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")

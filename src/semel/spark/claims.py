@@ -1,0 +1,147 @@
+"""The claim guard: each output partition has one writing task per epoch, and the driver is the judge.
+
+Broker deduplication is no safe retry for a task: a rerun may bring other rows, or the same rows in another order,
+under the same sequences, and the broker would drop them as repeats. Spark's attempt number does not help either, as
+it starts again at zero when a stage is resubmitted. So before its first produce a task claims the partition at the
+driver. A second claim is refused, the job fails, and the whole micro-batch runs again under a new epoch.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import cast
+
+_ANSWER_TIMEOUT_S = 60.0
+
+
+class ClaimRefused(Exception):
+    """Another task of this epoch already writes the partition; the micro-batch must run again under a new epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDesk:
+    """Where a task finds the judge, and the word that proves it belongs to this query."""
+
+    host: str
+    port: int
+    secret: str
+
+    def claim(self, epoch: tuple[int, int], topic: str, partition: int) -> None:
+        """Become the sole writer of a partition in this epoch, or be refused."""
+        question = {"secret": self.secret, "epoch": list(epoch), "topic": topic, "partition": partition}
+        with socket.create_connection((self.host, self.port), timeout=_ANSWER_TIMEOUT_S) as connection:
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline(65536)
+        if not line:
+            raise ClaimRefused(f"the driver at {self.host}:{self.port} gave no answer about {topic}-{partition}")
+        refusal = json.loads(line)["refused"]
+        if refusal:
+            raise ClaimRefused(refusal)
+
+
+class ClaimBook:
+    """Who writes what in the current epoch. Pure bookkeeping, safe to call from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch: tuple[int, int] | None = None
+        self._claimed: set[tuple[str, int]] = set()
+
+    def open(self, epoch: tuple[int, int]) -> None:
+        """Start an epoch; whatever is claimed for any other one is refused from now on."""
+        with self._lock:
+            self._epoch = epoch
+            self._claimed = set()
+
+    def close(self) -> None:
+        """End the epoch: no task may start to write."""
+        with self._lock:
+            self._epoch = None
+
+    def refusal(self, epoch: tuple[int, int], topic: str, partition: int) -> str:
+        """Enter a claim; the empty string is a yes."""
+        with self._lock:
+            if epoch != self._epoch:
+                return f"{topic}-{partition}: epoch {epoch} is over, the current one is {self._epoch}"
+            if (topic, partition) in self._claimed:
+                return f"{topic}-{partition} is already claimed in epoch {epoch}: a task ran twice"
+            self._claimed.add((topic, partition))
+            return ""
+
+    @property
+    def claimed(self) -> frozenset[tuple[str, int]]:
+        """What has been claimed in this epoch."""
+        with self._lock:
+            return frozenset(self._claimed)
+
+
+class ClaimServer:
+    """Answers claims on the driver's address while a query runs.
+
+    `on_claim` is called for each claim that is granted, before the task hears of it: under transaction protocol V1
+    the driver adds the partition to the transaction there.
+    """
+
+    def __init__(self, host: str, on_claim: Callable[[str, int], None] | None = None) -> None:
+        self.book = ClaimBook()
+        self._on_claim = on_claim
+        self._adding = threading.Lock()
+        secret = secrets.token_hex(16)
+        answer = self._answer
+
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = _ANSWER_TIMEOUT_S
+
+            def handle(self) -> None:
+                line = self.rfile.readline(65536)
+                if line:
+                    self.wfile.write(json.dumps({"refused": answer(line)}).encode() + b"\n")
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+        self._server = Server((host, 0), Handler)
+        port = cast("tuple[str, int]", self._server.server_address)[1]
+        self.desk = ClaimDesk(host, port, secret)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="semel-claims", daemon=True)
+        self._thread.start()
+
+    def _answer(self, line: bytes) -> str:
+        try:
+            question = json.loads(line)
+            secret, (producer_id, producer_epoch) = question["secret"], question["epoch"]
+            topic, partition = question["topic"], question["partition"]
+        except (ValueError, KeyError, TypeError):
+            return "not a claim"
+        if not hmac.compare_digest(str(secret), self.desk.secret):
+            return "this claim does not come from a task of this query"
+        refusal = self.book.refusal((producer_id, producer_epoch), topic, partition)
+        if not refusal and self._on_claim is not None:
+            with self._adding:
+                try:
+                    self._on_claim(topic, partition)
+                except Exception as error:  # whatever went wrong, the task must hear of it instead of waiting
+                    return f"{topic}-{partition} could not join the transaction: {error}"
+        return refusal
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> ClaimServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,24 @@
+"""What is read from Spark's offset log."""
+
+from __future__ import annotations
+
+import pytest
+from semel.machines.contract import TopicPartition
+from semel.spark.checkpoint import CheckpointUnreadable, parse_offsets
+
+
+def test_kafka_offsets_are_found_for_every_source() -> None:
+    found = parse_offsets('v1\n{"batchWatermarkMs":0}\n{"a":{"0":5,"1":6}}\n{"b":{"0":9}}')
+    assert found.ends == {TopicPartition("a", 0): 5, TopicPartition("a", 1): 6, TopicPartition("b", 0): 9}
+    assert len(found.texts) == 2
+
+
+def test_a_source_with_another_kind_of_offset_still_has_a_fingerprint() -> None:
+    found = parse_offsets('v1\n{}\n{"logOffset":3}\n17\n-')
+    assert found.ends == {}
+    assert found.texts == ('{"logOffset":3}', "17")
+
+
+def test_a_file_that_is_not_an_offset_log_is_refused() -> None:
+    with pytest.raises(CheckpointUnreadable):
+        parse_offsets("hello")

@@ -1,0 +1,65 @@
+"""The claim guard: one writer per output partition and epoch, judged on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from semel.spark.claims import ClaimRefused, ClaimServer
+
+EPOCH = (4000, 7)
+
+
+@pytest.fixture
+def server() -> Iterator[ClaimServer]:
+    with ClaimServer("127.0.0.1") as server:
+        server.book.open(EPOCH)
+        yield server
+
+
+def test_the_first_claim_is_granted_and_the_second_refused(server: ClaimServer) -> None:
+    server.desk.claim(EPOCH, "ledger", 0)
+    with pytest.raises(ClaimRefused, match="already claimed"):
+        server.desk.claim(EPOCH, "ledger", 0)
+
+
+def test_of_many_tasks_at_once_exactly_one_wins(server: ClaimServer) -> None:
+    def wins(_: int) -> bool:
+        try:
+            server.desk.claim(EPOCH, "ledger", 1)
+        except ClaimRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(wins, range(64))) == 1
+
+
+def test_a_zombie_of_an_older_epoch_is_refused(server: ClaimServer) -> None:
+    server.book.open((4000, 8))
+    with pytest.raises(ClaimRefused, match="is over"):
+        server.desk.claim(EPOCH, "ledger", 0)
+
+
+def test_nothing_is_granted_once_the_epoch_is_closed(server: ClaimServer) -> None:
+    server.book.close()
+    with pytest.raises(ClaimRefused, match="is over"):
+        server.desk.claim(EPOCH, "ledger", 0)
+
+
+def test_a_stranger_without_the_secret_is_refused(server: ClaimServer) -> None:
+    with pytest.raises(ClaimRefused, match="does not come from a task"):
+        replace(server.desk, secret="guess").claim(EPOCH, "ledger", 0)
+    assert not server.book.claimed
+
+
+def test_a_partition_that_cannot_join_the_transaction_is_not_granted() -> None:
+    def fail(topic: str, partition: int) -> None:
+        raise RuntimeError("fenced")
+
+    with ClaimServer("127.0.0.1", fail) as server:
+        server.book.open(EPOCH)
+        with pytest.raises(ClaimRefused, match="could not join the transaction: fenced"):
+            server.desk.claim(EPOCH, "ledger", 0)
