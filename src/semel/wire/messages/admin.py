@@ -8,6 +8,8 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, Uuid, fie
 
 @message(key=19, versions="2-7", flexible=5)
 class CreateTopicsRequest:
+    """Make these topics, or with `validate_only` say whether it could be done."""
+
     @struct
     class CreatableReplicaAssignment:
         partition_index: Int32 = 0
@@ -33,6 +35,8 @@ class CreateTopicsRequest:
 
 @message(key=19, versions="2-7", flexible=5)
 class CreateTopicsResponse:
+    """What became of each topic, and from version 5 its settings."""
+
     @struct
     class CreatableTopicConfigs:
         name: String = field("", since=5)
@@ -58,6 +62,8 @@ class CreateTopicsResponse:
 
 @message(key=20, versions="1-6", flexible=4)
 class DeleteTopicsRequest:
+    """Delete topics, by name or from version 6 by id."""
+
     @struct
     class DeleteTopicState:
         name: String | None = field(None, since=6)
@@ -70,6 +76,8 @@ class DeleteTopicsRequest:
 
 @message(key=20, versions="1-6", flexible=4)
 class DeleteTopicsResponse:
+    """What became of each topic."""
+
     @struct
     class DeletableTopicResult:
         name: String | None = field("", nullable_since=6)
@@ -83,6 +91,8 @@ class DeleteTopicsResponse:
 
 @message(key=21, versions="0-2", flexible=2)
 class DeleteRecordsRequest:
+    """Forget everything before these offsets; -1 means up to the high watermark."""
+
     @struct
     class DeleteRecordsPartition:
         partition_index: Int32 = 0
@@ -99,6 +109,8 @@ class DeleteRecordsRequest:
 
 @message(key=21, versions="0-2", flexible=2)
 class DeleteRecordsResponse:
+    """Where each partition begins now."""
+
     @struct
     class DeleteRecordsPartitionResult:
         partition_index: Int32 = 0
@@ -116,6 +128,8 @@ class DeleteRecordsResponse:
 
 @message(key=37, versions="0-3", flexible=2)
 class CreatePartitionsRequest:
+    """Give these topics more partitions: `count` is how many there shall be in all."""
+
     @struct
     class CreatePartitionsAssignment:
         broker_ids: list[Int32] = field(list)
@@ -133,6 +147,8 @@ class CreatePartitionsRequest:
 
 @message(key=37, versions="0-3", flexible=2)
 class CreatePartitionsResponse:
+    """What became of each topic."""
+
     @struct
     class CreatePartitionsTopicResult:
         name: String = ""
@@ -145,6 +161,8 @@ class CreatePartitionsResponse:
 
 @message(key=35, versions="1-5", flexible=2)
 class DescribeLogDirsRequest:
+    """How much room do these partitions take on disk? Null asks about all."""
+
     @struct
     class DescribableLogDirTopic:
         topic: String = ""
@@ -155,6 +173,8 @@ class DescribeLogDirsRequest:
 
 @message(key=35, versions="1-5", flexible=2)
 class DescribeLogDirsResponse:
+    """Sizes by directory and partition."""
+
     @struct
     class DescribeLogDirsPartition:
         partition_index: Int32 = 0
@@ -183,6 +203,8 @@ class DescribeLogDirsResponse:
 
 @message(key=46, versions="0", flexible=0)
 class ListPartitionReassignmentsRequest:
+    """Which of these partitions are moving between brokers?"""
+
     @struct
     class ListPartitionReassignmentsTopics:
         name: String = ""
@@ -194,6 +216,8 @@ class ListPartitionReassignmentsRequest:
 
 @message(key=46, versions="0", flexible=0)
 class ListPartitionReassignmentsResponse:
+    """The partitions that are."""
+
     @struct
     class OngoingPartitionReassignment:
         partition_index: Int32 = 0
@@ -214,6 +238,8 @@ class ListPartitionReassignmentsResponse:
 
 @message(key=43, versions="0-2", flexible=2)
 class ElectLeadersRequest:
+    """Choose leaders anew, the preferred ones (type 0) or any (1)."""
+
     @struct
     class TopicPartitions:
         topic: String = ""
@@ -226,6 +252,8 @@ class ElectLeadersRequest:
 
 @message(key=43, versions="0-2", flexible=2)
 class ElectLeadersResponse:
+    """What became of each election."""
+
     @struct
     class PartitionResult:
         partition_id: Int32 = 0

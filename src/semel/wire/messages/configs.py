@@ -7,6 +7,8 @@ from semel.wire.schema import Bool, Float64, Int8, Int16, Int32, String, field, 
 
 @message(key=32, versions="1-4", flexible=4)
 class DescribeConfigsRequest:
+    """The settings of these resources."""
+
     @struct
     class DescribeConfigsResource:
         resource_type: Int8 = 0
@@ -20,6 +22,8 @@ class DescribeConfigsRequest:
 
 @message(key=32, versions="1-4", flexible=4)
 class DescribeConfigsResponse:
+    """Every setting with its source and its synonyms."""
+
     @struct
     class DescribeConfigsSynonym:
         name: String = ""
@@ -51,6 +55,8 @@ class DescribeConfigsResponse:
 
 @message(key=33, versions="0-2", flexible=2)
 class AlterConfigsRequest:
+    """Replace all settings of these resources."""
+
     @struct
     class AlterableConfig:
         name: String = ""
@@ -68,6 +74,8 @@ class AlterConfigsRequest:
 
 @message(key=33, versions="0-2", flexible=2)
 class AlterConfigsResponse:
+    """What became of each resource."""
+
     @struct
     class AlterConfigsResourceResponse:
         error_code: Int16 = 0
@@ -81,6 +89,8 @@ class AlterConfigsResponse:
 
 @message(key=44, versions="0-1", flexible=1)
 class IncrementalAlterConfigsRequest:
+    """Set (0), delete (1), append to (2) or subtract from (3) single settings."""
+
     @struct
     class AlterableConfig:
         name: String = ""
@@ -99,6 +109,8 @@ class IncrementalAlterConfigsRequest:
 
 @message(key=44, versions="0-1", flexible=1)
 class IncrementalAlterConfigsResponse:
+    """What became of each resource."""
+
     @struct
     class AlterConfigsResourceResponse:
         error_code: Int16 = 0
@@ -112,11 +124,15 @@ class IncrementalAlterConfigsResponse:
 
 @message(key=74, versions="0-1", flexible=0)
 class ListConfigResourcesRequest:
+    """Which resources have settings of their own? Up to version 0, client metrics only."""
+
     resource_types: list[Int8] = field(list, since=1)
 
 
 @message(key=74, versions="0-1", flexible=0)
 class ListConfigResourcesResponse:
+    """Their names and types."""
+
     @struct
     class ConfigResource:
         resource_name: String = ""
@@ -129,6 +145,8 @@ class ListConfigResourcesResponse:
 
 @message(key=48, versions="0-1", flexible=1)
 class DescribeClientQuotasRequest:
+    """The quotas of the clients that match."""
+
     @struct
     class ComponentData:
         entity_type: String = ""
@@ -141,6 +159,8 @@ class DescribeClientQuotasRequest:
 
 @message(key=48, versions="0-1", flexible=1)
 class DescribeClientQuotasResponse:
+    """Quotas by client; null when the request failed."""
+
     @struct
     class EntityData:
         entity_type: String = ""
@@ -164,6 +184,8 @@ class DescribeClientQuotasResponse:
 
 @message(key=49, versions="0-1", flexible=1)
 class AlterClientQuotasRequest:
+    """Set or remove quotas."""
+
     @struct
     class EntityData:
         entity_type: String = ""
@@ -186,6 +208,8 @@ class AlterClientQuotasRequest:
 
 @message(key=49, versions="0-1", flexible=1)
 class AlterClientQuotasResponse:
+    """What became of each entry."""
+
     @struct
     class EntityData:
         entity_type: String = ""

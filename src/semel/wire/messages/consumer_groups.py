@@ -1,13 +1,15 @@
-"""Consumer groups of KIP-848, where the coordinator assigns, and what classic consumers put into theirs."""
+"""Consumer groups of KIP-848, where the coordinator assigns."""
 
 from __future__ import annotations
 
 from semel.wire.primitives import ZERO_UUID
-from semel.wire.schema import EMPTY, Bool, Bytes, Int8, Int16, Int32, String, Uuid, field, message, struct
+from semel.wire.schema import EMPTY, Bool, Int8, Int16, Int32, String, Uuid, field, message, struct
 
 
 @message(key=68, versions="0-1", flexible=0)
 class ConsumerGroupHeartbeatRequest:
+    """Join (epoch 0), stay, or leave (-1, static -2); null means "as I said before"."""
+
     @struct
     class TopicPartitions:
         topic_id: Uuid = ZERO_UUID
@@ -27,6 +29,8 @@ class ConsumerGroupHeartbeatRequest:
 
 @message(key=68, versions="0-1", flexible=0)
 class ConsumerGroupHeartbeatResponse:
+    """The member's epoch, and its assignment when that has changed."""
+
     @struct
     class TopicPartitions:
         topic_id: Uuid = ZERO_UUID
@@ -47,12 +51,16 @@ class ConsumerGroupHeartbeatResponse:
 
 @message(key=69, versions="0-1", flexible=0)
 class ConsumerGroupDescribeRequest:
+    """What are these groups doing?"""
+
     group_ids: list[String] = field(list)
     include_authorized_operations: Bool = False
 
 
 @message(key=69, versions="0-1", flexible=0)
 class ConsumerGroupDescribeResponse:
+    """State and epochs of each group, and what each member has and is to have."""
+
     @struct
     class TopicPartitions:
         topic_id: Uuid = ZERO_UUID
@@ -91,28 +99,3 @@ class ConsumerGroupDescribeResponse:
 
     throttle_time_ms: Int32 = 0
     groups: list[DescribedGroup] = field(list)
-
-
-@message(key=-1, versions="0-3", flexible=None)
-class ConsumerProtocolSubscription:
-    @struct
-    class TopicPartition:
-        topic: String = field("", since=1)
-        partitions: list[Int32] = field(list, since=1)
-
-    topics: list[String] = field(list)
-    user_data: Bytes | None = None
-    owned_partitions: list[TopicPartition] = field(list, since=1)
-    generation_id: Int32 = field(-1, since=2)
-    rack_id: String | None = field(None, since=3)
-
-
-@message(key=-1, versions="0-3", flexible=None)
-class ConsumerProtocolAssignment:
-    @struct
-    class TopicPartition:
-        topic: String = ""
-        partitions: list[Int32] = field(list)
-
-    assigned_partitions: list[TopicPartition] = field(list)
-    user_data: Bytes | None = None

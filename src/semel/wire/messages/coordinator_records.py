@@ -1,7 +1,9 @@
 """What coordinators write into `__transaction_state` and `__consumer_offsets`, byte for byte as Kafka does.
 
 Every key begins with the type of the record, which is the version of its class here: `encode_versioned` writes the
-right one by itself. Values begin with the version of their schema. A tombstone is a key without a value.
+right one by itself. Values begin with the version of their schema. A tombstone is a key without a value. At the end
+are the three other schemas that travel inside records: transaction markers, and what classic consumers tell each
+other through their group.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from semel.wire.schema import EMPTY, Bytes, Int8, Int16, Int32, Int64, String, U
 
 @message(key=-1, versions="0", flexible=None)
 class TransactionLogKey:
+    """The transactional id."""
+
     transactional_id: String = ""
 
 
 @message(key=-1, versions="0-1", flexible=1)
 class TransactionLogValue:
+    """Everything the coordinator knows of it. Version 0 up to transaction.version 0, then version 1."""
+
     @struct
     class PartitionsSchema:
         topic: String = ""
@@ -39,6 +45,8 @@ class TransactionLogValue:
 
 @message(key=-1, versions="0-1", flexible=None)
 class OffsetCommitKey:
+    """Group, topic and partition."""
+
     group: String = ""
     topic: String = ""
     partition: Int32 = 0
@@ -46,6 +54,8 @@ class OffsetCommitKey:
 
 @message(key=-1, versions="0-4", flexible=4)
 class OffsetCommitValue:
+    """How far the group has read."""
+
     offset: Int64 = 0
     leader_epoch: Int32 = field(-1, since=3)
     metadata: String = ""
@@ -56,11 +66,15 @@ class OffsetCommitValue:
 
 @message(key=-1, versions="2", flexible=None)
 class GroupMetadataKey:
+    """A classic group."""
+
     group: String = ""
 
 
 @message(key=-1, versions="0-4", flexible=4)
 class GroupMetadataValue:
+    """Its generation and its members."""
+
     @struct
     class MemberMetadata:
         member_id: String = ""
@@ -82,22 +96,30 @@ class GroupMetadataValue:
 
 @message(key=-1, versions="3", flexible=None)
 class ConsumerGroupMetadataKey:
+    """A group of KIP-848."""
+
     group_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupMetadataValue:
+    """Its epoch."""
+
     epoch: Int32 = 0
     metadata_hash: Int64 = field(0, tag=0)
 
 
 @message(key=-1, versions="4", flexible=None)
 class ConsumerGroupPartitionMetadataKey:
+    """The topics a group reads, as Kafka before 4.1 remembered them."""
+
     group_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupPartitionMetadataValue:
+    """Their partitions."""
+
     @struct
     class PartitionMetadata:
         partition: Int32 = 0
@@ -115,12 +137,16 @@ class ConsumerGroupPartitionMetadataValue:
 
 @message(key=-1, versions="5", flexible=None)
 class ConsumerGroupMemberMetadataKey:
+    """A member of a group."""
+
     group_id: String = ""
     member_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupMemberMetadataValue:
+    """What it subscribes to, and from where."""
+
     @struct
     class ClassicProtocol:
         name: String = ""
@@ -144,23 +170,31 @@ class ConsumerGroupMemberMetadataValue:
 
 @message(key=-1, versions="6", flexible=None)
 class ConsumerGroupTargetAssignmentMetadataKey:
+    """The target assignment of a group."""
+
     group_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupTargetAssignmentMetadataValue:
+    """The epoch it was computed in."""
+
     assignment_epoch: Int32 = 0
     assignment_timestamp: Int64 = field(0, tag=0)
 
 
 @message(key=-1, versions="7", flexible=None)
 class ConsumerGroupTargetAssignmentMemberKey:
+    """A member's part in the target assignment."""
+
     group_id: String = ""
     member_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupTargetAssignmentMemberValue:
+    """The partitions it is to have."""
+
     @struct
     class TopicPartition:
         topic_id: Uuid = ZERO_UUID
@@ -171,12 +205,16 @@ class ConsumerGroupTargetAssignmentMemberValue:
 
 @message(key=-1, versions="8", flexible=None)
 class ConsumerGroupCurrentMemberAssignmentKey:
+    """A member's assignment as it is."""
+
     group_id: String = ""
     member_id: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupCurrentMemberAssignmentValue:
+    """The partitions it has, and those it has to give back."""
+
     @struct
     class TopicPartitions:
         topic_id: Uuid = ZERO_UUID
@@ -192,12 +230,16 @@ class ConsumerGroupCurrentMemberAssignmentValue:
 
 @message(key=-1, versions="16", flexible=None)
 class ConsumerGroupRegularExpressionKey:
+    """A regular expression a group subscribes by."""
+
     group_id: String = ""
     regular_expression: String = ""
 
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupRegularExpressionValue:
+    """The topics it matched."""
+
     topics: list[String] = field(list)
     version: Int64 = 0
     timestamp: Int64 = 0
@@ -205,7 +247,38 @@ class ConsumerGroupRegularExpressionValue:
 
 @message(key=-1, versions="0", flexible=None)
 class EndTxnMarker:
+    """The value of a control record that ends a transaction."""
+
     coordinator_epoch: Int32 = 0
+
+
+@message(key=-1, versions="0-3", flexible=None)
+class ConsumerProtocolSubscription:
+    """What a classic consumer tells the leader of its group: its topics, and what it holds now."""
+
+    @struct
+    class TopicPartition:
+        topic: String = field("", since=1)
+        partitions: list[Int32] = field(list, since=1)
+
+    topics: list[String] = field(list)
+    user_data: Bytes | None = None
+    owned_partitions: list[TopicPartition] = field(list, since=1)
+    generation_id: Int32 = field(-1, since=2)
+    rack_id: String | None = field(None, since=3)
+
+
+@message(key=-1, versions="0-3", flexible=None)
+class ConsumerProtocolAssignment:
+    """What the leader of a classic group gives a consumer."""
+
+    @struct
+    class TopicPartition:
+        topic: String = ""
+        partitions: list[Int32] = field(list)
+
+    assigned_partitions: list[TopicPartition] = field(list)
+    user_data: Bytes | None = None
 
 
 #: The type that begins a key of `__consumer_offsets` -> the classes of key and value. Type 0 is how consumers before

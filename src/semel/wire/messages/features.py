@@ -7,12 +7,16 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, field, me
 
 @message(key=18, versions="0-4", flexible=3)
 class ApiVersionsRequest:
+    """The first request on a connection: what do you speak?"""
+
     client_software_name: String = field("", since=3)
     client_software_version: String = field("", since=3)
 
 
 @message(key=18, versions="0-4", flexible=3)
 class ApiVersionsResponse:
+    """APIs with their versions, and the features that are finalized. Always with a header of version 0."""
+
     @struct
     class ApiVersion:
         api_key: Int16 = 0
@@ -42,6 +46,8 @@ class ApiVersionsResponse:
 
 @message(key=57, versions="0-2", flexible=0)
 class UpdateFeaturesRequest:
+    """Raise or lower the finalized level of features."""
+
     @struct
     class FeatureUpdateKey:
         feature: String = ""
@@ -56,6 +62,8 @@ class UpdateFeaturesRequest:
 
 @message(key=57, versions="0-2", flexible=0)
 class UpdateFeaturesResponse:
+    """Whether it was done."""
+
     @struct
     class UpdatableFeatureResult:
         feature: String = ""

@@ -8,6 +8,8 @@ from semel.wire.schema import EMPTY, Int8, Int16, Int32, Int64, Records, String,
 
 @message(key=1, versions="4-18", flexible=12)
 class FetchRequest:
+    """Give me records from these offsets on; wait up to `max_wait_ms` until there are `min_bytes` of them."""
+
     @struct
     class ReplicaState:
         replica_id: Int32 = field(-1, since=15)
@@ -52,6 +54,8 @@ class FetchRequest:
 
 @message(key=1, versions="4-18", flexible=12)
 class FetchResponse:
+    """Batches as they are stored, and for read_committed which of the transactions in them were aborted."""
+
     @struct
     class EpochEndOffset:
         epoch: Int32 = field(-1, since=12)
@@ -108,6 +112,8 @@ class FetchResponse:
 
 @message(key=2, versions="1-11", flexible=6)
 class ListOffsetsRequest:
+    """Which offset belongs to a timestamp; -1 asks for the end, -2 for the start, -3 for the newest timestamp."""
+
     @struct
     class ListOffsetsPartition:
         partition_index: Int32 = 0
@@ -127,6 +133,8 @@ class ListOffsetsRequest:
 
 @message(key=2, versions="1-11", flexible=6)
 class ListOffsetsResponse:
+    """The offset, and the timestamp of the record it belongs to."""
+
     @struct
     class ListOffsetsPartitionResponse:
         partition_index: Int32 = 0
@@ -146,6 +154,8 @@ class ListOffsetsResponse:
 
 @message(key=23, versions="2-4", flexible=4)
 class OffsetForLeaderEpochRequest:
+    """Where did this leader epoch end? So a reader finds out whether the log was cut behind its back."""
+
     @struct
     class OffsetForLeaderPartition:
         partition: Int32 = 0
@@ -163,6 +173,8 @@ class OffsetForLeaderEpochRequest:
 
 @message(key=23, versions="2-4", flexible=4)
 class OffsetForLeaderEpochResponse:
+    """The end of the asked epoch, or of the closest one before it."""
+
     @struct
     class EpochEndOffset:
         error_code: Int16 = 0

@@ -7,6 +7,8 @@ from semel.wire.schema import Bool, Bytes, Int16, Int32, String, field, message,
 
 @message(key=11, versions="0-9", flexible=6)
 class JoinGroupRequest:
+    """Let me into the group; these are the protocols I can follow."""
+
     @struct
     class JoinGroupRequestProtocol:
         name: String = ""
@@ -24,6 +26,8 @@ class JoinGroupRequest:
 
 @message(key=11, versions="0-9", flexible=6)
 class JoinGroupResponse:
+    """The generation that was formed. Only its leader gets the members."""
+
     @struct
     class JoinGroupResponseMember:
         member_id: String = ""
@@ -43,6 +47,8 @@ class JoinGroupResponse:
 
 @message(key=14, versions="0-5", flexible=4)
 class SyncGroupRequest:
+    """The leader's assignment for all, nothing from the others."""
+
     @struct
     class SyncGroupRequestAssignment:
         member_id: String = ""
@@ -59,6 +65,8 @@ class SyncGroupRequest:
 
 @message(key=14, versions="0-5", flexible=4)
 class SyncGroupResponse:
+    """This member's share of the assignment."""
+
     throttle_time_ms: Int32 = field(0, since=1)
     error_code: Int16 = 0
     protocol_type: String | None = field(None, since=5)
@@ -68,6 +76,8 @@ class SyncGroupResponse:
 
 @message(key=12, versions="0-4", flexible=4)
 class HeartbeatRequest:
+    """I am alive, in this generation."""
+
     group_id: String = ""
     generation_id: Int32 = 0
     member_id: String = ""
@@ -76,12 +86,16 @@ class HeartbeatRequest:
 
 @message(key=12, versions="0-4", flexible=4)
 class HeartbeatResponse:
+    """All is well, or rejoin."""
+
     throttle_time_ms: Int32 = field(0, since=1)
     error_code: Int16 = 0
 
 
 @message(key=13, versions="0-5", flexible=4)
 class LeaveGroupRequest:
+    """Let me go, or from version 3 these members."""
+
     @struct
     class MemberIdentity:
         member_id: String = field("", since=3)
@@ -95,6 +109,8 @@ class LeaveGroupRequest:
 
 @message(key=13, versions="0-5", flexible=4)
 class LeaveGroupResponse:
+    """Whether each of them was let go."""
+
     @struct
     class MemberResponse:
         member_id: String = field("", since=3)
@@ -108,12 +124,16 @@ class LeaveGroupResponse:
 
 @message(key=15, versions="0-6", flexible=5)
 class DescribeGroupsRequest:
+    """What are these classic groups doing?"""
+
     groups: list[String] = field(list)
     include_authorized_operations: Bool = field(False, since=3)
 
 
 @message(key=15, versions="0-6", flexible=5)
 class DescribeGroupsResponse:
+    """State, protocol and members of each group."""
+
     @struct
     class DescribedGroupMember:
         member_id: String = ""
@@ -140,12 +160,16 @@ class DescribeGroupsResponse:
 
 @message(key=16, versions="0-5", flexible=3)
 class ListGroupsRequest:
+    """Which groups are there, of these states and types?"""
+
     states_filter: list[String] = field(list, since=4)
     types_filter: list[String] = field(list, since=5)
 
 
 @message(key=16, versions="0-5", flexible=3)
 class ListGroupsResponse:
+    """The groups this broker coordinates."""
+
     @struct
     class ListedGroup:
         group_id: String = ""
@@ -160,11 +184,15 @@ class ListGroupsResponse:
 
 @message(key=42, versions="0-2", flexible=2)
 class DeleteGroupsRequest:
+    """Forget these groups and their offsets."""
+
     groups_names: list[String] = field(list)
 
 
 @message(key=42, versions="0-2", flexible=2)
 class DeleteGroupsResponse:
+    """Whether each was forgotten."""
+
     @struct
     class DeletableGroupResult:
         group_id: String = ""

@@ -8,6 +8,8 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, String, Uuid, field, mes
 
 @message(key=3, versions="0-13", flexible=9)
 class MetadataRequest:
+    """Who leads these topics; null asks for all, in version 0 an empty list does."""
+
     @struct
     class MetadataRequestTopic:
         topic_id: Uuid = field(ZERO_UUID, since=10)
@@ -21,6 +23,8 @@ class MetadataRequest:
 
 @message(key=3, versions="0-13", flexible=9)
 class MetadataResponse:
+    """The brokers, and for every partition its leader and replicas."""
+
     @struct
     class MetadataResponseBroker:
         node_id: Int32 = 0
@@ -58,6 +62,8 @@ class MetadataResponse:
 
 @message(key=10, versions="0-6", flexible=3)
 class FindCoordinatorRequest:
+    """Which broker coordinates this group (key type 0) or transactional id (1)."""
+
     key: String = field("", until=3)
     key_type: Int8 = field(0, since=1)
     coordinator_keys: list[String] = field(list, since=4)
@@ -65,6 +71,8 @@ class FindCoordinatorRequest:
 
 @message(key=10, versions="0-6", flexible=3)
 class FindCoordinatorResponse:
+    """Up to version 3 one answer at the top, from version 4 one for each key."""
+
     @struct
     class Coordinator:
         key: String = field("", since=4)
@@ -85,6 +93,8 @@ class FindCoordinatorResponse:
 
 @message(key=60, versions="0-2", flexible=0)
 class DescribeClusterRequest:
+    """The brokers only, for tools."""
+
     include_cluster_authorized_operations: Bool = False
     endpoint_type: Int8 = field(1, since=1)
     include_fenced_brokers: Bool = field(False, since=2)
@@ -92,6 +102,8 @@ class DescribeClusterRequest:
 
 @message(key=60, versions="0-2", flexible=0)
 class DescribeClusterResponse:
+    """The brokers, the controller, and what the asking principal may do."""
+
     @struct
     class DescribeClusterBroker:
         broker_id: Int32 = 0
@@ -112,6 +124,8 @@ class DescribeClusterResponse:
 
 @message(key=75, versions="0", flexible=0)
 class DescribeTopicPartitionsRequest:
+    """Topics page by page: `cursor` is where the last answer stopped."""
+
     @struct
     class TopicRequest:
         name: String = ""
@@ -128,6 +142,8 @@ class DescribeTopicPartitionsRequest:
 
 @message(key=75, versions="0", flexible=0)
 class DescribeTopicPartitionsResponse:
+    """One page of topics; `next_cursor` is null on the last."""
+
     @struct
     class DescribeTopicPartitionsResponsePartition:
         error_code: Int16 = 0

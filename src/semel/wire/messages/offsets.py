@@ -8,6 +8,8 @@ from semel.wire.schema import Bool, Int16, Int32, Int64, String, Uuid, field, me
 
 @message(key=8, versions="2-10", flexible=8)
 class OffsetCommitRequest:
+    """This is how far the group has read."""
+
     @struct
     class OffsetCommitRequestPartition:
         partition_index: Int32 = 0
@@ -31,6 +33,8 @@ class OffsetCommitRequest:
 
 @message(key=8, versions="2-10", flexible=8)
 class OffsetCommitResponse:
+    """Whether each offset was stored."""
+
     @struct
     class OffsetCommitResponsePartition:
         partition_index: Int32 = 0
@@ -48,6 +52,8 @@ class OffsetCommitResponse:
 
 @message(key=9, versions="1-10", flexible=6)
 class OffsetFetchRequest:
+    """How far had the group read? `require_stable` waits for open transactions to decide."""
+
     @struct
     class OffsetFetchRequestTopic:
         name: String = field("", until=7)
@@ -74,6 +80,8 @@ class OffsetFetchRequest:
 
 @message(key=9, versions="1-10", flexible=6)
 class OffsetFetchResponse:
+    """Offsets, -1 where there is none. From version 8 several groups at once."""
+
     @struct
     class OffsetFetchResponsePartition:
         partition_index: Int32 = field(0, until=7)
@@ -115,6 +123,8 @@ class OffsetFetchResponse:
 
 @message(key=47, versions="0", flexible=None)
 class OffsetDeleteRequest:
+    """Forget the group's offsets for these partitions."""
+
     @struct
     class OffsetDeleteRequestPartition:
         partition_index: Int32 = 0
@@ -130,6 +140,8 @@ class OffsetDeleteRequest:
 
 @message(key=47, versions="0", flexible=None)
 class OffsetDeleteResponse:
+    """Whether each was forgotten."""
+
     @struct
     class OffsetDeleteResponsePartition:
         partition_index: Int32 = 0

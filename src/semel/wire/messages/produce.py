@@ -8,6 +8,8 @@ from semel.wire.schema import EMPTY, Int16, Int32, Int64, Records, String, Uuid,
 
 @message(key=0, versions="3-13", flexible=9)
 class ProduceRequest:
+    """Append these batches. `acks` is -1 (all in-sync replicas), 1 (the leader) or 0 (no answer at all)."""
+
     @struct
     class PartitionProduceData:
         index: Int32 = 0
@@ -27,6 +29,8 @@ class ProduceRequest:
 
 @message(key=0, versions="3-13", flexible=9)
 class ProduceResponse:
+    """Where each batch went, or why it did not."""
+
     @struct
     class BatchIndexAndErrorMessage:
         batch_index: Int32 = field(0, since=8)

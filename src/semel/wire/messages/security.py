@@ -7,22 +7,30 @@ from semel.wire.schema import Bytes, Int8, Int16, Int32, Int64, String, field, m
 
 @message(key=17, versions="0-1", flexible=None)
 class SaslHandshakeRequest:
+    """I would like to authenticate by this mechanism."""
+
     mechanism: String = ""
 
 
 @message(key=17, versions="0-1", flexible=None)
 class SaslHandshakeResponse:
+    """The mechanisms on offer."""
+
     error_code: Int16 = 0
     mechanisms: list[String] = field(list)
 
 
 @message(key=36, versions="0-2", flexible=2)
 class SaslAuthenticateRequest:
+    """One step of the authentication."""
+
     auth_bytes: Bytes = b""
 
 
 @message(key=36, versions="0-2", flexible=2)
 class SaslAuthenticateResponse:
+    """The next step, or the end of it."""
+
     error_code: Int16 = 0
     error_message: String | None = ""
     auth_bytes: Bytes = b""
@@ -31,6 +39,8 @@ class SaslAuthenticateResponse:
 
 @message(key=29, versions="1-3", flexible=2)
 class DescribeAclsRequest:
+    """The access rules that match."""
+
     resource_type_filter: Int8 = 0
     resource_name_filter: String | None = ""
     pattern_type_filter: Int8 = 3
@@ -42,6 +52,8 @@ class DescribeAclsRequest:
 
 @message(key=29, versions="1-3", flexible=2)
 class DescribeAclsResponse:
+    """The rules, by resource."""
+
     @struct
     class AclDescription:
         principal: String = ""
@@ -64,6 +76,8 @@ class DescribeAclsResponse:
 
 @message(key=30, versions="1-3", flexible=2)
 class CreateAclsRequest:
+    """Add access rules."""
+
     @struct
     class AclCreation:
         resource_type: Int8 = 0
@@ -79,6 +93,8 @@ class CreateAclsRequest:
 
 @message(key=30, versions="1-3", flexible=2)
 class CreateAclsResponse:
+    """What became of each rule."""
+
     @struct
     class AclCreationResult:
         error_code: Int16 = 0
@@ -90,6 +106,8 @@ class CreateAclsResponse:
 
 @message(key=31, versions="1-3", flexible=2)
 class DeleteAclsRequest:
+    """Remove the access rules that match."""
+
     @struct
     class DeleteAclsFilter:
         resource_type_filter: Int8 = 0
@@ -105,6 +123,8 @@ class DeleteAclsRequest:
 
 @message(key=31, versions="1-3", flexible=2)
 class DeleteAclsResponse:
+    """The rules that are gone, by filter."""
+
     @struct
     class DeleteAclsMatchingAcl:
         error_code: Int16 = 0
@@ -129,6 +149,8 @@ class DeleteAclsResponse:
 
 @message(key=50, versions="0", flexible=0)
 class DescribeUserScramCredentialsRequest:
+    """Which SCRAM credentials do these users have? Null asks about all."""
+
     @struct
     class UserName:
         name: String = ""
@@ -138,6 +160,8 @@ class DescribeUserScramCredentialsRequest:
 
 @message(key=50, versions="0", flexible=0)
 class DescribeUserScramCredentialsResponse:
+    """Mechanism and iterations of each, never the secret."""
+
     @struct
     class CredentialInfo:
         mechanism: Int8 = 0
@@ -158,6 +182,8 @@ class DescribeUserScramCredentialsResponse:
 
 @message(key=51, versions="0", flexible=0)
 class AlterUserScramCredentialsRequest:
+    """Add, change or remove SCRAM credentials."""
+
     @struct
     class ScramCredentialDeletion:
         name: String = ""
@@ -177,6 +203,8 @@ class AlterUserScramCredentialsRequest:
 
 @message(key=51, versions="0", flexible=0)
 class AlterUserScramCredentialsResponse:
+    """What became of each user."""
+
     @struct
     class AlterUserScramCredentialsResult:
         user: String = ""

@@ -7,6 +7,8 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, field, me
 
 @message(key=22, versions="0-6", flexible=2)
 class InitProducerIdRequest:
+    """Give me an identity; with a transactional id, fence whoever had it before and end what they left open."""
+
     transactional_id: String | None = ""
     transaction_timeout_ms: Int32 = 0
     producer_id: Int64 = field(-1, since=3)
@@ -17,6 +19,8 @@ class InitProducerIdRequest:
 
 @message(key=22, versions="0-6", flexible=2)
 class InitProducerIdResponse:
+    """The producer id, and the epoch that fences all older ones."""
+
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     producer_id: Int64 = -1
@@ -27,6 +31,8 @@ class InitProducerIdResponse:
 
 @message(key=24, versions="0-5", flexible=3)
 class AddPartitionsToTxnRequest:
+    """Put these partitions into my transaction. From version 4 brokers ask for several at once, to verify only."""
+
     @struct
     class AddPartitionsToTxnTopic:
         name: String = ""
@@ -49,6 +55,8 @@ class AddPartitionsToTxnRequest:
 
 @message(key=24, versions="0-5", flexible=3)
 class AddPartitionsToTxnResponse:
+    """Up to version 3 the result of the one transaction asked about, from version 4 of each."""
+
     @struct
     class AddPartitionsToTxnPartitionResult:
         partition_index: Int32 = 0
@@ -72,6 +80,8 @@ class AddPartitionsToTxnResponse:
 
 @message(key=25, versions="0-4", flexible=3)
 class AddOffsetsToTxnRequest:
+    """Put this group's partition of `__consumer_offsets` into my transaction."""
+
     transactional_id: String = ""
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
@@ -80,12 +90,16 @@ class AddOffsetsToTxnRequest:
 
 @message(key=25, versions="0-4", flexible=3)
 class AddOffsetsToTxnResponse:
+    """Whether TxnOffsetCommit may follow."""
+
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
 
 
 @message(key=26, versions="0-5", flexible=3)
 class EndTxnRequest:
+    """Commit or abort."""
+
     transactional_id: String = ""
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
@@ -94,6 +108,8 @@ class EndTxnRequest:
 
 @message(key=26, versions="0-5", flexible=3)
 class EndTxnResponse:
+    """The outcome is decided; from version 5 with the identity for the next transaction (KIP-890)."""
+
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     producer_id: Int64 = field(-1, since=5)
@@ -102,6 +118,8 @@ class EndTxnResponse:
 
 @message(key=28, versions="0-5", flexible=3)
 class TxnOffsetCommitRequest:
+    """This is how far the group has read, if and when this transaction commits."""
+
     @struct
     class TxnOffsetCommitRequestPartition:
         partition_index: Int32 = 0
@@ -126,6 +144,8 @@ class TxnOffsetCommitRequest:
 
 @message(key=28, versions="0-5", flexible=3)
 class TxnOffsetCommitResponse:
+    """Whether each offset waits for the outcome."""
+
     @struct
     class TxnOffsetCommitResponsePartition:
         partition_index: Int32 = 0
@@ -142,6 +162,8 @@ class TxnOffsetCommitResponse:
 
 @message(key=27, versions="1-2", flexible=1)
 class WriteTxnMarkersRequest:
+    """From the coordinator to the partitions: this transaction has ended, and how."""
+
     @struct
     class WritableTxnMarkerTopic:
         name: String = ""
@@ -161,6 +183,8 @@ class WriteTxnMarkersRequest:
 
 @message(key=27, versions="1-2", flexible=1)
 class WriteTxnMarkersResponse:
+    """Which partitions have their marker."""
+
     @struct
     class WritableTxnMarkerPartitionResult:
         partition_index: Int32 = 0
@@ -181,6 +205,8 @@ class WriteTxnMarkersResponse:
 
 @message(key=61, versions="0", flexible=0)
 class DescribeProducersRequest:
+    """Which producers are active on these partitions?"""
+
     @struct
     class TopicRequest:
         name: String = ""
@@ -191,6 +217,8 @@ class DescribeProducersRequest:
 
 @message(key=61, versions="0", flexible=0)
 class DescribeProducersResponse:
+    """Each producer with its last sequence and the start of its open transaction."""
+
     @struct
     class ProducerState:
         producer_id: Int64 = 0
@@ -218,11 +246,15 @@ class DescribeProducersResponse:
 
 @message(key=65, versions="0", flexible=0)
 class DescribeTransactionsRequest:
+    """What are these transactional ids doing?"""
+
     transactional_ids: list[String] = field(list)
 
 
 @message(key=65, versions="0", flexible=0)
 class DescribeTransactionsResponse:
+    """State, identity, age and partitions of each."""
+
     @struct
     class TopicData:
         topic: String = ""
@@ -245,6 +277,8 @@ class DescribeTransactionsResponse:
 
 @message(key=66, versions="0-2", flexible=0)
 class ListTransactionsRequest:
+    """Which transactional ids are there? Empty filters let everything through."""
+
     state_filters: list[String] = field(list)
     producer_id_filters: list[Int64] = field(list)
     duration_filter: Int64 = field(-1, since=1)
@@ -253,6 +287,8 @@ class ListTransactionsRequest:
 
 @message(key=66, versions="0-2", flexible=0)
 class ListTransactionsResponse:
+    """The transactional ids this broker coordinates."""
+
     @struct
     class TransactionState:
         transactional_id: String = ""
