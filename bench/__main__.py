@@ -1,0 +1,31 @@
+"""`python -m bench [family ...]`: measures, prints the table, keeps it in `bench/results`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from bench import harness, produce, start, state, transactions
+
+FAMILIES = {family.name: family for module in (produce, start, transactions, state) for family in module.FAMILIES}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown:
+        print(f"no bench named {', '.join(unknown)}; there are: {', '.join(FAMILIES)}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    outcomes: list[harness.Outcome] = []
+    for name in names or FAMILIES:
+        print(name, flush=True)
+        outcomes += harness.run(FAMILIES[name], lambda line: print(line, flush=True))
+    print()
+    print(harness.table(outcomes))
+    path = harness.keep(outcomes, "-".join(names) or "all")
+    print(f"\n{time.monotonic() - began:.0f} s, kept in {path.relative_to(harness.CHECKOUT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
