@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 try:
-    from ._speedups import check_framing, read_records, retain_records, write_record
+    from ._speedups import (
+        check_framing,
+        decode_columns,
+        encode_columns,
+        murmur2,
+        partition_for_key,
+        partition_rows,
+        read_records,
+        retain_records,
+        write_record,
+    )
 
     COMPILED = True
 except ImportError:
-    from ._pure import check_framing, read_records, retain_records, write_record
+    from ._pure import (
+        check_framing,
+        decode_columns,
+        encode_columns,
+        murmur2,
+        partition_for_key,
+        partition_rows,
+        read_records,
+        retain_records,
+        write_record,
+    )
 
     COMPILED = False
 
-__all__ = ["COMPILED", "check_framing", "read_records", "retain_records", "write_record"]
+__all__ = [
+    "COMPILED",
+    "check_framing",
+    "decode_columns",
+    "encode_columns",
+    "murmur2",
+    "partition_for_key",
+    "partition_rows",
+    "read_records",
+    "retain_records",
+    "write_record",
+]

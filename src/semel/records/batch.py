@@ -34,8 +34,9 @@ from .layout import (
     TRANSACTIONAL,
     Buffer,
     Record,
-    assemble,
     checksum,
+    seal,
+    with_header_room,
 )
 from .sequence import MAX_SEQUENCE
 
@@ -237,6 +238,8 @@ def check(
 
 
 def _check_produced(batch: Batch) -> None:
+    if batch.base_offset != 0:
+        raise _invalid(f"the broker gives offsets, yet this batch brings its own: {batch.base_offset}")
     count = batch.record_count
     if count <= 0 or batch.last_offset_delta != count - 1:
         raise _invalid(f"{count} records, but the last one has offset delta {batch.last_offset_delta}")
@@ -306,8 +309,8 @@ def retain(
     if not batch.attributes & LOG_APPEND_TIME:
         largest = _select.check_framing(remaining, kept, False, batch.last_offset_delta, False)
         max_timestamp = base_timestamp + largest
-    return assemble(
-        compress(batch.codec, remaining),
+    return seal(
+        with_header_room(compress(batch.codec, remaining)),
         attributes=batch.attributes | (0 if horizon is None else DELETE_HORIZON),
         last_offset_delta=batch.last_offset_delta,
         base_timestamp=base_timestamp,
@@ -323,8 +326,8 @@ def retain(
 
 def emptied(batch: Batch) -> bytes:
     """The batch without its records: kept in a compacted log so that the producer's last sequence stays known."""
-    return assemble(
-        b"",
+    return seal(
+        bytearray(HEADER_SIZE),
         attributes=batch.attributes & ~(CODEC_MASK | DELETE_HORIZON),
         last_offset_delta=batch.last_offset_delta,
         base_timestamp=batch.max_timestamp,

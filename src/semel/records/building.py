@@ -19,7 +19,8 @@ from .layout import (
     TRANSACTIONAL,
     Buffer,
     Record,
-    assemble,
+    seal,
+    with_header_room,
 )
 
 #: key, value, then optionally headers, then optionally a timestamp
@@ -168,8 +169,8 @@ class BatchBuilder:
         self.set_producer(*identity)
         invariant(self.record_count > 0, "a batch has at least one record")
         attributes = self._codec | (TRANSACTIONAL if self._transactional else 0) | (CONTROL if self._control else 0)
-        self._closed = assemble(
-            compress(self._codec, self._payload, self.level) if self._codec else self._payload,
+        self._closed = seal(
+            with_header_room(compress(self._codec, self._payload, self.level) if self._codec else self._payload),
             attributes=attributes,
             last_offset_delta=self.record_count - 1,
             base_timestamp=self._base_timestamp,

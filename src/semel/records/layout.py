@@ -31,6 +31,9 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 
+#: The fewest bytes a record can take: one each for length, attributes, two deltas, two field lengths, header count.
+RECORD_SIZE_MIN = 7
+
 #: The largest payload a compressed batch may unfold to before it is refused, unless the caller says otherwise.
 DECOMPRESSED_LIMIT = 128 * 1024 * 1024
 
@@ -45,13 +48,48 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
+class Column(NamedTuple):
+    """A column of nullable byte strings as Arrow lays it out, without Arrow: what the compiled loops read and write."""
+
+    #: 32- or 64-bit integers in the machine's byte order, one more than there are rows
+    offsets: Buffer
+    data: Buffer
+    #: one bit a row, least significant first, set where there is a value; None where there are no nulls
+    validity: Buffer | None = None
+    #: which row of the buffers is row 0 of the column
+    first: int = 0
+    wide: bool = False
+
+
+class HeaderColumns(NamedTuple):
+    """Headers of many records: row i has the names and contents from `offsets[first + i]` to the next offset."""
+
+    offsets: Buffer
+    names: Column | None
+    contents: Column | None
+    validity: Buffer | None = None
+    first: int = 0
+    wide: bool = False
+
+
+class Stretch(NamedTuple):
+    """The records of one batch, decompressed, and what the batch's header says about them."""
+
+    payload: Buffer
+    record_count: int
+    base_offset: int
+    base_timestamp: int
+    #: the broker's clock instead of each record's own, or -1
+    append_time: int
+
+
 def checksum(data: Buffer) -> int:
     """CRC-32C of a whole batch's checked part."""
     return crc32c(memoryview(data)[CHECKED_FROM:])
 
 
-def assemble(
-    payload: Buffer,
+def seal(
+    data: bytearray,
     *,
     attributes: int,
     last_offset_delta: int,
@@ -64,13 +102,13 @@ def assemble(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """A whole batch, with length and CRC, around a payload that is already as compressed as the attributes say."""
-    data = bytearray(HEADER_SIZE + len(payload))
+    """A whole batch, with length and CRC, from room for a header followed by a payload as compressed as it says."""
+    length = len(data) - LENGTH_OVERHEAD
     HEADER.pack_into(
         data,
         0,
         base_offset,
-        len(data) - LENGTH_OVERHEAD,
+        length,
         leader_epoch,
         MAGIC,
         0,
@@ -83,6 +121,12 @@ def assemble(
         base_sequence,
         record_count,
     )
-    data[HEADER_SIZE:] = payload
     data[17:21] = checksum(data).to_bytes(4, "big")
     return bytes(data)
+
+
+def with_header_room(payload: Buffer) -> bytearray:
+    """The payload behind an empty header, ready to be sealed."""
+    data = bytearray(HEADER_SIZE)
+    data += payload
+    return data

@@ -1,0 +1,14 @@
+from ._pure import check_framing as check_framing
+from ._pure import decode_columns as decode_columns
+from ._pure import encode_columns as encode_columns
+from ._pure import murmur2 as murmur2
+from ._pure import parse_record as parse_record
+from ._pure import partition_for_key as partition_for_key
+from ._pure import partition_rows as partition_rows
+from ._pure import read_records as read_records
+from ._pure import read_varint as read_varint
+from ._pure import read_varlong as read_varlong
+from ._pure import retain_records as retain_records
+from ._pure import varint_size as varint_size
+from ._pure import write_record as write_record
+from ._pure import write_varint as write_varint

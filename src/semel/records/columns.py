@@ -1,0 +1,287 @@
+"""Batches to Arrow columns and back, with never a Python object per record.
+
+Reading gives the columns of Spark's Kafka source; writing takes the columns of its sink. The loops are in `_select`;
+here their flat buffers are dressed as Arrow arrays and undressed again, without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from semel.errors import ErrorCode, Refused
+
+from . import _select
+from .batch import Batch, check, split
+from .compression import NONE, compress, decompress
+from .layout import (
+    DECOMPRESSED_LIMIT,
+    HEADER_SIZE,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+    Buffer,
+    Column,
+    HeaderColumns,
+    Stretch,
+    seal,
+    with_header_room,
+)
+from .sequence import next_sequence
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OFFSET_MAX = 2**63 - 1
+
+
+def schema(*, include_headers: bool = False) -> pa.Schema:
+    """The columns `to_arrow` gives: those of Spark's own Kafka source, in its order."""
+    import pyarrow as pa
+
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        fields.append(pa.field("headers", pa.list_(_header_type())))
+    return pa.schema(fields)
+
+
+def _header_type() -> pa.StructType:
+    import pyarrow as pa
+
+    return pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+
+def to_arrow(
+    batches: Buffer | Iterable[Batch],
+    *,
+    topic: str,
+    partition: int,
+    skip: Callable[[Batch], bool] | None = None,
+    from_offset: int = 0,
+    to_offset: int = _OFFSET_MAX,
+    include_headers: bool = False,
+    verify: bool = False,
+    limit: int = DECOMPRESSED_LIMIT,
+) -> pa.RecordBatch:
+    """The records with `from_offset` <= offset < `to_offset` as one Arrow record batch.
+
+    `batches` are a fetched blob (a batch cut short at its end is left out) or batches already split. Control batches
+    never show; `skip` says of each other batch, in order, whether it is left out (aborted transactions). `verify`
+    checks each CRC first. Refused if a batch is malformed.
+    """
+    import pyarrow as pa
+
+    if isinstance(batches, (bytes, bytearray, memoryview)):
+        batches = split(batches, partial_tail=True)
+    stretches: list[Stretch] = []
+    for batch in batches:
+        # Asked of every batch: a reader of committed records learns from markers which producers to believe again.
+        skipped = skip is not None and skip(batch)
+        if skipped or batch.is_control or batch.last_offset < from_offset or batch.base_offset >= to_offset:
+            continue
+        if verify:
+            check(batch, stored=True)
+        payload = decompress(batch.codec, batch.payload, limit)
+        append_time = batch.max_timestamp if batch.timestamp_type else NO_TIMESTAMP
+        stretches.append(Stretch(payload, batch.record_count, batch.base_offset, batch.base_timestamp, append_time))
+    try:
+        decoded = _select.decode_columns(stretches, from_offset, to_offset, include_headers)
+    except ValueError as error:
+        raise Refused(ErrorCode.INVALID_RECORD, str(error)) from None
+    rows, keys, values, offsets, timestamps, headers = decoded
+    total = sum(rows)
+    columns = [
+        _array(pa.binary(), total, keys),
+        _array(pa.binary(), total, values),
+        pa.repeat(pa.scalar(topic, pa.string()), total),
+        pa.repeat(pa.scalar(partition, pa.int32()), total),
+        pa.Array.from_buffers(pa.int64(), total, [None, pa.py_buffer(offsets)]),
+        pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), total, [None, pa.py_buffer(timestamps)]),
+        _timestamp_types(stretches, rows),
+    ]
+    if headers is not None:
+        columns.append(_headers_array(total, headers))
+    return pa.RecordBatch.from_arrays(columns, schema=schema(include_headers=include_headers))
+
+
+def _array(kind: pa.DataType, rows: int, column: Column) -> pa.Array:
+    import pyarrow as pa
+
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+
+
+def _timestamp_types(stretches: Sequence[Stretch], rows: Sequence[int]) -> pa.Array:
+    """0 where the producer's clock is shown, 1 where the broker's: one run per change, in practice one run."""
+    import pyarrow as pa
+
+    runs: list[list[int]] = []
+    for stretch, count in zip(stretches, rows, strict=True):
+        kind = int(stretch.append_time >= 0)
+        if runs and runs[-1][0] == kind:
+            runs[-1][1] += count
+        else:
+            runs.append([kind, count])
+    arrays = [pa.repeat(pa.scalar(kind, pa.int32()), count) for kind, count in runs]
+    return pa.concat_arrays(arrays) if arrays else pa.array([], pa.int32())
+
+
+def _headers_array(rows: int, headers: HeaderColumns) -> pa.Array:
+    import pyarrow as pa
+
+    names, contents = headers.names or Column(bytes(4), b""), headers.contents or Column(bytes(4), b"")
+    count = len(names.offsets) // 4 - 1
+    children = [_array(pa.string(), count, names), _array(pa.binary(), count, contents)]
+    entries = pa.StructArray.from_arrays(children, fields=list(_header_type()))
+    buffers = [None, pa.py_buffer(headers.offsets)]
+    return pa.Array.from_buffers(pa.list_(_header_type()), rows, buffers, children=[entries])
+
+
+def from_arrow(
+    rows: pa.RecordBatch | pa.Table,
+    *,
+    timestamp_ms: int,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    codec: int = NONE,
+    max_batch_bytes: int = 1_048_576,
+    timestamp_column: str | None = None,
+) -> list[bytes]:
+    """All rows, in order, as batches of at most `max_batch_bytes` with consecutive sequences.
+
+    Columns `value` (required), `key` and `headers` are those of Spark's Kafka sink; others are left alone. Records
+    are of `timestamp_ms` unless `timestamp_column` names where theirs stand. Refused (MESSAGE_TOO_LARGE) when one row
+    alone does not fit. The same rows give the same bytes.
+    """
+    import pyarrow as pa
+
+    sequence = base_sequence
+    result: list[bytes] = []
+    for part in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+        keys = _column(part, "key", required=False)
+        values = _column(part, "value", required=True)
+        headers = _header_columns(part)
+        timestamps = None if timestamp_column is None else _milliseconds(part, timestamp_column, timestamp_ms)
+        start = 0
+        while start < part.num_rows:
+            data, count, base_timestamp, max_timestamp = _select.encode_columns(
+                keys, values, headers, timestamps, start, part.num_rows, timestamp_ms, max_batch_bytes, HEADER_SIZE
+            )
+            if codec != NONE:
+                data = with_header_room(compress(codec, memoryview(data)[HEADER_SIZE:]))
+            if len(data) > max_batch_bytes:
+                why = f"row {start} makes a batch of {len(data)} bytes, and {max_batch_bytes} are allowed"
+                raise Refused(ErrorCode.MESSAGE_TOO_LARGE, why)
+            batch = seal(
+                data,
+                attributes=codec | (TRANSACTIONAL if transactional else 0),
+                last_offset_delta=count - 1,
+                base_timestamp=base_timestamp,
+                max_timestamp=max_timestamp,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=sequence,
+                record_count=count,
+            )
+            result.append(batch)
+            if sequence != NO_SEQUENCE:
+                sequence = next_sequence(sequence, count)
+            start += count
+    return result
+
+
+def partition_column(keys: pa.Array | pa.ChunkedArray, n_partitions: int, null_partition: int = -1) -> pa.Array:
+    """The partition Kafka's default partitioner gives to each key; rows without one get `null_partition`."""
+    import pyarrow as pa
+
+    if isinstance(keys, pa.ChunkedArray):
+        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+    partitions = _select.partition_rows(_bytes_column(keys, "key"), len(keys), n_partitions, null_partition)
+    return pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(partitions)])
+
+
+def _column(rows: pa.RecordBatch, name: str, *, required: bool) -> Column | None:
+    index = rows.schema.get_field_index(name)
+    if index < 0:
+        if required:
+            raise ValueError(f"there is no column {name!r} among {rows.schema.names}")
+        return None
+    return _bytes_column(rows.column(index), name)
+
+
+def _bytes_column(array: pa.Array, name: str) -> Column | None:
+    """An Arrow array of strings or bytes, undressed. None where every row is null."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_null(kind):
+        return None
+    narrow = pa.types.is_binary(kind) or pa.types.is_string(kind)
+    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    if not (narrow or wide):
+        if pa.types.is_dictionary(kind):
+            return _bytes_column(array.dictionary_decode(), name)
+        if not (pa.types.is_fixed_size_binary(kind) or str(kind) in ("binary_view", "string_view")):
+            raise TypeError(f"column {name!r} is {kind}; keys and values are strings or bytes")
+        array, wide = array.cast(pa.large_binary()), True
+    validity, offsets, data = array.buffers()
+    return Column(
+        offsets=_view(offsets) if offsets is not None else bytes(8),
+        data=_view(data) if data is not None else b"",
+        validity=_view(validity) if validity is not None and array.null_count else None,
+        first=array.offset,
+        wide=wide,
+    )
+
+
+def _view(buffer: pa.Buffer) -> memoryview:
+    return memoryview(buffer)
+
+
+def _header_columns(rows: pa.RecordBatch) -> HeaderColumns | None:
+    import pyarrow as pa
+
+    index = rows.schema.get_field_index("headers")
+    if index < 0:
+        return None
+    array = rows.column(index)
+    if pa.types.is_null(array.type):
+        return None
+    wide = pa.types.is_large_list(array.type)
+    if not (wide or pa.types.is_list(array.type)) or not pa.types.is_struct(array.type.value_type):
+        raise TypeError(f"column 'headers' is {array.type}, not a list of structs with key and value")
+    names = _bytes_column(array.values.field("key"), "headers.key")
+    contents = _bytes_column(array.values.field("value"), "headers.value")
+    validity, offsets = array.buffers()[:2]
+    return HeaderColumns(
+        offsets=_view(offsets) if offsets is not None else bytes(8),
+        names=names,
+        contents=contents,
+        validity=_view(validity) if validity is not None and array.null_count else None,
+        first=array.offset,
+        wide=wide,
+    )
+
+
+def _milliseconds(rows: pa.RecordBatch, name: str, timestamp_ms: int) -> memoryview:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    array = rows.column(name)
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("ms", tz=array.type.tz), safe=False)
+    array = pc.fill_null(array.cast(pa.int64()), timestamp_ms)
+    start = array.offset * 8
+    return _view(array.buffers()[1])[start : start + 8 * len(array)]
