@@ -1,0 +1,225 @@
+"""A group under the consumer protocol (KIP-848): the broker assigns, members reconcile.
+
+Every fact about the group is a record, so its state is exactly what replay made of the log. A partition has one owner
+at a time: a member is given a partition only once the member that had it has said that it let go.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from semel.errors import ErrorCode, Refused, invariant
+from semel.machines.committed_offsets import CommittedOffset
+
+#: Epochs a member sends that are not epochs.
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+LEAVE_STATIC_EPOCH = -2
+UNKNOWN_MEMBER_EPOCH = -1
+
+#: topic id -> partitions
+Assignment = Mapping[UUID, frozenset[int]]
+NOTHING: Assignment = {}
+
+
+class GroupState(enum.Enum):
+    """Under the names Kafka's tools print."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class MemberState(enum.IntEnum):
+    """How far a member is with its target; the numbers are those of the record."""
+
+    STABLE = 0
+    UNREVOKED_PARTITIONS = 1
+    UNRELEASED_PARTITIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    """What is recorded of a member. Changed by making another one."""
+
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_topic_names: frozenset[str] = frozenset()
+    subscribed_topic_regex: str | None = None
+    server_assignor: str | None = None
+    rebalance_timeout_ms: int = -1
+    member_epoch: int = 0
+    previous_member_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Assignment = field(default_factory=dict)
+    pending_revocation: Assignment = field(default_factory=dict)
+
+    def is_reconciled_to(self, target_epoch: int) -> bool:
+        return self.state is MemberState.STABLE and self.member_epoch == target_epoch
+
+
+class ResolvedRegex(NamedTuple):
+    """The topics a regular expression stood for when it was last looked at."""
+
+    topics: frozenset[str]
+    version: int
+    timestamp_ms: int
+
+
+@dataclass(slots=True)
+class Session:
+    """What is expected of a member, and by when. In memory only: a new coordinator starts all of them afresh."""
+
+    deadline_ms: int
+    timer_at_ms: int
+    #: When the member must have revoked what it was asked to, and in which epoch it was asked.
+    revoke_by_ms: int | None = None
+    revoke_epoch: int = -1
+
+
+class ConsumerGroup:
+    """The group as replayed."""
+
+    __slots__ = (
+        "epoch",
+        "group_id",
+        "members",
+        "metadata_hash",
+        "metadata_refresh_wanted",
+        "owners",
+        "regexes",
+        "sessions",
+        "static_members",
+        "target",
+        "target_epoch",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.metadata_hash = 0
+        self.members: dict[str, ConsumerMember] = {}
+        self.static_members: dict[str, str] = {}
+        self.target_epoch = 0
+        self.target: dict[str, Assignment] = {}
+        self.regexes: dict[str, ResolvedRegex] = {}
+        #: partition -> the member that holds it, or has not yet let go of it
+        self.owners: dict[tuple[UUID, int], str] = {}
+        self.sessions: dict[str, Session] = {}
+        self.metadata_refresh_wanted = True
+
+    @property
+    def state(self) -> GroupState:
+        if not self.members:
+            return GroupState.EMPTY
+        if self.epoch > self.target_epoch:
+            return GroupState.ASSIGNING
+        if all(member.is_reconciled_to(self.target_epoch) for member in self.members.values()):
+            return GroupState.STABLE
+        return GroupState.RECONCILING
+
+    def owner_of(self, topic_id: UUID, partition: int) -> str | None:
+        return self.owners.get((topic_id, partition))
+
+    def member(self, member_id: str) -> ConsumerMember:
+        member = self.members.get(member_id)
+        if member is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is not a member of {self.group_id}")
+        return member
+
+    def subscribed_topics(self, members: Mapping[str, ConsumerMember] | None = None) -> frozenset[str]:
+        """Every topic some member subscribes to, by name or by regular expression."""
+        topics: set[str] = set()
+        for member in (self.members if members is None else members).values():
+            topics |= self.topics_of(member)
+        return frozenset(topics)
+
+    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
+        if member.subscribed_topic_regex:
+            resolved = self.regexes.get(member.subscribed_topic_regex)
+            if resolved is not None:
+                return member.subscribed_topic_names | resolved.topics
+        return member.subscribed_topic_names
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        return topic in self.subscribed_topics()
+
+    # Replay
+
+    def put_member(self, member: ConsumerMember) -> None:
+        before = self.members.get(member.member_id)
+        if before is not None:
+            self._release(before)
+            if before.instance_id is not None and self.static_members.get(before.instance_id) == before.member_id:
+                del self.static_members[before.instance_id]
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        for place in _places(member):
+            holder = self.owners.get(place)
+            invariant(
+                holder is None or holder == member.member_id,
+                f"group {self.group_id}: {place} is held by {holder} and was given to {member.member_id}",
+            )
+            self.owners[place] = member.member_id
+
+    def remove_member(self, member_id: str) -> None:
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return
+        self._release(member)
+        self.sessions.pop(member_id, None)
+        if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
+            del self.static_members[member.instance_id]
+
+    def _release(self, member: ConsumerMember) -> None:
+        for place in _places(member):
+            if self.owners.get(place) == member.member_id:
+                del self.owners[place]
+
+    # Offsets
+
+    def validate_commit(
+        self, member_id: str, group_instance_id: str | None, member_epoch: int, version: int, *, transactional: bool
+    ) -> None:
+        """Refuse a commit that does not come from a member in its current epoch."""
+        if member_epoch < 0 and not self.members:
+            return
+        if transactional and member_epoch == UNKNOWN_MEMBER_EPOCH and not member_id and group_instance_id is None:
+            return
+        member = self.member(member_id)
+        if not transactional and version < 9:
+            raise Refused(ErrorCode.UNSUPPORTED_VERSION, "members of this protocol commit with version 9 or newer")
+        self.validate_epoch(member, member_epoch)
+
+    def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        if member_id is None and member_epoch < 0:
+            return
+        self.validate_epoch(self.member(member_id or ""), member_epoch)
+
+    @staticmethod
+    def validate_epoch(member: ConsumerMember, member_epoch: int) -> None:
+        if member_epoch != member.member_epoch:
+            raise Refused(
+                ErrorCode.STALE_MEMBER_EPOCH, f"epoch {member_epoch}, but the member is at {member.member_epoch}"
+            )
+
+    def expires(self, offset: CommittedOffset, topic: str, retention_ms: int, now_ms: int) -> bool:
+        """An offset of a topic nobody subscribes to grows old from its commit on."""
+        return not self.is_subscribed_to(topic) and offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
+
+
+def _places(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
+    for assignment in (member.assigned, member.pending_revocation):
+        for topic_id, partitions in assignment.items():
+            for partition in partitions:
+                yield topic_id, partition

@@ -1,0 +1,501 @@
+"""The group coordinator: members, assignments and committed offsets, decided in one place.
+
+Guarantees: one owner per partition and generation; no commit from a stale generation, member or epoch; an offset
+committed in a transaction is visible if and only if the transaction is; nothing decided is visible before it is
+written. `__consumer_offsets` is the only memory that counts, and `replay` the only way it comes back.
+
+The host appends a decision's records and replays them before it calls the next command. An append that fails goes to
+`append_failed`, whose decision carries what to tell those who wait instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from semel.errors import ErrorCode, Refused
+from semel.machines.classic_group import ClassicGroup, Parked, State
+from semel.machines.classic_rebalance import ClassicRebalance, refuse_join
+from semel.machines.committed_offsets import NO_TOPIC_ID, CommittedOffset, CommittedOffsets
+from semel.machines.consumer_group import ConsumerGroup
+from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
+from semel.machines.group_offsets import GroupOffsets
+from semel.machines.group_records import group_tombstone, read
+from semel.machines.group_registry import Group, GroupRegistry, GroupSettings, Outcome, TopicInfo, TopicsView
+from semel.wire.messages.coordinator_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from semel.wire.messages.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from semel.wire.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+__all__ = ["GroupCoordinator", "GroupSettings", "TopicInfo", "TopicsView"]
+
+_Reply = TypeVar("_Reply")
+
+#: The most tombstones one decision of the retention check carries.
+_EXPIRED_AT_ONCE = 500
+
+
+class GroupCoordinator:
+    """Every group whose partition of `__consumer_offsets` this broker leads."""
+
+    __slots__ = ("_answers", "_check_offsets_at_ms", "_classic", "_now_ms", "_offset_requests", "_offsets", "_registry")
+
+    def __init__(self, settings: GroupSettings | None = None, topics: TopicsView | None = None) -> None:
+        self._registry = GroupRegistry(settings or GroupSettings())
+        self._registry.topics = topics
+        self._offsets = CommittedOffsets()
+        self._offset_requests = GroupOffsets(self._registry, self._offsets)
+        self._classic = ClassicRebalance(self._registry)
+        #: Answers that replay brought about; the next tick hands them out.
+        self._answers: list[Effect] = []
+        self._check_offsets_at_ms: int | None = None
+        self._now_ms = 0
+
+    @property
+    def settings(self) -> GroupSettings:
+        return self._registry.settings
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """The groups by id, to look at."""
+        return self._registry.groups
+
+    @property
+    def offsets(self) -> CommittedOffsets:
+        """The committed and pending offsets, to look at."""
+        return self._offsets
+
+    def partition_for(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` a group lives in."""
+        return self._registry.partition_for(group_id)
+
+    # The classic protocol
+
+    def join_group(
+        self,
+        request: JoinGroupRequest,
+        version: int,
+        now_ms: int,
+        token: Token,
+        client_id: str,
+        client_host: str,
+        new_member_id: Callable[[], str],
+    ) -> Decision[JoinGroupResponse]:
+        """`new_member_id` gives the unique part of a member id: a UUID's text."""
+        self._now_ms = now_ms
+        out = Outcome()
+        try:
+            self._require(request.group_id)
+            if not (
+                self.settings.group_min_session_timeout_ms
+                <= request.session_timeout_ms
+                <= self.settings.group_max_session_timeout_ms
+            ):
+                raise Refused(ErrorCode.INVALID_SESSION_TIMEOUT, f"{request.session_timeout_ms} ms")
+            group = self._registry.groups.get(request.group_id)
+            if isinstance(group, ConsumerGroup):
+                raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the group uses the consumer protocol")
+            created = group is None
+            if group is None:
+                if request.member_id:
+                    raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} does not exist")
+                group = ClassicGroup(request.group_id, now_ms)
+            self._classic.join(
+                group, request, Parked(token, version), now_ms, client_id, client_host, new_member_id, out
+            )
+        except Refused as refused:
+            return Decision(refuse_join(refused.code, version, request.member_id))
+        if created:
+            self._registry.groups[request.group_id] = group
+            if not out.records:
+                # The group is in the log from its first breath, so that a restart knows it.
+                group.creating = True
+                out.records.append(self._classic.empty_group_record(group))
+        return cast("Decision[JoinGroupResponse]", out.decision(token=token))
+
+    def sync_group(
+        self, request: SyncGroupRequest, version: int, now_ms: int, token: Token
+    ) -> Decision[SyncGroupResponse]:
+        self._now_ms = now_ms
+        out = Outcome()
+        try:
+            group = self._classic_group(request.group_id)
+            self._classic.sync(group, request, Parked(token, version), now_ms, out)
+        except Refused as refused:
+            return Decision(SyncGroupResponse(error_code=refused.code))
+        return cast("Decision[SyncGroupResponse]", out.decision(token=token))
+
+    def heartbeat(self, request: HeartbeatRequest, version: int, now_ms: int) -> Decision[HeartbeatResponse]:
+        self._now_ms = now_ms
+        try:
+            group = self._classic_group(request.group_id)
+            return Decision(HeartbeatResponse(error_code=self._classic.heartbeat(group, request, now_ms)))
+        except Refused as refused:
+            return Decision(HeartbeatResponse(error_code=refused.code))
+
+    def leave_group(self, request: LeaveGroupRequest, version: int, now_ms: int) -> Decision[LeaveGroupResponse]:
+        self._now_ms = now_ms
+        members = request.members if version >= 3 else [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
+        out = Outcome()
+        try:
+            results = self._classic.leave(self._classic_group(request.group_id), members, now_ms, out)
+        except Refused as refused:
+            if refused.code is not ErrorCode.UNKNOWN_MEMBER_ID:
+                return Decision(LeaveGroupResponse(error_code=refused.code))
+            results = [
+                LeaveGroupResponse.MemberResponse(
+                    member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=refused.code
+                )
+                for member in members
+            ]
+        reply = LeaveGroupResponse(members=results)
+        if version < 3:
+            reply = LeaveGroupResponse(error_code=results[0].error_code)
+        return cast("Decision[LeaveGroupResponse]", out.decision(reply))
+
+    # Offsets
+
+    def offset_commit(self, request: OffsetCommitRequest, version: int, now_ms: int) -> Decision[OffsetCommitResponse]:
+        self._now_ms = now_ms
+
+        def heard_from(group: ClassicGroup, member_id: str) -> None:
+            member = group.members[member_id]
+            self._classic.expect(group, member, now_ms + member.session_timeout_ms)
+
+        return self._offset_requests.commit(request, version, now_ms, heard_from)
+
+    def txn_offset_commit(
+        self, request: TxnOffsetCommitRequest, version: int, now_ms: int
+    ) -> Decision[TxnOffsetCommitResponse]:
+        self._now_ms = now_ms
+        return self._offset_requests.txn_commit(request, version, now_ms)
+
+    def complete_transaction(self, producer_id: int, partition: int, commit: bool) -> None:
+        """A marker of this producer is in this partition of `__consumer_offsets`."""
+        self._offsets.complete(partition, producer_id, commit=commit)
+
+    def offset_fetch(self, request: OffsetFetchRequest, version: int, now_ms: int) -> Decision[OffsetFetchResponse]:
+        return self._offset_requests.fetch(request, version)
+
+    def offset_delete(self, request: OffsetDeleteRequest, version: int, now_ms: int) -> Decision[OffsetDeleteResponse]:
+        return self._offset_requests.delete(request)
+
+    # Administration
+
+    def delete_groups(self, request: DeleteGroupsRequest, version: int, now_ms: int) -> Decision[DeleteGroupsResponse]:
+        records: list[StateRecord] = []
+        results = []
+        for group_id in request.groups_names:
+            code = ErrorCode.NONE
+            try:
+                group = self._existing(group_id)
+                if group.members or (isinstance(group, ClassicGroup) and group.state is not State.EMPTY):
+                    raise Refused(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
+                records += self._end_of_group(group)
+            except Refused as refused:
+                code = refused.code
+            results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=code))
+        return Decision(DeleteGroupsResponse(results=results), tuple(records))
+
+    def describe_groups(
+        self, request: DescribeGroupsRequest, version: int, now_ms: int
+    ) -> Decision[DescribeGroupsResponse]:
+        described = [self._described(group_id, version) for group_id in request.groups]
+        return Decision(DescribeGroupsResponse(groups=described))
+
+    def _described(self, group_id: str, version: int) -> DescribeGroupsResponse.DescribedGroup:
+        try:
+            group = self._existing(group_id)
+            if not isinstance(group, ClassicGroup):
+                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a classic group.")
+        except Refused as refused:
+            if refused.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                return DescribeGroupsResponse.DescribedGroup(error_code=refused.code, group_id=group_id)
+            return DescribeGroupsResponse.DescribedGroup(
+                error_code=refused.code if version >= 6 else ErrorCode.NONE,
+                error_message=str(refused) if version >= 6 else None,
+                group_id=group_id,
+                group_state=State.DEAD.value,
+            )
+        stable = group.state is State.STABLE
+        return DescribeGroupsResponse.DescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=(group.protocol_name or "") if stable else "",
+            members=[
+                DescribeGroupsResponse.DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(group.protocol_name) if stable else b"",
+                    member_assignment=member.assignment if stable else b"",
+                )
+                for member in group.members.values()
+            ],
+        )
+
+    def list_groups(self, request: ListGroupsRequest, version: int, now_ms: int) -> Decision[ListGroupsResponse]:
+        if self._registry.loading:
+            return Decision(ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        states = {state.lower() for state in request.states_filter}
+        types = {kind.lower() for kind in request.types_filter}
+        listed = []
+        for group in self._registry.groups.values():
+            classic = isinstance(group, ClassicGroup)
+            kind = "Classic" if classic else "Consumer"
+            if (states and group.state.value.lower() not in states) or (types and kind.lower() not in types):
+                continue
+            protocol_type = (group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer"
+            listed.append(
+                ListGroupsResponse.ListedGroup(
+                    group_id=group.group_id,
+                    protocol_type=protocol_type,
+                    group_state=group.state.value,
+                    group_type=kind,
+                )
+            )
+        return Decision(ListGroupsResponse(groups=listed))
+
+    # Time
+
+    def tick(self, now_ms: int) -> list[Decision[Any]]:
+        """Whatever is due: ended sessions, rebalances that waited long enough, offsets past their time."""
+        self._now_ms = now_ms
+        decisions: list[Decision[Any]] = []
+        if self._answers:
+            decisions.append(Decision(None, effects=tuple(self._answers)))
+            self._answers = []
+        for timer in self._registry.timers.due(now_ms):
+            group = self._registry.groups.get(timer.group_id)
+            out = Outcome()
+            if isinstance(group, ClassicGroup):
+                self._classic.on_timer(group, timer, now_ms, out)
+            if out.records or out.effects:
+                decisions.append(out.decision())
+        if self._check_offsets_at_ms is None:
+            self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
+        elif self._check_offsets_at_ms <= now_ms:
+            self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
+            decisions += self._expire_offsets(now_ms)
+        return decisions
+
+    def next_wake_ms(self) -> int | None:
+        """When `tick` is next worth calling; a time already past means now, None that nothing is awaited."""
+        if self._answers:
+            return self._now_ms
+        times = [at for at in (self._registry.timers.next_at_ms, self._check_offsets_at_ms) if at is not None]
+        return min(times, default=None)
+
+    def _expire_offsets(self, now_ms: int) -> list[Decision[Any]]:
+        decisions: list[Decision[Any]] = []
+        records: list[StateRecord] = []
+        for group in self._registry.groups.values():
+            if not self._registry.is_loaded(self.partition_for(group.group_id)):
+                continue
+            expired, nothing_left = self._offset_requests.expired(group, now_ms)
+            records += expired
+            if nothing_left and not group.members and self._is_idle(group):
+                records += self._group_tombstones(group)
+            if len(records) >= _EXPIRED_AT_ONCE:
+                decisions.append(Decision(None, tuple(records)))
+                records = []
+        if records:
+            decisions.append(Decision(None, tuple(records)))
+        return decisions
+
+    @staticmethod
+    def _is_idle(group: Group) -> bool:
+        return not isinstance(group, ClassicGroup) or (group.state is State.EMPTY and not group.pending_join)
+
+    def topics_changed(self, topics: TopicsView, now_ms: int) -> list[Decision[Any]]:
+        """The cluster's topics are these now. Offsets of a topic that is gone go with it."""
+        self._now_ms = now_ms
+        before = self._registry.topics
+        self._registry.topics = topics
+        gone = (
+            set()
+            if before is None
+            else {name for name, info in before.items() if name not in topics or topics[name].topic_id != info.topic_id}
+        )
+        if not gone:
+            return []
+        return [Decision(None, tuple(records)) for _, records in self._offset_requests.topic_tombstones(gone)]
+
+    # Memory
+
+    def load(self, partition: int, epoch: int) -> None:
+        """This broker leads the partition now; its records come next. `epoch` is the partition's leader epoch."""
+        self.unload(partition)
+        self._registry.begin_loading(partition)
+
+    def replay(self, record: StateRecord, *, producer_id: int = -1) -> None:
+        """Take in a written record. With a producer id it belongs to a transaction that has not ended yet."""
+        found = read(record.key, record.value)
+        if found is None:
+            return
+        key, value = found
+        if isinstance(key, OffsetCommitKey):
+            self._replay_offset(record.partition, key, value, producer_id)
+        elif isinstance(key, GroupMetadataKey):
+            self._replay_group(record.partition, key.group, value)
+
+    def _replay_offset(
+        self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int
+    ) -> None:
+        if value is None:
+            self._offsets.replay_tombstone(partition, key.group, key.topic, key.partition)
+            return
+        group = self._registry.groups.get(key.group)
+        if group is None:
+            # Nobody has joined it: a group of offsets alone.
+            group = self._registry.groups[key.group] = ClassicGroup(key.group, value.commit_timestamp)
+        offset = CommittedOffset(
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.commit_timestamp,
+            value.expire_timestamp,
+            NO_TOPIC_ID if value.topic_id == NO_TOPIC_ID else value.topic_id,
+            self._offsets.next_order(),
+        )
+        self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
+
+    def _replay_group(self, partition: int, group_id: str, value: GroupMetadataValue | None) -> None:
+        group = self._registry.groups.get(group_id)
+        if value is None:
+            if isinstance(group, ClassicGroup):
+                del self._registry.groups[group_id]
+            return
+        if not self._registry.is_loaded(partition) or not isinstance(group, ClassicGroup):
+            self._registry.groups[group_id] = self._classic.read_group(group_id, value)
+            return
+        group.creating = False
+        group.replaced = None
+        if group.writing_assignment and group.generation_id == value.generation:
+            out = Outcome()
+            assignments = {member.member_id: bytes(member.assignment) for member in value.members}
+            self._classic.assignment_written(group, assignments, self._now_ms, out)
+            self._answers += out.effects
+
+    def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
+        """Everything written is replayed: serve. Members have a full session from now to show themselves."""
+        self._now_ms = now_ms
+        self._registry.finish_loading(partition)
+        decisions: list[Decision[Any]] = []
+        for group in self._registry.groups_of(partition):
+            if isinstance(group, ClassicGroup):
+                out = Outcome()
+                for member in group.members.values():
+                    self._classic.expect(group, member, now_ms + member.session_timeout_ms)
+                if len(group.members) > self.settings.group_max_size:
+                    self._classic.prepare_rebalance(group, now_ms, out)
+                if out.records or out.effects:
+                    decisions.append(out.decision())
+        return decisions
+
+    def unload(self, partition: int) -> list[Decision[Any]]:
+        """Another broker leads the partition: forget it, and send whoever waits to look for it there."""
+        out = Outcome()
+        for group in self._registry.groups_of(partition):
+            if isinstance(group, ClassicGroup):
+                self._classic.end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
+        ids = {group_id for group_id in self._offsets.known_groups() if self.partition_for(group_id) == partition}
+        self._registry.drop(partition)
+        self._offsets.drop_partition(partition, ids)
+        return [out.decision()] if out.effects else []
+
+    def append_failed(self, decision: Decision[Any]) -> Decision[Any]:
+        """The records could not be written: everything is as before, and those who wait are told to try again."""
+        out = Outcome()
+        for effect in decision.effects:
+            out.effects.append(Answer(effect.token, _failed(effect.reply)) if isinstance(effect, Answer) else effect)
+        for record in decision.records:
+            found = read(record.key, None)
+            if found is None or not isinstance(found[0], GroupMetadataKey):
+                continue
+            group = self._registry.groups.get(found[0].group)
+            if not isinstance(group, ClassicGroup):
+                continue
+            if group.creating:
+                self._classic.end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
+                del self._registry.groups[group.group_id]
+            elif group.replaced is not None:
+                before, after = group.replaced
+                group.replaced = None
+                group.replace_static(after, before)
+                self._classic.expect(group, before, self._now_ms + before.session_timeout_ms)
+            elif group.writing_assignment:
+                self._classic.prepare_rebalance(group, self._now_ms, out)
+        return Decision(None if decision.reply is None else _failed(decision.reply), effects=tuple(out.effects))
+
+    # Shared
+
+    def _require(self, group_id: str) -> None:
+        if not group_id:
+            raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+        self._registry.require_served(group_id)
+
+    def _classic_group(self, group_id: str) -> ClassicGroup:
+        self._require(group_id)
+        group = self._registry.groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"no classic group {group_id}")
+        return group
+
+    def _existing(self, group_id: str) -> Group:
+        self._require(group_id)
+        group = self._registry.groups.get(group_id)
+        if group is None:
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+        return group
+
+    def _end_of_group(self, group: Group) -> list[StateRecord]:
+        return self._offset_requests.tombstones(group.group_id) + self._group_tombstones(group)
+
+    def _group_tombstones(self, group: Group) -> list[StateRecord]:
+        return [group_tombstone(self.partition_for(group.group_id), group.group_id)]
+
+
+def _failed(reply: _Reply) -> _Reply:
+    """The same answer with COORDINATOR_NOT_AVAILABLE wherever it would have said that all is well."""
+    changed = copy.deepcopy(reply)
+    _spoil(changed)
+    return changed
+
+
+def _spoil(message: Any) -> None:
+    if getattr(message, "error_code", None) == ErrorCode.NONE:
+        message.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    for name in ("topics", "partitions", "results", "members", "groups"):
+        for part in getattr(message, name, ()):
+            _spoil(part)

@@ -1,0 +1,426 @@
+"""The requests about offsets: commit, commit in a transaction, fetch, delete, and forgetting by age.
+
+A commit is refused unless its sender is in the group right now (generation or member epoch, member id, instance id);
+nothing is visible before its record is replayed; with RequireStable a reader is told to wait while a transaction may
+still change what it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+from semel.errors import ErrorCode, Refused
+from semel.machines.classic_group import ClassicGroup, State
+from semel.machines.committed_offsets import NO_EXPIRY, NO_TOPIC_ID, CommittedOffset, CommittedOffsets
+from semel.machines.contract import Decision, ProducerIdentity, StateRecord
+from semel.machines.group_records import offset_record, offset_tombstone
+from semel.machines.group_registry import Group, GroupRegistry
+from semel.wire.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+INVALID_OFFSET = -1
+#: What OffsetFetch before version 9 leaves unsaid.
+UNKNOWN_EPOCH = -1
+NO_LEADER_EPOCH = -1
+#: From this version a commit to a group that is not there is told so; before, the generation is called illegal.
+GROUP_NOT_FOUND_SINCE = 9
+TOPIC_IDS_SINCE = 10
+FETCH_GROUPS_SINCE = 8
+
+
+class GroupOffsets:
+    """Answers offset requests over the groups of a registry."""
+
+    __slots__ = ("_offsets", "_registry")
+
+    def __init__(self, registry: GroupRegistry, offsets: CommittedOffsets) -> None:
+        self._registry = registry
+        self._offsets = offsets
+
+    # OffsetCommit
+
+    def commit(
+        self, request: OffsetCommitRequest, version: int, now_ms: int, heard_from: Callable[[ClassicGroup, str], None]
+    ) -> Decision[OffsetCommitResponse]:
+        """`heard_from` is told of a classic member that committed: a commit is as good as a heartbeat."""
+        try:
+            self._registry.require_served(request.group_id)
+            group = self._group_for_commit(request, version)
+        except Refused as refused:
+            return Decision(self._commit_refused(request, refused.code))
+        if isinstance(group, ClassicGroup) and request.member_id in group.members:
+            heard_from(group, request.member_id)
+        records: list[StateRecord] = []
+        reply = OffsetCommitResponse()
+        expire_ms = now_ms + request.retention_time_ms if request.retention_time_ms >= 0 else NO_EXPIRY
+        for topic in request.topics:
+            name: str | None = topic.name
+            topic_id = topic.topic_id
+            if version >= TOPIC_IDS_SINCE:
+                name = self._registry.topic_name(topic.topic_id)
+            else:
+                topic_id = self._topic_id(topic.name)
+            partitions = []
+            for partition in topic.partitions:
+                code = self._check_place(name, partition.partition_index, partition.committed_metadata)
+                if code is ErrorCode.NONE and name is not None:
+                    records.append(
+                        self._record(request.group_id, name, topic_id, partition, now_ms, expire_timestamp_ms=expire_ms)
+                    )
+                partitions.append(
+                    OffsetCommitResponse.OffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=code
+                    )
+                )
+            reply.topics.append(
+                OffsetCommitResponse.OffsetCommitResponseTopic(
+                    name=topic.name, topic_id=topic.topic_id, partitions=partitions
+                )
+            )
+        return Decision(reply, tuple(records))
+
+    def _group_for_commit(self, request: OffsetCommitRequest, version: int) -> Group | None:
+        group = self._registry.groups.get(request.group_id)
+        generation = request.generation_id_or_member_epoch
+        if group is None:
+            if not request.group_id and version >= GROUP_NOT_FOUND_SINCE and generation >= 0:
+                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, "no group id was given")
+            if generation < 0:
+                # A consumer that assigns itself, or an administrator: the group comes into being with its offsets.
+                return None
+            raise Refused(
+                ErrorCode.GROUP_ID_NOT_FOUND if version >= GROUP_NOT_FOUND_SINCE else ErrorCode.ILLEGAL_GENERATION,
+                f"group {request.group_id} does not exist",
+            )
+        if isinstance(group, ClassicGroup):
+            group.validate_commit(request.member_id, request.group_instance_id, generation, transactional=False)
+        else:
+            group.validate_commit(
+                request.member_id, request.group_instance_id, generation, version, transactional=False
+            )
+        return group
+
+    @staticmethod
+    def _commit_refused(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
+        return OffsetCommitResponse(
+            topics=[
+                OffsetCommitResponse.OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponse.OffsetCommitResponsePartition(
+                            partition_index=partition.partition_index, error_code=code
+                        )
+                        for partition in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    # TxnOffsetCommit
+
+    def txn_commit(
+        self, request: TxnOffsetCommitRequest, version: int, now_ms: int
+    ) -> Decision[TxnOffsetCommitResponse]:
+        """Offsets that count when the transaction does; fenced by generation and member (KIP-447) where given."""
+        code = ErrorCode.NONE
+        try:
+            self._registry.require_served(request.group_id)
+            self._validate_txn_commit(request, version)
+        except Refused as refused:
+            code = refused.code
+        records: list[StateRecord] = []
+        reply = TxnOffsetCommitResponse()
+        for topic in request.topics:
+            topic_id = self._topic_id(topic.name)
+            partitions = []
+            for partition in topic.partitions:
+                place_code = code
+                if code is ErrorCode.NONE:
+                    place_code = self._check_place(topic.name, partition.partition_index, partition.committed_metadata)
+                    if place_code is ErrorCode.NONE:
+                        records.append(self._record(request.group_id, topic.name, topic_id, partition, now_ms))
+                partitions.append(
+                    TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=place_code
+                    )
+                )
+            reply.topics.append(
+                TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=partitions)
+            )
+        producer = ProducerIdentity(request.producer_id, request.producer_epoch) if records else None
+        return Decision(reply, tuple(records), producer=producer)
+
+    def _validate_txn_commit(self, request: TxnOffsetCommitRequest, version: int) -> None:
+        if not request.group_id:
+            raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+        group = self._registry.groups.get(request.group_id)
+        if group is None:
+            if request.generation_id >= 0:
+                raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {request.group_id} does not exist")
+            return
+        if isinstance(group, ClassicGroup):
+            group.validate_commit(
+                request.member_id, request.group_instance_id, request.generation_id, transactional=True
+            )
+            return
+        try:
+            group.validate_commit(
+                request.member_id, request.group_instance_id, request.generation_id, version, transactional=True
+            )
+        except Refused as refused:
+            # The transactional protocol has no word for a stale member epoch.
+            if refused.code is ErrorCode.STALE_MEMBER_EPOCH:
+                raise Refused(ErrorCode.ILLEGAL_GENERATION, str(refused)) from refused
+            raise
+
+    # Shared by both commits
+
+    def _topic_id(self, topic: str) -> UUID:
+        info = None if self._registry.topics is None else self._registry.topics.get(topic)
+        return NO_TOPIC_ID if info is None else info.topic_id
+
+    def _check_place(self, topic: str | None, partition: int, metadata: str | None) -> ErrorCode:
+        if topic is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if not self._registry.knows_partition(topic, partition):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if metadata is not None and len(metadata) > self._registry.settings.offset_metadata_max_bytes:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return ErrorCode.NONE
+
+    def _record(
+        self,
+        group_id: str,
+        topic: str,
+        topic_id: UUID,
+        partition: OffsetCommitRequest.OffsetCommitRequestPartition
+        | TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition,
+        now_ms: int,
+        *,
+        expire_timestamp_ms: int = NO_EXPIRY,
+    ) -> StateRecord:
+        return offset_record(
+            self._registry.partition_for(group_id),
+            group_id,
+            topic,
+            partition.partition_index,
+            CommittedOffset(
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                partition.committed_metadata or "",
+                now_ms,
+                expire_timestamp_ms,
+                topic_id,
+                0,
+            ),
+        )
+
+    # OffsetFetch
+
+    def fetch(self, request: OffsetFetchRequest, version: int) -> Decision[OffsetFetchResponse]:
+        if version >= FETCH_GROUPS_SINCE:
+            return Decision(
+                OffsetFetchResponse(
+                    groups=[self._fetch_group(group, version, request.require_stable) for group in request.groups]
+                )
+            )
+        reply = OffsetFetchResponse()
+        code = self._fetchable(request.group_id, None, UNKNOWN_EPOCH)
+        wanted = None if request.topics is None else [(t.name, t.partition_indexes) for t in request.topics]
+        if code is not ErrorCode.NONE:
+            reply.error_code = code
+            if version >= 2:
+                wanted = []
+        for name, indexes in self._wanted(request.group_id, wanted):
+            reply.topics.append(
+                OffsetFetchResponse.OffsetFetchResponseTopic(
+                    name=name,
+                    partitions=[
+                        self._fetched(
+                            OffsetFetchResponse.OffsetFetchResponsePartition,
+                            request.group_id,
+                            name,
+                            index,
+                            request.require_stable,
+                            code,
+                        )
+                        for index in indexes
+                    ],
+                )
+            )
+        return Decision(reply)
+
+    def _fetch_group(
+        self, group: OffsetFetchRequest.OffsetFetchRequestGroup, version: int, require_stable: bool
+    ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+        reply = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
+        code = self._fetchable(group.group_id, group.member_id, group.member_epoch)
+        if code is not ErrorCode.NONE:
+            reply.error_code = code
+            return reply
+        wanted = None
+        if group.topics is not None:
+            wanted = []
+            for topic in group.topics:
+                name = self._registry.topic_name(topic.topic_id) if version >= TOPIC_IDS_SINCE else topic.name
+                if name is not None:
+                    wanted.append((name, topic.partition_indexes))
+                    continue
+                reply.topics.append(
+                    OffsetFetchResponse.OffsetFetchResponseTopics(
+                        topic_id=topic.topic_id,
+                        partitions=[
+                            _no_offset(
+                                OffsetFetchResponse.OffsetFetchResponsePartitions, index, ErrorCode.UNKNOWN_TOPIC_ID
+                            )
+                            for index in topic.partition_indexes
+                        ],
+                    )
+                )
+        for name, indexes in self._wanted(group.group_id, wanted):
+            topic_id = self._topic_id(name)
+            if version >= TOPIC_IDS_SINCE and topic_id == NO_TOPIC_ID:
+                continue
+            reply.topics.append(
+                OffsetFetchResponse.OffsetFetchResponseTopics(
+                    name=name,
+                    topic_id=topic_id,
+                    partitions=[
+                        self._fetched(
+                            OffsetFetchResponse.OffsetFetchResponsePartitions,
+                            group.group_id,
+                            name,
+                            index,
+                            require_stable,
+                            ErrorCode.NONE,
+                        )
+                        for index in indexes
+                    ],
+                )
+            )
+        return reply
+
+    def _fetchable(self, group_id: str, member_id: str | None, member_epoch: int) -> ErrorCode:
+        try:
+            self._registry.require_served(group_id)
+            group = self._registry.groups.get(group_id)
+            if group is not None and not isinstance(group, ClassicGroup):
+                group.validate_fetch(member_id, member_epoch)
+        except Refused as refused:
+            return refused.code
+        return ErrorCode.NONE
+
+    def _wanted(self, group_id: str, wanted: list[tuple[str, list[int]]] | None) -> Iterator[tuple[str, list[int]]]:
+        """What was asked for; asked for everything, all places with an offset."""
+        if wanted is not None:
+            yield from wanted
+            return
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in sorted(self._offsets.of_group(group_id)):
+            by_topic.setdefault(topic, []).append(partition)
+        yield from by_topic.items()
+
+    def _fetched(
+        self, partition_class: Any, group_id: str, topic: str, index: int, require_stable: bool, code: ErrorCode
+    ) -> Any:
+        if code is not ErrorCode.NONE:
+            return _no_offset(partition_class, index, code)
+        if require_stable and self._offsets.is_pending(group_id, topic, index):
+            return _no_offset(partition_class, index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        offset = self._offsets.committed(group_id, topic, index) if group_id in self._registry.groups else None
+        if offset is None:
+            return _no_offset(partition_class, index, ErrorCode.NONE)
+        return partition_class(
+            partition_index=index,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+            error_code=ErrorCode.NONE,
+        )
+
+    # OffsetDelete and the end of offsets
+
+    def delete(self, request: OffsetDeleteRequest) -> Decision[OffsetDeleteResponse]:
+        try:
+            self._registry.require_served(request.group_id)
+            group = self._registry.groups.get(request.group_id)
+            if group is None:
+                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"group {request.group_id} does not exist")
+            if (
+                isinstance(group, ClassicGroup)
+                and group.state is not State.EMPTY
+                and not group.uses_consumer_protocol_type
+            ):
+                raise Refused(ErrorCode.NON_EMPTY_GROUP, "the group has members and their topics are not known")
+        except Refused as refused:
+            return Decision(OffsetDeleteResponse(error_code=refused.code))
+        records: list[StateRecord] = []
+        reply = OffsetDeleteResponse()
+        for topic in request.topics:
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic.name) else ErrorCode.NONE
+            partitions = []
+            for partition in topic.partitions:
+                index = partition.partition_index
+                place_code = code
+                if not self._registry.knows_partition(topic.name, index):
+                    place_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif code is ErrorCode.NONE and self._has(request.group_id, topic.name, index):
+                    records.append(self._tombstone(request.group_id, topic.name, index))
+                partitions.append(
+                    OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=index, error_code=place_code)
+                )
+            reply.topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
+        return Decision(reply, tuple(records))
+
+    def tombstones(self, group_id: str) -> list[StateRecord]:
+        """Everything the group committed, or is about to, forgotten."""
+        places = {*self._offsets.of_group(group_id), *self._offsets.pending_places(group_id)}
+        return [self._tombstone(group_id, *place) for place in sorted(places)]
+
+    def topic_tombstones(self, topics: set[str]) -> Iterator[tuple[str, list[StateRecord]]]:
+        """For every served group, the end of its offsets of these topics."""
+        for group_id, places in list(self._offsets.groups_with_topic(topics)):
+            if self._registry.is_loaded(self._registry.partition_for(group_id)):
+                yield group_id, [self._tombstone(group_id, *place) for place in places]
+
+    def expired(self, group: Group, now_ms: int) -> tuple[list[StateRecord], bool]:
+        """Tombstones of what is past its time, and whether nothing of the group's offsets remains."""
+        retention_ms = self._registry.settings.offsets_retention_ms
+        group_id = group.group_id
+        offsets = self._offsets.of_group(group_id)
+        gone = [
+            self._tombstone(group_id, topic, partition)
+            for (topic, partition), offset in offsets.items()
+            if not self._offsets.is_pending(group_id, topic, partition)
+            and group.expires(offset, topic, retention_ms, now_ms)
+        ]
+        return gone, len(gone) == len(offsets) and not self._offsets.pending_places(group_id)
+
+    def _has(self, group_id: str, topic: str, partition: int) -> bool:
+        return self._offsets.committed(group_id, topic, partition) is not None or self._offsets.is_pending(
+            group_id, topic, partition
+        )
+
+    def _tombstone(self, group_id: str, topic: str, partition: int) -> StateRecord:
+        return offset_tombstone(self._registry.partition_for(group_id), group_id, topic, partition)
+
+
+def _no_offset(partition_class: Any, index: int, code: ErrorCode) -> Any:
+    return partition_class(
+        partition_index=index,
+        committed_offset=INVALID_OFFSET,
+        committed_leader_epoch=NO_LEADER_EPOCH,
+        metadata="",
+        error_code=code,
+    )
