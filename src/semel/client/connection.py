@@ -1,0 +1,152 @@
+"""One connection to one broker: frames out, frames in, answers matched to requests in the order they were sent.
+
+Guarantees: an answer goes to the request it belongs to or the connection dies; when it dies, every request that waits
+fails with `Disconnected` at once; a large frame is received straight into its own buffer, so that the records of a
+fetch are views into it and are never copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Iterable
+from typing import cast
+
+from semel.errors import Disconnected, ErrorCode
+from semel.wire.primitives import Buffer
+
+_STAGING_SIZE = 64 * 1024
+#: A frame that claims more than this is not Kafka's protocol (or not a broker).
+_LARGEST_FRAME = 1 << 30
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A socket that speaks in frames. Open one with `Connection.open`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
+        self._next_correlation_id = 0
+        self._staging = bytearray(_STAGING_SIZE)
+        self._staged = 0
+        self._frame: bytearray | None = None
+        self._filled = 0
+
+    @classmethod
+    async def open(cls, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Connection:
+        """Connect, or raise `Disconnected` with the reason."""
+        address = f"{host}:{port}"
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: cls(address), host, port, ssl=tls, server_hostname=host if tls else None
+            )
+        except OSError as failure:
+            raise Disconnected(
+                ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {failure.strerror or failure}"
+            ) from failure
+        return connection
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for an answer."""
+        return len(self._waiting)
+
+    def next_correlation_id(self) -> int:
+        self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
+        return self._next_correlation_id
+
+    def send(self, parts: Iterable[Buffer], correlation_id: int | None) -> asyncio.Future[memoryview]:
+        """Write one frame; the future holds the answering frame. Without a correlation id no answer is expected."""
+        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        if self.closed or self._transport is None:
+            answer.set_exception(self._lost(None))
+            return answer
+        if correlation_id is None:
+            answer.set_result(memoryview(b""))
+        else:
+            self._waiting.append((correlation_id, answer))
+        self._transport.writelines(list(parts))
+        return answer
+
+    def close(self, why: str = "closed by the client") -> None:
+        """Close now; what waits fails with `Disconnected`."""
+        if self._transport is not None and not self.closed:
+            self._fail(Disconnected(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address} {why}"))
+            self._transport.abort()
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own transports are no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(self._lost(exc))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return memoryview(self._frame)[self._filled :]
+        return memoryview(self._staging)[self._staged :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._frame is not None:
+            self._filled += nbytes
+            if self._filled == len(self._frame):
+                frame, self._frame = self._frame, None
+                self._answer(memoryview(frame))
+            return
+        self._staged += nbytes
+        self._take_frames()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # --- frames ---------------------------------------------------------------------------------------------------
+
+    def _take_frames(self) -> None:
+        """Cut whole frames out of the staging buffer; a frame that goes on beyond it gets a buffer of its own."""
+        position, end, staging = 0, self._staged, self._staging
+        while end - position >= 4 and not self.closed:
+            size = int.from_bytes(staging[position : position + 4], "big", signed=True)
+            if not 0 <= size <= _LARGEST_FRAME:
+                self.close(f"sent a frame of {size} bytes: is it a Kafka broker?")
+                return
+            start = position + 4
+            if end - start >= size:
+                self._answer(memoryview(bytes(staging[start : start + size])))
+                position = start + size
+                continue
+            self._frame = bytearray(size)
+            self._filled = end - start
+            self._frame[: self._filled] = staging[start:end]
+            position = end
+        if position < end:
+            staging[: end - position] = staging[position:end]
+        self._staged = end - position
+
+    def _answer(self, frame: memoryview) -> None:
+        if not self._waiting:
+            self.close("sent an answer nobody asked for")
+            return
+        correlation_id, answer = self._waiting.popleft()
+        if int.from_bytes(frame[:4], "big", signed=True) != correlation_id:
+            if not answer.done():
+                answer.set_exception(self._lost(None))
+            self.close("answered out of order")
+            return
+        if not answer.done():
+            answer.set_result(frame)
+
+    def _lost(self, exc: Exception | None) -> Disconnected:
+        reason = f": {exc}" if exc else ""
+        return Disconnected(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address} lost{reason}")
+
+    def _fail(self, error: Disconnected) -> None:
+        self.closed = True
+        waiting, self._waiting = self._waiting, deque()
+        for _, answer in waiting:
+            if not answer.done():
+                answer.set_exception(error)

@@ -1,0 +1,544 @@
+"""The producer's half of the transaction conversation: who it is, what it may do, what it must say next.
+
+Guarantees: nothing is sent under an identity that was not given by the coordinator; a transaction is committed only
+when every record and offset in it was acknowledged; after an error the next step is always one of abort and close,
+and the table says which. Every request here may be repeated until it is answered.
+
+Both protocols are spoken. V1: partitions and groups are announced (AddPartitionsToTxn, AddOffsetsToTxn) before they
+are written to, and the epoch stays. V2 (KIP-890): the first write announces, and every EndTxn answers with the identity
+for the next transaction. Without a transactional id the manager only keeps the identity of an idempotent producer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.errors import ErrorCode, KafkaError, Misuse, ProducerFenced, error_for, invariant
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.wire.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+NO_IDENTITY = ProducerIdentity(-1, -1)
+MAX_EPOCH = 2**15 - 1
+#: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
+CONCURRENT_BACKOFF_MS = 20
+
+
+class State(enum.Enum):
+    """Where a producer stands."""
+
+    UNINITIALIZED = "uninitialized"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    ABORTABLE_ERROR = "abortable error"
+    FATAL_ERROR = "fatal error"
+
+
+class Event(enum.Enum):
+    """What happens to a producer: calls of its user, and answers."""
+
+    INITIALIZE = "init_transactions"
+    INITIALIZED = "identity given"
+    BEGIN = "begin_transaction"
+    WRITE = "send"
+    PREPARE = "prepare_transaction"
+    COMMIT = "commit_transaction"
+    ABORT = "abort_transaction"
+    ENDED = "transaction ended"
+    ABORTABLE = "abortable failure"
+    FATAL = "fatal failure"
+
+
+S, E = State, Event
+
+#: From (state, event) to the next state; a blank cell is a misuse of the producer and raises.
+STEPS: dict[State, dict[Event, State]] = {
+    S.UNINITIALIZED: {E.INITIALIZE: S.INITIALIZING, E.FATAL: S.FATAL_ERROR},
+    S.INITIALIZING: {
+        E.INITIALIZE: S.INITIALIZING,
+        E.INITIALIZED: S.READY,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.READY: {E.BEGIN: S.IN_TRANSACTION, E.INITIALIZE: S.INITIALIZING, E.ABORTABLE: S.READY, E.FATAL: S.FATAL_ERROR},
+    S.IN_TRANSACTION: {
+        E.WRITE: S.IN_TRANSACTION,
+        E.PREPARE: S.PREPARED,
+        E.COMMIT: S.COMMITTING,
+        E.ABORT: S.ABORTING,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.PREPARED: {
+        E.COMMIT: S.COMMITTING,
+        E.ABORT: S.ABORTING,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.COMMITTING: {
+        E.COMMIT: S.COMMITTING,
+        E.ENDED: S.READY,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.ABORTING: {
+        E.ABORT: S.ABORTING,
+        E.ENDED: S.READY,
+        E.INITIALIZE: S.INITIALIZING,
+        E.ABORTABLE: S.ABORTING,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.ABORTABLE_ERROR: {E.ABORT: S.ABORTING, E.ABORTABLE: S.ABORTABLE_ERROR, E.FATAL: S.FATAL_ERROR},
+    S.FATAL_ERROR: {E.ABORTABLE: S.FATAL_ERROR, E.FATAL: S.FATAL_ERROR},
+}
+
+_WHAT_TO_DO_FIRST = {
+    S.UNINITIALIZED: "call init_transactions() first",
+    S.INITIALIZING: "init_transactions() has not finished",
+    S.READY: "call begin_transaction() first",
+    S.IN_TRANSACTION: "a transaction is open: commit or abort it first",
+    S.PREPARED: "the transaction is prepared: complete it first",
+    S.COMMITTING: "commit_transaction() has not finished: call it again",
+    S.ABORTING: "abort_transaction() has not finished: call it again",
+    S.ABORTABLE_ERROR: "the transaction failed: call abort_transaction()",
+    S.FATAL_ERROR: "the producer failed: close it",
+}
+
+
+class Verdict(enum.Enum):
+    """What an error code in an answer means for the producer."""
+
+    RETRY = "retry"
+    ABORTABLE = "abortable"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+_FENCED = {ErrorCode.PRODUCER_FENCED: Verdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: Verdict.FENCED}
+_RENEWED_BY_ABORT = {
+    ErrorCode.UNKNOWN_PRODUCER_ID: Verdict.ABORTABLE,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.ABORTABLE,
+}
+_MEMBER_MOVED_ON = {
+    ErrorCode.FENCED_INSTANCE_ID: Verdict.ABORTABLE,
+    ErrorCode.UNKNOWN_MEMBER_ID: Verdict.ABORTABLE,
+    ErrorCode.ILLEGAL_GENERATION: Verdict.ABORTABLE,
+    ErrorCode.STALE_MEMBER_EPOCH: Verdict.ABORTABLE,
+}
+
+#: From (request, error code) to a verdict. A code that is not here follows its own row in `errors`.
+VERDICTS: dict[type, dict[ErrorCode, Verdict]] = {
+    InitProducerIdRequest: {**_FENCED},
+    AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
+    AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
+    TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
+    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: Verdict.FATAL},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """Which member of which group commits: with it, a member the group has given up on is refused (KIP-447)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """Where a group goes on reading, with a text of its own."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request for a coordinator. `newest` is the version the protocol in use must not go beyond."""
+
+    message: Any
+    coordinator: str
+    key: str
+    newest: int | None = None
+
+
+@dataclass(slots=True)
+class _PendingOffsets:
+    group: GroupMetadata
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+    announced: bool = False
+
+
+@dataclass(slots=True)
+class TransactionManager:
+    """One producer's identity and transaction. `version` is the cluster's finalized `transaction.version`."""
+
+    transactional_id: str | None
+    transaction_timeout_ms: int = 60_000
+    two_phase_commit: bool = False
+    version: int = 2
+    state: State = State.UNINITIALIZED
+    identity: ProducerIdentity = NO_IDENTITY
+    #: Why the producer is in an error state.
+    error: KafkaError | None = None
+    #: Not before this time may the next request be sent.
+    not_before_ms: int = 0
+    _in_flight: bool = False
+    _started: bool = False
+    _bump_after_abort: bool = False
+    _partitions: set[TopicPartition] = field(default_factory=set)
+    _unannounced: set[TopicPartition] = field(default_factory=set)
+    _pending_offsets: list[_PendingOffsets] = field(default_factory=list)
+
+    # --- what the user asks ---------------------------------------------------------------------------------------
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.transactional_id is not None
+
+    def initialize(self) -> None:
+        """Ask for an identity; whatever the predecessor of this transactional id left open is ended by it."""
+        if self.state is State.INITIALIZING:
+            return
+        self._step(Event.INITIALIZE)
+
+    def begin(self) -> None:
+        self._need_transactional_id(Event.BEGIN)
+        self._step(Event.BEGIN)
+        self._started = False
+
+    def write(self, partition: TopicPartition) -> None:
+        """A record for this partition joins the open transaction."""
+        if not self.is_transactional:
+            if self.state is State.FATAL_ERROR:
+                raise self._why_not(Event.WRITE)
+            return
+        self._step(Event.WRITE)
+        if partition in self._partitions:
+            return
+        self._partitions.add(partition)
+        if self.version >= 2:
+            self._started = True
+        else:
+            self._unannounced.add(partition)
+
+    def add_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
+        """A group's progress joins the open transaction."""
+        self._need_transactional_id(Event.WRITE)
+        self._step(Event.WRITE)
+        if offsets:
+            self._pending_offsets.append(_PendingOffsets(group, dict(offsets)))
+
+    def prepare(self) -> None:
+        """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
+        self._need_transactional_id(Event.PREPARE)
+        if not self.two_phase_commit:
+            raise Misuse(
+                ErrorCode.INVALID_TXN_STATE, "prepare_transaction() needs transaction.two.phase.commit.enable=true"
+            )
+        self._step(Event.PREPARE)
+
+    def commit(self) -> None:
+        self._need_transactional_id(Event.COMMIT)
+        self._step(Event.COMMIT)
+
+    def abort(self) -> None:
+        self._need_transactional_id(Event.ABORT)
+        if self.state is not State.ABORTING:
+            self._pending_offsets.clear()
+            self._unannounced.clear()
+        self._step(Event.ABORT)
+
+    # --- what the sender asks -------------------------------------------------------------------------------------
+
+    def may_send_to(self, partition: TopicPartition) -> bool:
+        """Whether a batch for this partition may go out now."""
+        if self.identity == NO_IDENTITY or self.state in (State.INITIALIZING, State.FATAL_ERROR):
+            return False
+        return not self.is_transactional or (partition in self._partitions and partition not in self._unannounced)
+
+    @property
+    def offsets_pending(self) -> bool:
+        """Whether offsets given to this transaction are not acknowledged yet."""
+        return bool(self._pending_offsets)
+
+    def fail(self, error: KafkaError, *, renew: bool = False) -> None:
+        """A batch of the open transaction could not be delivered.
+
+        With `renew`, the sequence numbers of a partition are in doubt: after the abort the epoch must be a new one.
+        """
+        if renew and self.version < 2:
+            self._bump_after_abort = True
+        if error.code.fatal and error.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+            self._fatal(error)
+        elif self.is_transactional:
+            self._abortable(error)
+
+    def bump_epoch(self) -> None:
+        """A new epoch for an idempotent producer (KIP-360): its own to take, until there is none left."""
+        invariant(not self.is_transactional, "the epoch of a transactional producer is the coordinator's to give")
+        if self.identity.producer_epoch < MAX_EPOCH:
+            self.identity = ProducerIdentity(self.identity.producer_id, self.identity.producer_epoch + 1)
+        else:
+            self.identity = NO_IDENTITY
+            self._step(Event.INITIALIZE)
+
+    # --- the conversation -----------------------------------------------------------------------------------------
+
+    def poll(self, now_ms: int, *, batches_left: bool) -> Send | None:
+        """The next thing to say, or None when there is nothing to say or it is not yet time.
+
+        `batches_left`: records of the transaction are still on their way, so it cannot be ended.
+        """
+        if self._in_flight or now_ms < self.not_before_ms:
+            return None
+        send = self._next(batches_left)
+        self._in_flight = send is not None
+        return send
+
+    def _next(self, batches_left: bool) -> Send | None:
+        if self.state is State.INITIALIZING:
+            return self._init_producer_id()
+        if self.state in (State.IN_TRANSACTION, State.COMMITTING):
+            if self._unannounced:
+                return self._add_partitions()
+            if self._pending_offsets:
+                return self._commit_offsets(self._pending_offsets[0])
+        if self.state in (State.COMMITTING, State.ABORTING) and not batches_left:
+            if self._started:
+                return self._end()
+            self._ended(None)
+            return self._next(batches_left)
+        return None
+
+    def on_disconnect(self, now_ms: int, backoff_ms: int) -> None:
+        """No answer came: the same request is asked again."""
+        self._in_flight = False
+        self.not_before_ms = now_ms + backoff_ms
+
+    def on_error(self, error: KafkaError) -> None:
+        """The request could not even be sent, and never can (no common version, no authorization)."""
+        self._in_flight = False
+        self._fatal(error)
+
+    def on_response(self, request: Any, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:
+        """Take an answer in. The code it gave is returned, for the shell to look for the coordinator anew."""
+        self._in_flight = False
+        code = _worst(request, response)
+        if code is not ErrorCode.NONE:
+            self._refused(request, code, now_ms, backoff_ms, getattr(response, "error_message", None))
+        elif isinstance(request, InitProducerIdRequest):
+            self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+            self._forget_transaction()
+            self._step(Event.INITIALIZED)
+        elif isinstance(request, AddPartitionsToTxnRequest):
+            self._started = True
+            for topic in request.v3_and_below_topics:
+                self._unannounced -= {TopicPartition(topic.name, number) for number in topic.partitions}
+        elif isinstance(request, AddOffsetsToTxnRequest):
+            self._started = True
+            for pending in self._pending_offsets:
+                pending.announced = pending.announced or pending.group.group_id == request.group_id
+        elif isinstance(request, TxnOffsetCommitRequest):
+            self._started = True
+            if self._pending_offsets:
+                del self._pending_offsets[0]
+        else:
+            self._ended(response)
+        return code
+
+    def _refused(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
+        verdict = VERDICTS[type(request)].get(code) or _verdict_of_row(code)
+        what = f"{type(request).__name__} of '{self.transactional_id}': {message or code.meaning}"
+        if verdict is Verdict.RETRY:
+            concurrent = code is ErrorCode.CONCURRENT_TRANSACTIONS
+            self.not_before_ms = now_ms + (min(backoff_ms, CONCURRENT_BACKOFF_MS) if concurrent else backoff_ms)
+        elif verdict is Verdict.FENCED:
+            why = f"{what}; another producer has used this transactional.id, or the transaction timed out"
+            self._fatal(ProducerFenced(ErrorCode.PRODUCER_FENCED, why))
+        elif verdict is Verdict.ABORTABLE and self.state is State.ABORTING:
+            # The coordinator knows nothing of what is to be aborted: a fresh identity is all that is left to ask for.
+            self._bump_after_abort = True
+            self._ended(None)
+        elif verdict is Verdict.ABORTABLE:
+            if self.version < 2:
+                self._bump_after_abort = True
+            self._abortable(error_for(code, what))
+        else:
+            self._fatal(error_for(code, what))
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def _init_producer_id(self) -> Send:
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self.transaction_timeout_ms if self.is_transactional else 2**31 - 1,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+        )
+        if self.two_phase_commit:
+            request.enable2_pc = True
+        return self._to_coordinator(request, 6 if self.two_phase_commit else 5)
+
+    def _add_partitions(self) -> Send:
+        topics = [
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=numbers)
+            for name, numbers in _by_topic(self._unannounced).items()
+        ]
+        return self._to_coordinator(
+            AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self.transactional_id or "",
+                v3_and_below_producer_id=self.identity.producer_id,
+                v3_and_below_producer_epoch=self.identity.producer_epoch,
+                v3_and_below_topics=topics,
+            ),
+            3,
+        )
+
+    def _commit_offsets(self, pending: _PendingOffsets) -> Send:
+        group = pending.group
+        if self.version < 2 and not pending.announced:
+            return self._to_coordinator(
+                AddOffsetsToTxnRequest(
+                    transactional_id=self.transactional_id or "",
+                    producer_id=self.identity.producer_id,
+                    producer_epoch=self.identity.producer_epoch,
+                    group_id=group.group_id,
+                ),
+                4,
+            )
+        topics = [
+            TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                name=name,
+                partitions=[
+                    TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                        partition_index=number,
+                        committed_offset=given.offset,
+                        committed_leader_epoch=given.leader_epoch,
+                        committed_metadata=given.metadata,
+                    )
+                    for number in numbers
+                    for given in (pending.offsets[TopicPartition(name, number)],)
+                ],
+            )
+            for name, numbers in _by_topic(pending.offsets).items()
+        ]
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id or "",
+            group_id=group.group_id,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+            topics=topics,
+        )
+        return Send(request, "group", group.group_id, 5 if self.version >= 2 else 4)
+
+    def _end(self) -> Send:
+        return self._to_coordinator(
+            EndTxnRequest(
+                transactional_id=self.transactional_id or "",
+                producer_id=self.identity.producer_id,
+                producer_epoch=self.identity.producer_epoch,
+                committed=self.state is State.COMMITTING,
+            ),
+            5 if self.version >= 2 else 4,
+        )
+
+    def _to_coordinator(self, request: Any, newest: int) -> Send:
+        return Send(request, "transaction", self.transactional_id or "", newest)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _ended(self, response: Any) -> None:
+        if response is not None and getattr(response, "producer_id", -1) >= 0:
+            self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        renew = self._bump_after_abort and self.state is State.ABORTING
+        self._forget_transaction()
+        self._step(Event.INITIALIZE if renew else Event.ENDED)
+
+    def _forget_transaction(self) -> None:
+        self._started = False
+        self._bump_after_abort = False
+        self._partitions.clear()
+        self._unannounced.clear()
+        self._pending_offsets.clear()
+        self.error = None
+
+    def _abortable(self, error: KafkaError) -> None:
+        if self.state not in (State.ABORTING, State.FATAL_ERROR, State.READY):
+            self.error = self.error or error
+        self._pending_offsets.clear()
+        self._step(Event.ABORTABLE)
+
+    def _fatal(self, error: KafkaError) -> None:
+        if self.state is not State.FATAL_ERROR:
+            self.error = error
+        self._step(Event.FATAL)
+
+    def _step(self, event: Event) -> None:
+        following = STEPS[self.state].get(event)
+        if following is None:
+            raise self._why_not(event)
+        self.state = following
+
+    def _why_not(self, event: Event) -> KafkaError:
+        if self.error is not None and self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR):
+            return self.error
+        return Misuse(
+            ErrorCode.INVALID_TXN_STATE,
+            f"{event.value}() while the producer is {self.state.value}: {_WHAT_TO_DO_FIRST[self.state]}",
+        )
+
+    def _need_transactional_id(self, event: Event) -> None:
+        if not self.is_transactional:
+            raise Misuse(ErrorCode.INVALID_TXN_STATE, f"{event.value}() needs the setting transactional.id")
+
+
+def _verdict_of_row(code: ErrorCode) -> Verdict:
+    if code.retriable:
+        return Verdict.RETRY
+    return Verdict.ABORTABLE if code.abortable else Verdict.FATAL
+
+
+def _worst(request: Any, response: Any) -> ErrorCode:
+    """The one code that decides: what cannot be mended before what can, in the answer's own order."""
+    codes = []
+    if isinstance(request, AddPartitionsToTxnRequest):
+        codes = [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
+    elif isinstance(request, TxnOffsetCommitRequest):
+        codes = [p.error_code for t in response.topics for p in t.partitions]
+    else:
+        codes = [response.error_code]
+    rows = [ErrorCode.of(code) for code in codes if code]
+    verdicts = VERDICTS[type(request)]
+    for row in rows:
+        if (verdicts.get(row) or _verdict_of_row(row)) is not Verdict.RETRY and row is not _NOT_TRIED:
+            return row
+    return rows[0] if rows else ErrorCode.NONE
+
+
+_NOT_TRIED = ErrorCode.OPERATION_NOT_ATTEMPTED
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    grouped: dict[str, list[int]] = {}
+    for partition in sorted(partitions, key=lambda p: (p.topic, p.partition)):
+        grouped.setdefault(partition.topic, []).append(partition.partition)
+    return grouped
