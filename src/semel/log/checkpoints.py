@@ -1,0 +1,197 @@
+"""The small text files beside the segments and at the top of a data directory, in Apache Kafka's formats.
+
+- `partition.metadata`: the topic id, so that a directory is never taken for a later topic of the same name.
+- `leader-epoch-checkpoint`: where each leader epoch began.
+- `log-start-offset-checkpoint`, `recovery-point-offset-checkpoint`, `replication-offset-checkpoint`,
+  `cleaner-offset-checkpoint`: one offset per partition, for the whole data directory.
+- `.kafka_cleanshutdown`: the last stop was orderly.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from bisect import bisect_right
+from pathlib import Path
+
+from semel.log.files import Files
+
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+LOG_START_OFFSETS = "log-start-offset-checkpoint"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+
+NO_TOPIC_ID = uuid.UUID(int=0)
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint file whose text is not what was written."""
+
+
+# Topic ids
+
+
+def topic_id_text(topic_id: uuid.UUID) -> str:
+    """As Kafka writes it: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
+
+
+def topic_id_from_text(text: str) -> uuid.UUID:
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+def encode_partition_metadata(topic_id: uuid.UUID) -> bytes:
+    return f"version: 0\ntopic_id: {topic_id_text(topic_id)}".encode()
+
+
+def decode_partition_metadata(data: bytes) -> uuid.UUID:
+    lines = data.decode("utf-8", "replace").splitlines()
+    try:
+        fields = dict(line.split(": ", 1) for line in lines if line)
+        if fields["version"] != "0":
+            raise DamagedCheckpoint(f"version {fields['version']} is not known")
+        return topic_id_from_text(fields["topic_id"])
+    except (KeyError, ValueError) as error:
+        raise DamagedCheckpoint(f"it does not name a topic id: {error}") from None
+
+
+# Leader epochs
+
+
+class LeaderEpochs:
+    """Which leader epoch began at which offset."""
+
+    __slots__ = ("_epochs", "_starts")
+
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self._epochs = [epoch for epoch, _ in entries or ()]
+        self._starts = [start for _, start in entries or ()]
+
+    @property
+    def latest(self) -> int:
+        """-1 before the first."""
+        return self._epochs[-1] if self._epochs else -1
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        return list(zip(self._epochs, self._starts))
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """True when this is news. An epoch that wrote nothing leaves no trace once the next one begins there."""
+        if epoch <= self.latest:
+            return False
+        while self._starts and self._starts[-1] >= start_offset:
+            self._epochs.pop()
+            self._starts.pop()
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        return True
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(the largest epoch not above the asked one, where it ended); (-1, -1) when there is no answer."""
+        if epoch < 0 or not self._epochs or epoch > self.latest:
+            return -1, -1
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        found = bisect_right(self._epochs, epoch)
+        if found == 0:
+            return epoch, self._starts[0]
+        return self._epochs[found - 1], self._starts[found]
+
+    def epoch_at(self, offset: int) -> int:
+        found = bisect_right(self._starts, offset)
+        return self._epochs[found - 1] if found else -1
+
+    def truncate_from_end(self, end_offset: int) -> bool:
+        changed = False
+        while self._starts and self._starts[-1] >= end_offset:
+            self._epochs.pop()
+            self._starts.pop()
+            changed = True
+        return changed
+
+    def truncate_from_start(self, start_offset: int) -> bool:
+        """What lies before the log's start is gone; the epoch that covers the start begins there now."""
+        found = bisect_right(self._starts, start_offset)
+        if found == 0 or (found == 1 and self._starts[0] >= start_offset):
+            return False
+        epoch = self._epochs[found - 1]
+        self._epochs[:found] = [epoch]
+        self._starts[:found] = [start_offset]
+        return True
+
+
+def encode_leader_epochs(entries: list[tuple[int, int]]) -> bytes:
+    return "".join([f"0\n{len(entries)}\n", *(f"{epoch} {start}\n" for epoch, start in entries)]).encode()
+
+
+def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
+    rows = [(int(epoch), int(start)) for epoch, start in _rows(data, 2)]
+    for earlier, later in zip(rows, rows[1:]):
+        if later[0] <= earlier[0] or later[1] < earlier[1]:
+            raise DamagedCheckpoint(f"epoch {later[0]} at {later[1]} cannot follow {earlier[0]} at {earlier[1]}")
+    return rows
+
+
+# Offsets per partition, for a data directory
+
+
+def encode_offsets(offsets: dict[tuple[str, int], int]) -> bytes:
+    lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in sorted(offsets.items())]
+    return "".join([f"0\n{len(lines)}\n", *lines]).encode()
+
+
+def decode_offsets(data: bytes) -> dict[tuple[str, int], int]:
+    return {(topic, int(partition)): int(offset) for topic, partition, offset in _rows(data, 3)}
+
+
+def read_offsets(files: Files, data_directory: Path | str, name: str) -> dict[tuple[str, int], int]:
+    """What a checkpoint of the data directory holds; nothing when there is none."""
+    path = os.path.join(data_directory, name)
+    if not files.exists(path):
+        return {}
+    return decode_offsets(files.read(path))
+
+
+def write_offsets(
+    files: Files, data_directory: Path | str, name: str, offsets: dict[tuple[str, int], int], *, durable: bool = True
+) -> None:
+    files.replace(os.path.join(data_directory, name), encode_offsets(offsets), durable=durable)
+
+
+def _rows(data: bytes, width: int) -> list[list[str]]:
+    lines = data.decode("utf-8", "replace").splitlines()
+    try:
+        version, count = int(lines[0]), int(lines[1])
+        rows = [line.split() for line in lines[2:] if line]
+        for row in rows:
+            for field in row[-2:]:
+                int(field)
+    except (IndexError, ValueError) as error:
+        raise DamagedCheckpoint(f"it is no checkpoint: {error}") from None
+    if version != 0:
+        raise DamagedCheckpoint(f"version {version} is not known")
+    if len(rows) != count or any(len(row) != width for row in rows):
+        raise DamagedCheckpoint(f"it claims {count} entries and has {len(rows)}")
+    return rows
+
+
+# Clean shutdown
+
+
+def mark_clean_shutdown(files: Files, data_directory: Path | str) -> None:
+    files.replace(os.path.join(data_directory, CLEAN_SHUTDOWN), b'{"version":0,"brokerEpoch":-1}')
+
+
+def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
+    """Whether the last stop was orderly. The mark is gone afterwards: from now on a crash is a crash."""
+    path = os.path.join(data_directory, CLEAN_SHUTDOWN)
+    if not files.exists(path):
+        return False
+    files.remove(path)
+    files.sync_directory(data_directory)
+    return True

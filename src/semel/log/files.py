@@ -1,0 +1,159 @@
+"""The only place that opens, writes, fsyncs and renames files.
+
+Everything the log does to a disk goes through a `Files`, which is a parameter: a test hands in one that fails at a
+chosen call or tears a write in two, and the code above it cannot tell the difference. Errors come out as `OSError`.
+
+A file is replaced by writing its successor beside it and renaming, so a reader finds the old or the new one whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+Buffer = bytes | bytearray | memoryview
+Path = str | os.PathLike[str]
+
+
+class Files:
+    """The disk as it is."""
+
+    def __init__(self) -> None:
+        self._worker: ThreadPoolExecutor | None = None
+        self._jobs: set[Future[None]] = set()
+
+    # Open files
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(path, flags, 0o644)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def duplicate(self, descriptor: int) -> int:
+        """A second descriptor of the same open file, for fsync on another thread while this one may be closed."""
+        return os.dup(descriptor)
+
+    def write_at(self, descriptor: int, data: Buffer, position: int) -> None:
+        """All of `data` at `position`, in one call unless the system takes less."""
+        written = os.pwrite(descriptor, data, position)
+        if written != len(data):
+            self._write_rest(descriptor, memoryview(data), written, position)
+
+    def write_parts_at(self, descriptor: int, parts: Sequence[Buffer], position: int) -> None:
+        written = os.pwritev(descriptor, parts, position)
+        if written != sum(map(len, parts)):
+            self._write_rest(descriptor, memoryview(b"".join(parts)), written, position)
+
+    def read_at(self, descriptor: int, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only where the file ends."""
+        data = os.pread(descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        # Linux stops at 2 GiB and on signals; a short read elsewhere is the end of the file.
+        rest = os.pread(descriptor, size - len(data), position + len(data))
+        return data + rest if rest else data
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def _write_rest(self, descriptor: int, data: memoryview, written: int, position: int) -> None:
+        while written < len(data):
+            count = os.pwrite(descriptor, data[written:], position + written)
+            if count == 0:
+                raise OSError(errno.EIO, "the file system accepts no more bytes")
+            written += count
+
+    # Whole files
+
+    def read(self, path: Path) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def write_into(self, path: Path, data: Buffer, position: int) -> None:
+        """Put `data` at `position` of a file that need not exist yet."""
+        descriptor = self.open(path, create=True)
+        try:
+            self.write_at(descriptor, data, position)
+        finally:
+            self.close(descriptor)
+
+    def replace(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
+        """The file holds `data` from now on, or what it held before: never anything between."""
+        path = os.fspath(path)
+        beside = path + ".tmp"
+        descriptor = self.open(beside, create=True)
+        try:
+            self.truncate(descriptor, 0)
+            self.write_at(descriptor, data, 0)
+            if durable:
+                self.sync(descriptor)
+        finally:
+            self.close(descriptor)
+        self.rename(beside, path)
+        if durable:
+            self.sync_directory(os.path.dirname(path) or ".")
+
+    def sync_path(self, path: Path) -> None:
+        descriptor = self.open(path)
+        try:
+            self.sync(descriptor)
+        finally:
+            self.close(descriptor)
+
+    def create_empty(self, path: Path) -> None:
+        self.close(self.open(path, create=True))
+
+    def exists(self, path: Path) -> bool:
+        return os.path.exists(path)
+
+    def modified_ms(self, path: Path) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    # Directories
+
+    def make_directory(self, path: Path) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def sizes(self, directory: Path) -> dict[str, int]:
+        """Every file of a directory and its size."""
+        with os.scandir(directory) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """The file is gone, whether or not it was there."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    # Elsewhere
+
+    def in_background(self, job: Callable[[], None]) -> None:
+        """Run `job` off the caller's thread, after those given before it. It reports its own failures."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "semel-files")
+        future = self._worker.submit(job)
+        self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
+
+    def drain(self) -> None:
+        """Wait for everything given to `in_background`."""
+        for future in tuple(self._jobs):
+            future.result()

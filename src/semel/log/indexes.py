@@ -1,0 +1,274 @@
+"""The three indexes of a segment, in Apache Kafka's formats.
+
+- `.index`: 8 bytes an entry: offset of a batch's last record relative to the segment, position of that batch.
+- `.timeindex`: 12 bytes an entry: the largest timestamp so far and the relative offset of the batch that brought it.
+- `.txnindex`: 34 bytes an entry: an aborted transaction and where the last stable offset could go after it.
+
+The first two are sparse and can be rebuilt from the log byte for byte, so they are kept in memory and written late. The
+third is written at once: read_committed depends on it.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from semel.log.files import Files
+
+OFFSET_ENTRY_SIZE = 8
+TIME_ENTRY_SIZE = 12
+TRANSACTION_ENTRY_SIZE = 34
+RELATIVE_OFFSET_MAX = 2**31 - 1
+
+_TIME_ENTRY = struct.Struct(">qi")
+_TRANSACTION_ENTRY = struct.Struct(">hqqqq")
+
+
+class DamagedIndex(Exception):
+    """An index file that cannot be what was written; it is rebuilt from the log."""
+
+
+class OffsetIndex:
+    """Where batches lie: relative last offset -> position."""
+
+    __slots__ = ("path", "base_offset", "_offsets", "_positions", "_written", "_loaded")
+
+    def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._offsets = array("I")
+        self._positions = array("I")
+        self._written = 0
+        self._loaded = loaded
+
+    def load(self, files: Files) -> None:
+        """Read the file, once; refuses one whose entries do not rise."""
+        if self._loaded:
+            return
+        offsets, positions = decode_offset_entries(_read(files, self.path))
+        self._offsets, self._positions = offsets, positions
+        self._written = len(offsets)
+        self._loaded = True
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def last_position(self) -> int:
+        """Position of the last batch that has an entry; 0 when none has."""
+        return self._positions[-1] if self._positions else 0
+
+    def append(self, last_offset: int, position: int) -> None:
+        self._offsets.append(last_offset - self.base_offset)
+        self._positions.append(position)
+
+    def position_before(self, offset: int) -> int:
+        """Where to begin looking for the batch that holds `offset`."""
+        found = bisect_right(self._offsets, max(offset - self.base_offset, 0))
+        return self._positions[found - 1] if found else 0
+
+    def batch_start_at_or_before(self, position: int) -> int:
+        """The largest known start of a batch that is not past `position`."""
+        found = bisect_right(self._positions, position)
+        return self._positions[found - 1] if found else 0
+
+    def entries(self) -> list[tuple[int, int]]:
+        return [(self.base_offset + offset, position) for offset, position in zip(self._offsets, self._positions)]
+
+    def write(self, files: Files) -> None:
+        """Bring the file up to what is in memory."""
+        count = len(self._offsets)
+        if count == self._written:
+            return
+        flat = array("I", bytes(OFFSET_ENTRY_SIZE * (count - self._written)))
+        flat[0::2] = self._offsets[self._written :]
+        flat[1::2] = self._positions[self._written :]
+        if sys.byteorder == "little":
+            flat.byteswap()
+        files.write_into(self.path, flat.tobytes(), self._written * OFFSET_ENTRY_SIZE)
+        self._written = count
+
+    def rewrite(self, files: Files) -> None:
+        """Put what is in memory in place of whatever the file holds."""
+        files.replace(self.path, b"", durable=False)
+        self._written = 0
+        self.write(files)
+
+
+class TimeIndex:
+    """How far to skip for a timestamp: largest timestamp so far -> relative last offset of its batch."""
+
+    __slots__ = ("path", "base_offset", "_timestamps", "_offsets", "_written", "_loaded")
+
+    def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._timestamps = array("q")
+        self._offsets = array("I")
+        self._written = 0
+        self._loaded = loaded
+
+    def load(self, files: Files) -> None:
+        if self._loaded:
+            return
+        timestamps, offsets = decode_time_entries(_read(files, self.path))
+        self._timestamps, self._offsets = timestamps, offsets
+        self._written = len(timestamps)
+        self._loaded = True
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(largest timestamp, offset) of the last entry; (-1, base offset) when there is none."""
+        if not self._timestamps:
+            return -1, self.base_offset
+        return self._timestamps[-1], self.base_offset + self._offsets[-1]
+
+    def append(self, timestamp_ms: int, offset: int) -> None:
+        """Only a larger timestamp gets an entry."""
+        if not self._timestamps or timestamp_ms > self._timestamps[-1]:
+            self._timestamps.append(timestamp_ms)
+            self._offsets.append(offset - self.base_offset)
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """Everything up to this offset is older than `timestamp_ms`."""
+        found = bisect_left(self._timestamps, timestamp_ms)
+        return self.base_offset + (self._offsets[found - 1] if found else 0)
+
+    def entries(self) -> list[tuple[int, int]]:
+        return [(stamp, self.base_offset + offset) for stamp, offset in zip(self._timestamps, self._offsets)]
+
+    def write(self, files: Files) -> None:
+        count = len(self._timestamps)
+        if count == self._written:
+            return
+        data = b"".join(map(_TIME_ENTRY.pack, self._timestamps[self._written :], self._offsets[self._written :]))
+        files.write_into(self.path, data, self._written * TIME_ENTRY_SIZE)
+        self._written = count
+
+    def rewrite(self, files: Files) -> None:
+        files.replace(self.path, b"", durable=False)
+        self._written = 0
+        self.write(files)
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction whose abort marker is in this segment."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """The aborted transactions of a segment, in the order of their markers."""
+
+    __slots__ = ("path", "_entries", "_loaded")
+
+    def __init__(self, path: str, *, loaded: bool) -> None:
+        self.path = path
+        self._entries: list[AbortedTransaction] = []
+        self._loaded = loaded
+
+    def load(self, files: Files) -> None:
+        if not self._loaded:
+            self._entries = decode_transaction_entries(_read(files, self.path))
+            self._loaded = True
+
+    def append(self, files: Files, aborted: AbortedTransaction) -> None:
+        """On disk first: the last stable offset moves only past aborts that a restart would find again."""
+        files.write_into(self.path, encode_transaction_entry(aborted), len(self._entries) * TRANSACTION_ENTRY_SIZE)
+        self._entries.append(aborted)
+
+    def hold(self, entries: list[AbortedTransaction]) -> None:
+        """Take rebuilt entries; `rewrite` puts them on disk."""
+        self._entries = entries
+        self._loaded = True
+
+    def rewrite(self, files: Files) -> None:
+        if self._entries or files.exists(self.path):
+            files.replace(self.path, b"".join(map(encode_transaction_entry, self._entries)), durable=False)
+
+    def collect(self, from_offset: int, upper_bound: int, into: list[AbortedTransaction]) -> bool:
+        """Add those that touch [from_offset, upper_bound); True when no later segment can have another."""
+        entries = self._entries
+        start = bisect_left(entries, from_offset, key=lambda entry: entry.last_offset)
+        for entry in entries[start:]:
+            if entry.first_offset < upper_bound:
+                into.append(entry)
+            if entry.last_stable_offset >= upper_bound:
+                return True
+        return False
+
+    @property
+    def entries(self) -> list[AbortedTransaction]:
+        return list(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def encode_transaction_entry(entry: AbortedTransaction) -> bytes:
+    return _TRANSACTION_ENTRY.pack(0, *entry)
+
+
+def decode_offset_entries(data: bytes) -> tuple[array[int], array[int]]:
+    """(relative offsets, positions) of an `.index` file."""
+    if len(data) % OFFSET_ENTRY_SIZE:
+        raise DamagedIndex(f"{len(data)} bytes are no whole number of {OFFSET_ENTRY_SIZE}-byte entries")
+    flat = array("I", data)
+    if sys.byteorder == "little":
+        flat.byteswap()
+    offsets, positions = flat[0::2], flat[1::2]
+    if not _rises(offsets) or not _rises(positions):
+        raise DamagedIndex("the entries do not rise")
+    return offsets, positions
+
+
+def decode_time_entries(data: bytes) -> tuple[array[int], array[int]]:
+    """(timestamps, relative offsets) of a `.timeindex` file."""
+    if len(data) % TIME_ENTRY_SIZE:
+        raise DamagedIndex(f"{len(data)} bytes are no whole number of {TIME_ENTRY_SIZE}-byte entries")
+    timestamps, offsets = array("q"), array("I")
+    for stamp, offset in _TIME_ENTRY.iter_unpack(data):
+        if offset < 0:
+            raise DamagedIndex(f"an entry has the relative offset {offset}")
+        timestamps.append(stamp)
+        offsets.append(offset)
+    if not _rises(timestamps):
+        raise DamagedIndex("the timestamps do not rise")
+    return timestamps, offsets
+
+
+def decode_transaction_entries(data: bytes) -> list[AbortedTransaction]:
+    """The entries of a `.txnindex` file."""
+    if len(data) % TRANSACTION_ENTRY_SIZE:
+        raise DamagedIndex(f"{len(data)} bytes are no whole number of {TRANSACTION_ENTRY_SIZE}-byte entries")
+    entries = []
+    previous = -1
+    for version, *fields in _TRANSACTION_ENTRY.iter_unpack(data):
+        entry = AbortedTransaction(*fields)
+        if version > 0 or version < 0:
+            raise DamagedIndex(f"entry version {version} is not known")
+        if entry.last_offset <= previous or entry.first_offset > entry.last_offset:
+            raise DamagedIndex(f"the aborted transaction {entry} is out of order")
+        previous = entry.last_offset
+        entries.append(entry)
+    return entries
+
+
+def _rises(values: array[int]) -> bool:
+    return all(map(int.__lt__, values, values[1:]))
+
+
+def _read(files: Files, path: str) -> bytes:
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,444 @@
+"""From the files of a partition to a log that can be trusted.
+
+After a clean stop nothing is scanned: the sizes, the tail of the last segment and the last snapshot say everything.
+After a crash every batch from the recovery point on is checked and
+
+- a torn tail, where nothing valid follows, is cut at the last valid batch;
+- damage, where valid batches follow or where the bytes had already been fsynced, is reported as `DamagedLog`: skipping
+  it would lose records that were acknowledged, and only a person can decide that;
+- indexes, transaction index, leader epochs and producer state are rebuilt by replaying what is there.
+
+Recovery may itself be killed at any point: it only cuts what it would cut again and rewrites what it would rewrite.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from semel.errors import Refused
+from semel.log.checkpoints import LeaderEpochs
+from semel.log.files import Files
+from semel.log.indexes import (
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY_SIZE,
+    TRANSACTION_ENTRY_SIZE,
+    AbortedTransaction,
+    DamagedIndex,
+)
+from semel.log.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    Segment,
+    file_stem,
+)
+from semel.log.snapshots import DamagedSnapshot, decode_snapshot
+from semel.machines.producer_state import CompletedTransaction, ProducerStates
+from semel.records.batch import HEADER_SIZE, Batch, check
+from semel.records.layout import MAGIC
+from semel.records.markers import read_marker
+
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+
+_OFFSET_AND_LENGTH = struct.Struct(">qi")
+_OFFSETS_AHEAD_MAX = 2**31
+
+
+class DamagedLog(Exception):
+    """Bytes that were once written whole are not whole any more, and later ones still are."""
+
+    def __init__(self, path: str, position: int, what: str) -> None:
+        self.path = path
+        self.position = position
+        self.what = what
+        super().__init__(
+            f"{path} is damaged at byte {position}: {what}. Nothing was changed. Restore the file from a copy or a "
+            f"replica; to give up everything from there on instead, cut the file to {position} bytes, remove the "
+            "later segments of the partition, and start again."
+        )
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What the files of a partition amount to."""
+
+    segments: list[Segment]
+    producers: ProducerStates
+    end_offset: int
+    #: Everything below was fsynced, as far as the files can tell.
+    recovery_point: int
+    #: Offsets of the snapshots that are left, rising.
+    snapshots: list[int]
+    leader_epochs: LeaderEpochs
+    leader_epochs_changed: bool = False
+    #: What had to be put right, in words.
+    repairs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the loader must know besides the files."""
+
+    clean: bool
+    now_ms: int
+    index_interval_bytes: int
+    producer_id_expiration_ms: int
+    #: None: the last snapshot says it, because one is only written after everything below it was fsynced.
+    recovery_point: int | None
+    #: Compaction has been up to here; from here on offsets have no gaps.
+    contiguous_from: int
+    log_start_offset: int
+
+
+def replay(producers: ProducerStates, batch: Batch) -> CompletedTransaction | None:
+    """Remember one stored batch: what appending it did, without asking whether it may be appended."""
+    if batch.producer_id < 0:
+        return None
+    if not batch.is_control:
+        producers.remember_data(
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.last_sequence,
+            batch.base_offset,
+            batch.last_offset,
+            batch.max_timestamp,
+            batch.is_transactional,
+        )
+        return None
+    if batch.record_count == 0:
+        # Compaction has removed the whole transaction and its marker.
+        return None
+    marker = read_marker(batch)
+    completed = producers.completes(batch.producer_id, batch.base_offset, marker.commit)
+    producers.remember_marker(
+        batch.producer_id, batch.producer_epoch, marker.coordinator_epoch, batch.base_offset, batch.max_timestamp
+    )
+    return completed
+
+
+def load(files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circumstances) -> Loaded:
+    """Everything the partition holds; raises `DamagedLog` rather than lose a record silently."""
+    return _Loader(files, directory, leader_epochs, given).run()
+
+
+class _Loader:
+    def __init__(self, files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circumstances) -> None:
+        self.files = files
+        self.directory = directory
+        self.given = given
+        self.epochs = leader_epochs
+        self.epochs_changed = False
+        self.repairs: list[str] = []
+        self.sizes = files.sizes(directory)
+        self.producers = ProducerStates()
+
+    def run(self) -> Loaded:
+        if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
+            self._settle_interrupted_changes()
+        segments = self._segments()
+        snapshots = sorted(
+            int(name[: -len(SNAPSHOT_SUFFIX)])
+            for name in self.sizes
+            if name.endswith(SNAPSHOT_SUFFIX) and name[: -len(SNAPSHOT_SUFFIX)].isdigit()
+        )
+        if len(segments) == 1 and segments[0].size_bytes == 0:
+            return self._loaded(segments, segments[0].base_offset, snapshots)
+        suspect = self._first_suspect(segments)
+        if suspect is None:
+            end_offset = self._tail(segments[-1])
+            if end_offset is not None:
+                if end_offset not in snapshots or not self._take_snapshot(end_offset):
+                    self._rebuild_producers(segments, snapshots, end_offset)
+                return self._loaded(segments, end_offset, snapshots)
+            suspect = len(segments) - 1
+        return self._recover(segments, suspect, snapshots)
+
+    # What an interrupted compaction or deletion left behind
+
+    def _settle_interrupted_changes(self) -> None:
+        """A compacted segment takes its place once its log is named `.swap`, and not before."""
+        files, directory = self.files, self.directory
+        for name in list(self.sizes):
+            base = name.removesuffix(SWAP_SUFFIX)
+            if base.endswith(LOG_SUFFIX) and name.endswith(SWAP_SUFFIX):
+                self._finish_swap(int(base.removesuffix(LOG_SUFFIX)))
+        for name in list(self.sizes):
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")):
+                files.remove(f"{directory}/{name}")
+                del self.sizes[name]
+
+    def _finish_swap(self, base_offset: int) -> None:
+        stem = f"{self.directory}/{file_stem(base_offset)}"
+        swapped = Segment(
+            self.files, self.directory, base_offset, self.sizes[file_stem(base_offset) + LOG_SUFFIX + SWAP_SUFFIX], 0
+        )
+        descriptor = self.files.open(stem + LOG_SUFFIX + SWAP_SUFFIX)
+        swapped.adopt(descriptor)
+        last = base_offset - 1
+        for placed in swapped.walk(0):
+            last = placed.last_offset
+        swapped.close()
+        for old in self._bases():
+            # An older segment that reaches past the new one holds something the new one does not: it stays.
+            if base_offset <= old <= last or old == base_offset:
+                for suffix in SEGMENT_SUFFIXES:
+                    self._remove(file_stem(old) + suffix)
+        for suffix in (*SEGMENT_SUFFIXES[1:], LOG_SUFFIX):
+            name = file_stem(base_offset) + suffix
+            if name + SWAP_SUFFIX in self.sizes:
+                self.files.rename(f"{self.directory}/{name}{SWAP_SUFFIX}", f"{self.directory}/{name}")
+                self.sizes[name] = self.sizes.pop(name + SWAP_SUFFIX)
+        self.repairs.append(f"finished swapping in the compacted segment {file_stem(base_offset)}")
+
+    def _remove(self, name: str) -> None:
+        if name in self.sizes:
+            self.files.remove(f"{self.directory}/{name}")
+            del self.sizes[name]
+
+    # Segments
+
+    def _bases(self) -> list[int]:
+        return sorted(
+            int(name[: -len(LOG_SUFFIX)])
+            for name in self.sizes
+            if name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdigit()
+        )
+
+    def _segments(self) -> list[Segment]:
+        segments = [
+            Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
+            for base in self._bases()
+        ]
+        if not segments:
+            segment = Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms)
+            segment.create_files()
+            segments.append(segment)
+        return segments
+
+    def _first_suspect(self, segments: list[Segment]) -> int | None:
+        """The first segment that has to be read from end to end."""
+        suspect = None
+        if not self.given.clean:
+            point = self.given.recovery_point
+            if point is None:
+                point = max((offset for offset in self._valid_snapshots()), default=0)
+            suspect = len(segments) - 1
+            while suspect > 0 and segments[suspect].base_offset > point:
+                suspect -= 1
+        for number, segment in enumerate(segments):
+            if suspect is not None and number >= suspect:
+                break
+            if self._index_is_missing(segment):
+                self.repairs.append(f"an index of segment {file_stem(segment.base_offset)} is missing or cut short")
+                return number
+        return suspect
+
+    def _valid_snapshots(self) -> Iterator[int]:
+        for name in self.sizes:
+            if name.endswith(SNAPSHOT_SUFFIX) and name[: -len(SNAPSHOT_SUFFIX)].isdigit():
+                try:
+                    decode_snapshot(self.files.read(f"{self.directory}/{name}"))
+                except DamagedSnapshot:
+                    continue
+                yield int(name[: -len(SNAPSHOT_SUFFIX)])
+
+    def _index_is_missing(self, segment: Segment) -> bool:
+        stem = file_stem(segment.base_offset)
+        index = self.sizes.get(stem + INDEX_SUFFIX)
+        times = self.sizes.get(stem + TIME_INDEX_SUFFIX)
+        aborts = self.sizes.get(stem + TRANSACTION_INDEX_SUFFIX, 0)
+        if index is None or times is None:
+            return True
+        return bool(index % OFFSET_ENTRY_SIZE or times % TIME_ENTRY_SIZE or aborts % TRANSACTION_ENTRY_SIZE)
+
+    def _tail(self, segment: Segment) -> int | None:
+        """The offset after the last batch, read from the last index entry on; None when the files disagree."""
+        if segment.size_bytes == 0:
+            return segment.base_offset
+        try:
+            return segment.load_tail()
+        except DamagedIndex as error:
+            self.repairs.append(f"{segment.offset_index.path}: {error}")
+            return None
+
+    # Producers
+
+    def _take_snapshot(self, offset: int) -> bool:
+        try:
+            entries = decode_snapshot(self.files.read(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"))
+        except (DamagedSnapshot, FileNotFoundError) as error:
+            self.repairs.append(f"snapshot {file_stem(offset)} is not used: {error}")
+            return False
+        self.producers.load(entries)
+        self.producers.expire(self.given.now_ms, self.given.producer_id_expiration_ms)
+        return True
+
+    def _start_producers(self, snapshots: list[int], at_most: int) -> int:
+        """Load the newest usable snapshot; the answer is the offset from which to replay."""
+        for offset in reversed([offset for offset in snapshots if offset <= at_most]):
+            if self._take_snapshot(offset):
+                return offset
+            snapshots.remove(offset)
+            self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
+        self.producers.load([])
+        return 0
+
+    def _rebuild_producers(self, segments: list[Segment], snapshots: list[int], end_offset: int) -> None:
+        start = self._start_producers(snapshots, end_offset)
+        for segment in segments:
+            self._replay_segment(segment, start)
+
+    def _replay_segment(self, segment: Segment, start: int) -> None:
+        """Producer state only: the segment itself is trusted."""
+        for batch in segment.batches():
+            if batch.base_offset >= start:
+                replay(self.producers, batch)
+
+    # Recovery
+
+    def _recover(self, segments: list[Segment], suspect: int, snapshots: list[int]) -> Loaded:
+        start = self._start_producers(snapshots, segments[suspect].base_offset)
+        for number, segment in enumerate(segments[:suspect]):
+            if segments[number + 1].base_offset > start:
+                self._replay_segment(segment, start)
+        end_offset = segments[suspect].base_offset
+        for number in range(suspect, len(segments)):
+            segment = segments[number]
+            end_offset, valid_bytes, what = self._check_segment(segment, end_offset, start)
+            if valid_bytes < segment.size_bytes:
+                self._cut(segments, number, valid_bytes, end_offset, what)
+                del segments[number + 1 :]
+            if number < len(segments) - 1:
+                segment.finish()
+            segment.rewrite_indexes()
+            if number == len(segments) - 1:
+                break
+        if self.epochs.truncate_from_end(end_offset):
+            self.epochs_changed = True
+        return self._loaded(segments, end_offset, snapshots)
+
+    def _check_segment(self, segment: Segment, expected: int, replay_from: int) -> tuple[int, int, str]:
+        """Read every batch, rebuilding the indexes. (next offset, bytes that are valid, what ended them)."""
+        size = segment.size_bytes
+        segment.forget_indexes()
+        aborts: list[AbortedTransaction] = []
+        valid_bytes = 0
+        what = "the bytes there are no record batch"
+        expected = max(expected, segment.base_offset)
+        for position, batch in segment.batches_with_positions():
+            problem = self._problem(batch, expected)
+            if problem:
+                what = problem
+                break
+            completed = replay(self.producers, batch) if batch.base_offset >= replay_from else None
+            if completed is not None and completed.aborted:
+                aborts.append(
+                    AbortedTransaction(
+                        completed.producer_id,
+                        completed.first_offset,
+                        completed.last_offset,
+                        completed.last_stable_offset,
+                    )
+                )
+            if batch.leader_epoch >= 0 and self.epochs.assign(batch.leader_epoch, batch.base_offset):
+                self.epochs_changed = True
+            interval = self.given.index_interval_bytes
+            segment.note(position, batch.size_bytes, batch.last_offset, batch.max_timestamp, interval)
+            expected = batch.next_offset
+            valid_bytes = position + batch.size_bytes
+        segment.size_bytes = size
+        segment.synced_bytes = 0
+        segment.transaction_index.hold(aborts)
+        return expected, valid_bytes, what
+
+    def _problem(self, batch: Batch, expected: int) -> str:
+        try:
+            check(batch, stored=True)
+        except Refused as refused:
+            return str(refused)
+        if batch.base_offset < expected:
+            return f"a batch claims offset {batch.base_offset} where {expected} or more must stand"
+        if batch.base_offset > expected and expected >= self.given.contiguous_from:
+            return f"a batch claims offset {batch.base_offset} where {expected} must stand"
+        known = self.epochs.epoch_at(batch.base_offset)
+        if 0 <= batch.leader_epoch < known or (0 <= known < batch.leader_epoch <= self.epochs.latest):
+            return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
+        return ""
+
+    def _cut(self, segments: list[Segment], number: int, valid_bytes: int, end_offset: int, what: str) -> None:
+        """Remove a torn tail; raise if it is damage instead."""
+        segment = segments[number]
+        if end_offset < (self.given.recovery_point or 0):
+            raise DamagedLog(segment.log_path, valid_bytes, f"{what}, in a part of the log that was safely on disk")
+        later = _valid_batch_after(segment, valid_bytes, end_offset)
+        if later is not None:
+            raise DamagedLog(segment.log_path, valid_bytes, f"{what}, yet a valid batch follows at byte {later}")
+        for other in segments[number + 1 :]:
+            if _valid_batch_after(other, -1, end_offset) is not None:
+                raise DamagedLog(
+                    segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {other.log_path}"
+                )
+        lost = segment.size_bytes - valid_bytes
+        self.repairs.append(f"cut a torn tail of {lost} bytes after offset {end_offset - 1} from {segment.log_path}")
+        for other in segments[number + 1 :]:
+            other.close()
+            for path in other.paths():
+                self.files.remove(path)
+        segment.size_bytes = valid_bytes
+        segment.cut_unfinished()
+
+    def _loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
+        for offset in snapshots:
+            if offset > end_offset:
+                self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
+        snapshots = [offset for offset in snapshots if offset <= end_offset]
+        point = self.given.recovery_point
+        if self.given.clean:
+            point = end_offset
+        elif point is None:
+            point = snapshots[-1] if snapshots else 0
+        return Loaded(
+            segments=segments,
+            producers=self.producers,
+            end_offset=end_offset,
+            recovery_point=min(point, end_offset),
+            snapshots=snapshots,
+            leader_epochs=self.epochs,
+            leader_epochs_changed=self.epochs_changed,
+            repairs=self.repairs,
+        )
+
+
+def _valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
+    """Where, after `position`, a whole valid batch of a later offset begins; None when there is nothing to lose."""
+    window = 8 * 1024 * 1024
+    start = position + 1
+    while start + HEADER_SIZE <= segment.size_bytes:
+        data = memoryview(segment.read(start, window + HEADER_SIZE))
+        raw = bytes(data)
+        found = raw.find(MAGIC, 16)
+        while 0 <= found and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
+            here = found - 16
+            base_offset, length = _OFFSET_AND_LENGTH.unpack_from(raw, here)
+            if (
+                expected <= base_offset < expected + _OFFSETS_AHEAD_MAX
+                and HEADER_SIZE <= length + 12 <= segment.size_bytes - start - here
+            ):
+                try:
+                    whole = segment.read(start + here, length + 12)
+                    check(Batch.parse(whole), stored=True)
+                except Refused:
+                    pass
+                else:
+                    return start + here
+            found = raw.find(MAGIC, found + 1)
+        start += window
+    return None

@@ -1,0 +1,313 @@
+"""One segment: a run of record batches in a file, with the indexes that find them again.
+
+It guarantees that a batch is written with one call at the end of the file, that `size_bytes` never counts a byte that
+was not written, and that what the indexes say can be rebuilt from the log byte for byte. It knows nothing of
+producers, transactions or durability: those are the partition's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from semel.errors import Refused
+from semel.log.files import Files
+from semel.log.indexes import (
+    OFFSET_ENTRY_SIZE,
+    RELATIVE_OFFSET_MAX,
+    TIME_ENTRY_SIZE,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+)
+from semel.records.batch import HEADER_SIZE, Batch
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TRANSACTION_INDEX_SUFFIX = ".txnindex"
+SNAPSHOT_SUFFIX = ".snapshot"
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+
+#: base offset, length, (leader epoch, magic, CRC, attributes skipped), last offset delta
+_PLACE = struct.Struct(">qi11xi")
+_OFFSET_AND_LENGTH = struct.Struct(">qi")
+_WALK_BYTES = 32 * 1024
+_SCAN_BYTES = 4 * 1024 * 1024
+
+
+def file_stem(offset: int) -> str:
+    """The 20 digits with which every file of a segment begins."""
+    return f"{offset:020d}"
+
+
+class Placed(NamedTuple):
+    """Where a batch lies."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+
+
+class Segment:
+    """A segment of the log; the last one of a partition is the active one and grows."""
+
+    __slots__ = (
+        "files",
+        "stem",
+        "base_offset",
+        "size_bytes",
+        "synced_bytes",
+        "offset_index",
+        "time_index",
+        "transaction_index",
+        "max_timestamp_ms",
+        "offset_of_max_timestamp",
+        "created_ms",
+        "_descriptor",
+        "_first_timestamp_ms",
+        "_indexed_position",
+        "_largest_known",
+    )
+
+    def __init__(
+        self, files: Files, directory: str, base_offset: int, size_bytes: int, created_ms: int, *, suffix: str = ""
+    ) -> None:
+        """`suffix` is for a segment that is not yet part of the log, as compaction writes it."""
+        self.files = files
+        self.stem = stem = f"{directory}/{file_stem(base_offset)}"
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        #: How much of the log file has been fsynced; what was there when it was opened counts as recovery decides.
+        self.synced_bytes = size_bytes
+        fresh = size_bytes == 0
+        self.offset_index = OffsetIndex(stem + INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
+        self.time_index = TimeIndex(stem + TIME_INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
+        self.transaction_index = TransactionIndex(stem + TRANSACTION_INDEX_SUFFIX + suffix, loaded=fresh)
+        self.max_timestamp_ms = -1
+        self.offset_of_max_timestamp = base_offset
+        self.created_ms = created_ms
+        self._descriptor = -1
+        self._first_timestamp_ms = -1
+        self._indexed_position = 0
+        self._largest_known = fresh
+
+    @property
+    def log_path(self) -> str:
+        return self.stem + LOG_SUFFIX
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = self.files.open(self.log_path, create=True)
+        return self._descriptor
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
+    def adopt(self, descriptor: int) -> None:
+        """Read and write through a descriptor that somebody else opened, under whatever name."""
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Give the file descriptor back; the next use opens it again."""
+        if self._descriptor >= 0:
+            self.files.close(self._descriptor)
+            self._descriptor = -1
+
+    def create_files(self) -> None:
+        """A new segment is visible as Kafka's are: an empty log and two empty indexes."""
+        for path in (self.log_path, self.offset_index.path, self.time_index.path):
+            self.files.create_empty(path)
+
+    # Writing
+
+    def write(
+        self,
+        data: bytes | bytearray | memoryview | Sequence[bytes | memoryview],
+        size_bytes: int,
+        last_offset: int,
+        max_timestamp_ms: int,
+        index_interval_bytes: int,
+    ) -> None:
+        """Append one batch. When this raises, nothing is counted; what reached the file is cut by `cut_unfinished`."""
+        position = self.size_bytes
+        if isinstance(data, list):
+            self.files.write_parts_at(self.descriptor, data, position)
+        else:
+            self.files.write_at(self.descriptor, data, position)  # type: ignore[arg-type]
+        self.note(position, size_bytes, last_offset, max_timestamp_ms, index_interval_bytes)
+
+    def note(
+        self, position: int, size_bytes: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
+    ) -> None:
+        """Count a batch that lies at `position`: recovery and appending build the same indexes because both end here."""
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self.offset_of_max_timestamp = last_offset
+        if position == 0:
+            self._first_timestamp_ms = max_timestamp_ms
+        elif position - self._indexed_position > index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.append(self.max_timestamp_ms, self.offset_of_max_timestamp)
+            self._indexed_position = position
+        self.size_bytes = position + size_bytes
+
+    def cut_unfinished(self) -> None:
+        """After a failed write: the file ends where the last whole batch does."""
+        self.files.truncate(self.descriptor, self.size_bytes)
+
+    def has_room_for(self, size_bytes: int, last_offset: int, segment_bytes: int, index_bytes: int) -> bool:
+        return (
+            self.size_bytes + size_bytes <= segment_bytes
+            and last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
+            and (len(self.offset_index) + 1) * OFFSET_ENTRY_SIZE <= index_bytes
+            # One place is kept for the last entry, which a segment gets when it is rolled.
+            and (len(self.time_index) + 2) * TIME_ENTRY_SIZE <= index_bytes
+        )
+
+    def age_ms(self, timestamp_ms: int, now_ms: int) -> int:
+        """How long this segment has been taking batches, by their own clock where they have one."""
+        first = self.first_timestamp_ms
+        if first >= 0 and timestamp_ms >= 0:
+            return timestamp_ms - first
+        return now_ms - self.created_ms
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        if self._first_timestamp_ms < 0 and self.size_bytes >= HEADER_SIZE:
+            self._first_timestamp_ms = next(self.batches()).max_timestamp
+        return self._first_timestamp_ms
+
+    def finish(self) -> None:
+        """The segment will not grow any more: its time index ends with its largest timestamp."""
+        if self.max_timestamp_ms >= 0:
+            self.time_index.append(self.max_timestamp_ms, self.offset_of_max_timestamp)
+        self.write_indexes()
+
+    def write_indexes(self) -> None:
+        self.offset_index.write(self.files)
+        self.time_index.write(self.files)
+
+    def rewrite_indexes(self) -> None:
+        self.offset_index.rewrite(self.files)
+        self.time_index.rewrite(self.files)
+        self.transaction_index.rewrite(self.files)
+
+    def forget_indexes(self) -> None:
+        """Begin again with nothing, before `note` rebuilds it all."""
+        self.offset_index = OffsetIndex(self.offset_index.path, self.base_offset, loaded=True)
+        self.time_index = TimeIndex(self.time_index.path, self.base_offset, loaded=True)
+        self.transaction_index = TransactionIndex(self.transaction_index.path, loaded=True)
+        self.max_timestamp_ms = -1
+        self.offset_of_max_timestamp = self.base_offset
+        self._first_timestamp_ms = -1
+        self._indexed_position = 0
+        self._largest_known = True
+
+    # Reading
+
+    def load_indexes(self) -> None:
+        self.offset_index.load(self.files)
+        self.time_index.load(self.files)
+        self.transaction_index.load(self.files)
+        self._indexed_position = self.offset_index.last_position
+
+    def load_largest_timestamp(self) -> None:
+        """The last entry of the time index covers all but the last few batches: those are looked at."""
+        if not self._largest_known:
+            self.load_tail()
+
+    def load_tail(self) -> int | None:
+        """Load the indexes and look at what follows their last entry. The next offset; None if the log does not end
+        in a whole batch."""
+        self.load_indexes()
+        self.max_timestamp_ms, self.offset_of_max_timestamp = self.time_index.last
+        end, next_offset = self.offset_index.last_position, self.base_offset
+        for position, batch in self.batches_with_positions(end):
+            if batch.max_timestamp > self.max_timestamp_ms:
+                self.max_timestamp_ms, self.offset_of_max_timestamp = batch.max_timestamp, batch.last_offset
+            end, next_offset = position + batch.size_bytes, batch.next_offset
+        self._largest_known = True
+        return next_offset if end == self.size_bytes else None
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        return self.files.read_at(self.descriptor, size_bytes, position)
+
+    def walk(self, position: int) -> Iterator[Placed]:
+        """Every batch from `position` on, by its header alone."""
+        end = self.size_bytes
+        chunk, start = b"", position
+        while position + HEADER_SIZE <= end:
+            if position + HEADER_SIZE > start + len(chunk):
+                start = position
+                chunk = self.read(start, min(_WALK_BYTES, end - start))
+                if len(chunk) < HEADER_SIZE:
+                    return
+            base_offset, length, last_delta = _PLACE.unpack_from(chunk, position - start)
+            size = length + 12
+            if size < HEADER_SIZE or position + size > end:
+                return
+            yield Placed(position, size, base_offset, base_offset + last_delta)
+            position += size
+
+    def locate(self, offset: int) -> Placed | None:
+        """The first batch that ends at or after `offset`."""
+        self.offset_index.load(self.files)
+        for placed in self.walk(self.offset_index.position_before(offset)):
+            if placed.last_offset >= offset:
+                return placed
+        return None
+
+    def whole_batches(self, data: bytes, position: int) -> tuple[int, int]:
+        """How many bytes of `data`, read at `position`, are whole batches, and the offset that comes after them."""
+        self.offset_index.load(self.files)
+        end = position + len(data)
+        here = max(self.offset_index.batch_start_at_or_before(end - HEADER_SIZE) - position, 0)
+        next_offset = -1
+        while here + HEADER_SIZE <= len(data):
+            base_offset, length, last_delta = _PLACE.unpack_from(data, here)
+            if next_offset < 0:
+                next_offset = base_offset
+            if here + length + 12 > len(data):
+                break
+            here += length + 12
+            next_offset = base_offset + last_delta + 1
+        return here, next_offset
+
+    def batches(self, position: int = 0) -> Iterator[Batch]:
+        """Every batch from `position` on, whole. Stops quietly at the first thing that is none: `end_of` tells where."""
+        for _, batch in self.batches_with_positions(position):
+            yield batch
+
+    def batches_with_positions(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[tuple[int, Batch]]:
+        end = self.size_bytes
+        while position + HEADER_SIZE <= end:
+            chunk = memoryview(self.read(position, min(chunk_bytes, end - position)))
+            here = 0
+            while here + HEADER_SIZE <= len(chunk):
+                _, length = _OFFSET_AND_LENGTH.unpack_from(chunk, here)
+                if here + length + 12 > len(chunk):
+                    if here == 0:
+                        if length + 12 <= chunk_bytes or position + length + 12 > end:
+                            return
+                        chunk = memoryview(self.read(position, length + 12))
+                        if len(chunk) < length + 12:
+                            return
+                    else:
+                        break
+                try:
+                    batch = Batch.parse(chunk, here)
+                except Refused:
+                    return
+                yield position + here, batch
+                here += batch.size_bytes
+            if here == 0:
+                return
+            position += here
+
+    def paths(self) -> list[str]:
+        return [self.stem + suffix for suffix in SEGMENT_SUFFIXES]

@@ -1,0 +1,451 @@
+"""What one partition remembers of its producers: the partition's half of exactly-once.
+
+It guarantees that a retried batch is recognised and answered with the offset it already has, that a fenced producer
+or coordinator writes nothing, that a transaction cannot begin here without its coordinator knowing, and that the last
+stable offset never passes data whose outcome is open.
+
+The shape is *check, write, remember*. A `check_*` method only looks and either refuses, recognises a retry or lets the
+write go ahead; a `remember_*` method is called once the bytes are in the log. Nothing is remembered that was not
+written. Recovery calls the same `remember_*` methods for what it finds in the log, so there is no second set of rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from semel.errors import ErrorCode, Refused, invariant
+
+#: How many batches of a producer can be recognised as retries: the most a client may have in flight.
+REMEMBERED_BATCHES = 5
+NO_PRODUCER_ID = -1
+NO_EPOCH = -1
+NO_SEQUENCE = -1
+
+_SEQUENCES = 1 << 31
+_HALF_OF_THE_SEQUENCES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """A batch that is in the log: enough of it to recognise its retry and answer it."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+    @property
+    def first_sequence(self) -> int:
+        if self.last_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.last_sequence - self.offset_delta) % _SEQUENCES
+
+
+class ProducerEntry:
+    """One producer id as this partition knows it.
+
+    `batches` are all of `producer_epoch`; `contiguous_from_zero` says that every sequence of the epoch up to the last
+    one is known to have been written, which is what makes "you sent that long ago" a safe answer.
+    """
+
+    __slots__ = (
+        "producer_id",
+        "producer_epoch",
+        "coordinator_epoch",
+        "last_timestamp_ms",
+        "current_transaction_first_offset",
+        "batches",
+        "contiguous_from_zero",
+        "last_marker_offset",
+    )
+
+    def __init__(self, producer_id: int, producer_epoch: int = NO_EPOCH, coordinator_epoch: int = -1) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp_ms = -1
+        self.current_transaction_first_offset = -1
+        self.batches: deque[WrittenBatch] = deque(maxlen=REMEMBERED_BATCHES)
+        self.contiguous_from_zero = False
+        self.last_marker_offset = -1
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+    @property
+    def has_open_transaction(self) -> bool:
+        return self.current_transaction_first_offset >= 0
+
+    def facts(self) -> tuple[object, ...]:
+        """Everything that outlives a restart, for comparing two histories."""
+        return (
+            self.producer_id,
+            self.producer_epoch,
+            self.coordinator_epoch,
+            self.last_timestamp_ms,
+            self.current_transaction_first_offset,
+            tuple((batch.last_sequence, batch.last_offset, batch.offset_delta) for batch in self.batches),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"ProducerEntry({self.producer_id}, epoch={self.producer_epoch}, last_sequence={self.last_sequence}, "
+            f"last_offset={self.last_offset}, coordinator_epoch={self.coordinator_epoch}, "
+            f"transaction_from={self.current_transaction_first_offset})"
+        )
+
+
+class Guard:
+    """Stands for one verification that is under way; it is live until data or a marker of that producer is written.
+
+    Identity is the whole point: a guard taken before a marker can never be mistaken for one taken after it.
+    """
+
+    __slots__ = ()
+
+
+class _Verification:
+    __slots__ = ("guard", "producer_epoch", "lowest_sequence", "timestamp_ms", "supports_epoch_bump")
+
+    def __init__(self, producer_epoch: int, sequence: int, timestamp_ms: int, supports_epoch_bump: bool) -> None:
+        self.guard = Guard()
+        self.producer_epoch = producer_epoch
+        self.lowest_sequence = sequence
+        self.timestamp_ms = timestamp_ms
+        self.supports_epoch_bump = supports_epoch_bump
+
+    def also_saw(self, producer_epoch: int, sequence: int) -> None:
+        if producer_epoch > self.producer_epoch:
+            self.producer_epoch = producer_epoch
+            self.lowest_sequence = sequence
+        elif producer_epoch == self.producer_epoch and sequence < self.lowest_sequence:
+            self.lowest_sequence = sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTransaction:
+    """A transaction that a marker ends: its range in this log and where the last stable offset may go after it."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+    last_stable_offset: int
+
+
+class ProducerStates:
+    """Every producer of one partition."""
+
+    __slots__ = ("entries", "_open", "_first_open", "_unreplicated", "_verifications")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, ProducerEntry] = {}
+        # First offset of each open transaction -> producer id.
+        self._open: dict[int, int] = {}
+        self._first_open = -1
+        # Ended by a marker that is not yet below the high watermark: (first offset, marker offset), oldest first.
+        self._unreplicated: list[tuple[int, int]] = []
+        self._verifications: dict[int, _Verification] = {}
+
+    # ------------------------------------------------------------------ check
+
+    def check_data(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        first_sequence: int,
+        last_sequence: int,
+        transactional: bool,
+    ) -> WrittenBatch | None:
+        """A client's batch: None when it may be written, the batch itself when it already was. Else `Refused`."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            if self._verifications:
+                self._check_tentative_sequence(producer_id, first_sequence, known=False)
+            return None
+        epoch = entry.producer_epoch
+        if producer_epoch == epoch:
+            batches = entry.batches
+            expected = (batches[-1].last_sequence + 1) % _SEQUENCES if batches else 0
+            if first_sequence != expected:
+                for written in batches:
+                    if written.last_sequence == last_sequence and written.first_sequence == first_sequence:
+                        return written
+                self._check_tentative_sequence(producer_id, first_sequence, known=True)
+                raise self._out_of_sequence(entry, first_sequence, last_sequence, expected)
+            if self._verifications:
+                self._check_tentative_sequence(producer_id, first_sequence, known=True)
+        else:
+            self.check_epoch(producer_id, producer_epoch)
+            self._check_tentative_sequence(producer_id, first_sequence, known=epoch != NO_EPOCH)
+            if first_sequence != 0 and epoch != NO_EPOCH:
+                raise Refused(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"producer {producer_id} begins epoch {producer_epoch} at sequence {first_sequence}, not 0",
+                )
+        if not transactional and entry.current_transaction_first_offset >= 0:
+            raise Refused(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {producer_id} has a transaction open since offset "
+                f"{entry.current_transaction_first_offset} and sent a batch outside of it",
+            )
+        return None
+
+    def check_epoch(self, producer_id: int, producer_epoch: int) -> None:
+        """A coordinator's own batches carry no sequences; only the epoch can fence them."""
+        entry = self.entries.get(producer_id)
+        if entry is not None and producer_epoch < entry.producer_epoch:
+            raise Refused(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} has epoch {producer_epoch}, but {entry.producer_epoch} was seen here",
+            )
+
+    def check_verified(self, producer_id: int, producer_epoch: int, guard: Guard | None) -> None:
+        """A transactional batch joins an open transaction, or carries a guard that nothing has ended since."""
+        if self.in_transaction(producer_id, producer_epoch):
+            return
+        verification = self._verifications.get(producer_id)
+        if guard is None or verification is None or verification.guard is not guard:
+            raise Refused(
+                ErrorCode.INVALID_TXN_STATE,
+                f"the coordinator has not confirmed that producer {producer_id} has a transaction on this partition",
+            )
+
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, transaction_version: int
+    ) -> int | None:
+        """None when the marker is to be written; the offset of the original (-1: forgotten) when this is its retry."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            return None
+        bumped = transaction_version >= 2
+        same_epoch = producer_epoch == entry.producer_epoch
+        if producer_epoch < entry.producer_epoch or (bumped and same_epoch and entry.has_open_transaction):
+            raise Refused(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"the marker for producer {producer_id} has epoch {producer_epoch}, "
+                f"the partition is at {entry.producer_epoch}",
+            )
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise Refused(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a marker of coordinator epoch {entry.coordinator_epoch} was written here, this one has "
+                f"{coordinator_epoch}",
+            )
+        # Only V2 gives every transaction an epoch of its own, so only there is the same epoch proof of a retry. A
+        # newer coordinator's retry is still written: its epoch must be on record to fence the older one.
+        if bumped and same_epoch and coordinator_epoch == entry.coordinator_epoch:
+            return entry.last_marker_offset
+        return None
+
+    def _check_tentative_sequence(self, producer_id: int, first_sequence: int, *, known: bool) -> None:
+        """While a batch waits for its verification, a later one must not overtake it (K-14920)."""
+        verification = self._verifications.get(producer_id)
+        if verification is None:
+            return
+        if not known and verification.supports_epoch_bump and first_sequence != 0:
+            raise Refused(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {producer_id} is new here and begins at sequence {first_sequence}, not 0",
+            )
+        if first_sequence > verification.lowest_sequence:
+            raise Refused(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"sequence {first_sequence} of producer {producer_id} arrived while {verification.lowest_sequence} "
+                "still waits for its verification",
+            )
+
+    @staticmethod
+    def _out_of_sequence(entry: ProducerEntry, first: int, last: int, expected: int) -> Refused:
+        before_the_window = (
+            bool(entry.batches)
+            and entry.contiguous_from_zero
+            and 0 < (entry.batches[0].first_sequence - last) % _SEQUENCES < _HALF_OF_THE_SEQUENCES
+        )
+        if before_the_window:
+            return Refused(
+                ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+                f"sequences {first}-{last} of producer {entry.producer_id} were written longer ago than the "
+                f"{REMEMBERED_BATCHES} batches whose offsets are kept",
+            )
+        return Refused(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {entry.producer_id} epoch {entry.producer_epoch} sent sequences {first}-{last}; "
+            f"{expected} comes next",
+        )
+
+    # --------------------------------------------------------------- remember
+
+    def remember_data(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        first_sequence: int,
+        last_sequence: int,
+        first_offset: int,
+        last_offset: int,
+        timestamp_ms: int,
+        transactional: bool,
+    ) -> None:
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(producer_id)
+        if producer_epoch != entry.producer_epoch:
+            entry.producer_epoch = producer_epoch
+            entry.batches.clear()
+        batches = entry.batches
+        if not batches:
+            entry.contiguous_from_zero = first_sequence == 0
+        batches.append(WrittenBatch(last_sequence, last_offset, last_offset - first_offset, timestamp_ms))
+        entry.last_timestamp_ms = timestamp_ms
+        if transactional:
+            if entry.current_transaction_first_offset < 0:
+                entry.current_transaction_first_offset = first_offset
+                self._open[first_offset] = producer_id
+                if self._first_open < 0:
+                    self._first_open = first_offset
+            self._verifications.pop(producer_id, None)
+
+    def completes(self, producer_id: int, marker_offset: int, commit: bool) -> CompletedTransaction | None:
+        """What a marker at that offset would end. Changes nothing: the transaction index is written first."""
+        entry = self.entries.get(producer_id)
+        if entry is None or not entry.has_open_transaction:
+            return None
+        first = entry.current_transaction_first_offset
+        if first == self._first_open:
+            others = min((offset for offset in self._open if offset != first), default=marker_offset + 1)
+        else:
+            others = self._first_open
+        return CompletedTransaction(producer_id, first, marker_offset, not commit, others)
+
+    def remember_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, marker_offset: int, timestamp_ms: int
+    ) -> None:
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(producer_id)
+        if producer_epoch != entry.producer_epoch:
+            entry.producer_epoch = producer_epoch
+            entry.batches.clear()
+            entry.contiguous_from_zero = False
+        entry.coordinator_epoch = coordinator_epoch
+        # K-9144: a marker keeps its producer alive, even when there is no data batch left to take a time from.
+        entry.last_timestamp_ms = timestamp_ms
+        entry.last_marker_offset = marker_offset
+        first = entry.current_transaction_first_offset
+        if first >= 0:
+            entry.current_transaction_first_offset = -1
+            owner = self._open.pop(first, None)
+            invariant(owner == producer_id, f"transaction at {first} ended by {producer_id} belongs to {owner}")
+            if first == self._first_open:
+                self._first_open = min(self._open, default=-1)
+            self._unreplicated.append((first, marker_offset))
+        self._verifications.pop(producer_id, None)
+
+    # ------------------------------------------------------------ verification
+
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        entry = self.entries.get(producer_id)
+        return (
+            entry is not None
+            and entry.current_transaction_first_offset >= 0
+            and entry.producer_epoch == producer_epoch
+        )
+
+    def start_verification(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        first_sequence: int,
+        now_ms: int,
+        supports_epoch_bump: bool = False,
+    ) -> Guard | None:
+        """A guard to hold while the coordinator is asked; None when the transaction is already open here."""
+        if self.in_transaction(producer_id, producer_epoch):
+            return None
+        verification = self._verifications.get(producer_id)
+        if verification is None:
+            verification = _Verification(producer_epoch, first_sequence, now_ms, supports_epoch_bump)
+            self._verifications[producer_id] = verification
+        else:
+            verification.also_saw(producer_epoch, first_sequence)
+        return verification.guard
+
+    # ---------------------------------------------------------------- stability
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """First offset whose outcome a reader cannot rely on yet; -1 when there is none."""
+        first = self._first_open
+        if self._unreplicated:
+            unreplicated = min(entry[0] for entry in self._unreplicated)
+            if first < 0 or unreplicated < first:
+                return unreplicated
+        return first
+
+    @property
+    def first_open_offset(self) -> int:
+        return self._first_open
+
+    @property
+    def open_transactions(self) -> dict[int, int]:
+        """First offset -> producer id, oldest first."""
+        return dict(sorted(self._open.items()))
+
+    def replicated_to(self, high_watermark: int) -> None:
+        """Markers below the high watermark are safe: what they ended no longer holds the last stable offset."""
+        if self._unreplicated:
+            self._unreplicated = [entry for entry in self._unreplicated if entry[1] >= high_watermark]
+
+    # ------------------------------------------------------------------- ageing
+
+    def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
+        """Forget idle producers; one with an open transaction is never idle."""
+        gone = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if not entry.has_open_transaction and now_ms - entry.last_timestamp_ms >= expiration_ms
+        ]
+        for producer_id in gone:
+            del self.entries[producer_id]
+        for producer_id in [
+            producer_id
+            for producer_id, verification in self._verifications.items()
+            if now_ms - verification.timestamp_ms >= expiration_ms
+        ]:
+            del self._verifications[producer_id]
+        return gone
+
+    # ---------------------------------------------------------------- snapshots
+
+    def load(self, entries: Iterable[ProducerEntry]) -> None:
+        """Take over what a snapshot holds, in place of everything known so far."""
+        self.entries = {entry.producer_id: entry for entry in entries}
+        self._open = {
+            entry.current_transaction_first_offset: entry.producer_id
+            for entry in self.entries.values()
+            if entry.has_open_transaction
+        }
+        self._first_open = min(self._open, default=-1)
+        self._unreplicated = []
+        self._verifications = {}
+
+    def facts(self) -> dict[int, tuple[object, ...]]:
+        return {producer_id: entry.facts() for producer_id, entry in self.entries.items()}
+
+    def __iter__(self) -> Iterator[ProducerEntry]:
+        return iter(self.entries.values())
+
+    def __len__(self) -> int:
+        return len(self.entries)
