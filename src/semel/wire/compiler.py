@@ -281,7 +281,7 @@ class _Decoder(_Writer):
             return
         self.run.append(("b", "n"))
         self.flush()
-        self.line(f"if n < 0: {target} = None")
+        self.line(f"if n {'<' if field.spec.tag is None else '<='} 0: {target} = None")
         with self.block("else:"):
             self.line(made)
             self.struct(field.struct, inner)
@@ -421,7 +421,8 @@ class _Encoder(_Writer):
             self.struct(field.struct, inner)
             return
         with self.block(f"if {inner} is None:"):
-            self.line(f"{self.out}.append(255)")
+            # One byte in front of a nullable struct: 1 before a struct, -1 for null, but 0 inside a tagged field.
+            self.line(f"{self.out}.append({255 if field.spec.tag is None else 0})")
         with self.block("else:"):
             self.run.append(("b", "1"))
             self.struct(field.struct, inner)
