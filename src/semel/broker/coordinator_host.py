@@ -1,0 +1,226 @@
+"""Hosts a coordinator machine on its internal topic: append, replay, answer, act, in that order.
+
+Guarantees:
+
+- A machine's records are in the log before it remembers them, and before anybody hears of them; with
+  `semel.durability=fsync` they are on disk before anybody hears of them.
+- A partition is loaded by replaying its log before its first request, and every stored partition is loaded soon after
+  the start, because what was left prepared must be finished and what was left open must time out.
+- When an append fails, the machine is told and its answer to that is what the client gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from semel.broker.partitions import Partition
+from semel.errors import ErrorCode, Refused
+from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRecord
+from semel.records.batch import read_records, split
+from semel.records.building import build
+
+if TYPE_CHECKING:
+    from semel.broker.server import BrokerServer
+
+logger = logging.getLogger(__name__)
+
+LOAD_READ_BYTES = 1024 * 1024
+
+
+class Machine(Protocol):
+    """What a host needs of a coordinator machine."""
+
+    def load(self, partition: int, coordinator_epoch: int) -> None: ...
+    def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]: ...
+    def tick(self, now_ms: int) -> list[Decision[Any]]: ...
+    def next_wake_ms(self) -> int | None: ...
+
+
+class CoordinatorHost:
+    """One machine, one internal topic."""
+
+    def __init__(self, broker: BrokerServer, topic_name: str, machine: Machine) -> None:
+        self.broker = broker
+        self.topic_name = topic_name
+        self.machine_to_drive = machine
+        self._loaded: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+
+    # Loading
+
+    def ready(self, partition: int) -> None:
+        """Make sure that this partition of the internal topic is loaded."""
+        if partition not in self._loaded:
+            self._load(partition)
+
+    def load_all(self) -> None:
+        """Load every partition, for questions about all of them."""
+        topic = self.broker.topics.topics.get(self.topic_name)
+        if topic is not None:
+            for partition in topic.partitions:
+                self.ready(partition.index)
+
+    async def load_stored(self) -> None:
+        """Load what the last run left, a partition at a time so that clients are served in between."""
+        topic = self.broker.topics.topics.get(self.topic_name)
+        for partition in topic.partitions if topic is not None else ():
+            if partition.directory.exists():
+                self.ready(partition.index)
+                await asyncio.sleep(0)
+
+    def _load(self, index: int) -> None:
+        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        machine = self.machine_to_drive
+        machine.load(index, self.broker.leader_epoch)
+        if partition.opened is not None or partition.directory.exists():
+            self._replay_log(partition)
+        self._loaded.add(index)
+        for decision in machine.loaded(index, self.broker.now_ms()):
+            self.settle(decision)
+        self.reschedule()
+
+    def _replay_log(self, partition: Partition) -> None:
+        log = partition.log
+        offset = log.log_start_offset
+        while offset < log.end_offset:
+            read = log.read(offset, LOAD_READ_BYTES, 0)
+            if not len(read.data):
+                # Compaction may leave nothing between here and the end of the log.
+                break
+            for batch in split(read.data):
+                if batch.is_control:
+                    self.replay_marker(partition.index, batch)
+                else:
+                    owner = (
+                        ProducerIdentity(batch.producer_id, batch.producer_epoch) if batch.is_transactional else None
+                    )
+                    for record in read_records(batch):
+                        if record.key is not None:
+                            self.replay(StateRecord(partition.index, bytes(record.key), _bytes(record.value)), owner)
+                offset = batch.next_offset
+
+    def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
+        """Hand a written record to the machine."""
+        raise NotImplementedError
+
+    def append_refused(self, decision: Decision[Any], code: ErrorCode) -> Any:
+        """Tell the machine that these records could not be written; what to answer instead."""
+        raise NotImplementedError
+
+    def replay_marker(self, partition: int, batch: Any) -> None:
+        """A control batch was found while loading; only hosts whose records may be transactional care."""
+
+    # Deciding
+
+    def answer(self, decision: Decision[Any]) -> Any:
+        """Carry a decision out. The reply, or a coroutine that gives it once the records are on disk."""
+        reply, written = self._write(decision)
+        if not written:
+            return reply
+        if self.broker.flusher is None:
+            self.perform_all(decision.effects)
+            return reply
+        return self._answer_after_flush(decision, reply)
+
+    def settle(self, decision: Decision[Any]) -> Any:
+        """Carry out a decision whose reply is wanted now, if anybody wants it; only its effects wait for the disk."""
+        reply, written = self._write(decision)
+        if not written:
+            return reply
+        if self.broker.flusher is None or not decision.records:
+            self.perform_all(decision.effects)
+        elif decision.effects:
+            self.broker.spawn(self._answer_after_flush(decision, reply))
+        return reply
+
+    async def _answer_after_flush(self, decision: Decision[Any], reply: Any) -> Any:
+        assert self.broker.flusher is not None
+        topic = self.broker.topics.get(self.topic_name)
+        logs = {log for record in decision.records if (log := topic.partitions[record.partition].opened) is not None}
+        if logs and await self.broker.flusher.flushed(logs):
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
+        self.perform_all(decision.effects)
+        return reply
+
+    def _write(self, decision: Decision[Any]) -> tuple[Any, bool]:
+        """Append and replay; the reply, and whether everything was written."""
+        if not decision.records:
+            self.reschedule()
+            return decision.reply, True
+        written = True
+        by_partition: dict[int, list[StateRecord]] = {}
+        for record in decision.records:
+            by_partition.setdefault(record.partition, []).append(record)
+        reply = decision.reply
+        for index, records in by_partition.items():
+            try:
+                self._append(index, records, decision.producer)
+            except (Refused, OSError) as error:
+                logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
+                code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
+                reply = self.append_refused(
+                    Decision(decision.reply, tuple(records), decision.effects, decision.producer), code
+                )
+                written = False
+                continue
+            for record in records:
+                self.replay(record, decision.producer)
+        self.reschedule()
+        return reply, written
+
+    def _append(self, index: int, records: list[StateRecord], producer: ProducerIdentity | None) -> None:
+        now_ms = self.broker.now_ms()
+        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        pairs = [(record.key, record.value) for record in records]
+        if producer is None:
+            data = build(pairs, timestamp_ms=now_ms)
+        else:
+            data = build(
+                pairs,
+                timestamp_ms=now_ms,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                transactional=True,
+            )
+        partition.log.append_internal(data, now_ms)
+        partition.changed()
+
+    def perform_all(self, effects: tuple[Effect, ...]) -> None:
+        """Do everything a decision asks for, in its order."""
+        for effect in effects:
+            self.perform(effect)
+
+    def perform(self, effect: Effect) -> None:
+        """Do what the machine asked for; hosts add what is theirs."""
+        raise NotImplementedError
+
+    # Time
+
+    def reschedule(self) -> None:
+        """See to it that `tick` comes when the machine next wants it."""
+        at_ms = self.machine_to_drive.next_wake_ms()
+        if at_ms is None or (self._timer is not None and self._timer_at_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_ms = max(0, at_ms - self.broker.now_ms())
+        self._timer_at_ms = at_ms
+        self._timer = self.broker.loop.call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for decision in self.machine_to_drive.tick(self.broker.now_ms()):
+            self.settle(decision)
+        self.reschedule()
+
+    def stop(self) -> None:
+        """No more ticks."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _bytes(value: bytes | memoryview | None) -> bytes | None:
+    return None if value is None else bytes(value)

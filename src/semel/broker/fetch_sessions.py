@@ -1,0 +1,142 @@
+"""Incremental fetch sessions (KIP-227): a client names its partitions once, then only what changes.
+
+Guarantees:
+
+- A session is bound to its id and the next epoch; any other epoch is refused, so that a lost or repeated request can
+  never leave client and broker with different ideas of what is being fetched.
+- The cache is bounded. A full cache gives no session, which costs the client bytes and never correctness; a session
+  nobody used for two minutes makes way.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from semel.errors import ErrorCode, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from semel.wire.messages.fetch import FetchRequest
+
+EVICTION_MS = 120_000
+INITIAL_EPOCH, FINAL_EPOCH = 0, -1
+_LAST_EPOCH = 2**31 - 1
+
+
+class FetchedPartition:
+    """One partition of a fetch, and what its client was last told of it."""
+
+    __slots__ = (
+        "current_leader_epoch",
+        "fetch_offset",
+        "high_watermark",
+        "log_start_offset",
+        "partition",
+        "partition_max_bytes",
+        "topic",
+    )
+
+    def __init__(self, topic: object, asked: FetchRequest.FetchPartition) -> None:
+        #: The topic's name, or from version 13 on its id.
+        self.topic = topic
+        self.partition = asked.partition
+        self.high_watermark = -1
+        self.log_start_offset = -1
+        self.update(asked)
+
+    def update(self, asked: FetchRequest.FetchPartition) -> None:
+        """Take over what the client asks now."""
+        self.fetch_offset = asked.fetch_offset
+        self.partition_max_bytes = asked.partition_max_bytes
+        self.current_leader_epoch = asked.current_leader_epoch
+
+
+#: Partitions in the order they are served.
+Fetched = dict[tuple[object, int], FetchedPartition]
+
+
+class FetchSession:
+    """What one client is fetching."""
+
+    __slots__ = ("epoch", "last_used_ms", "partitions", "session_id", "uses_topic_ids")
+
+    def __init__(self, session_id: int, partitions: Fetched, uses_topic_ids: bool, now_ms: int) -> None:
+        self.session_id = session_id
+        self.partitions = partitions
+        self.uses_topic_ids = uses_topic_ids
+        self.epoch = 1
+        self.last_used_ms = now_ms
+
+    def served_with_data(self, key: tuple[object, int]) -> None:
+        """A partition that had its turn goes to the back, so that none starves behind a full response."""
+        self.partitions[key] = self.partitions.pop(key)
+
+
+class FetchSessions:
+    """All sessions of this broker."""
+
+    def __init__(self, slots: int, now_ms: Callable[[], int], draw: Callable[[int, int], int] = random.randint) -> None:
+        self._slots = slots
+        self._now_ms = now_ms
+        self._draw = draw
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, request: FetchRequest, version: int) -> tuple[Fetched, FetchSession | None, bool]:
+        """What to fetch, the session if there is one, and whether the answer may leave out what did not change."""
+        uses_topic_ids = version >= 13
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            if request.session_id:
+                self._sessions.pop(request.session_id, None)
+            partitions = self._merge({}, request, uses_topic_ids)
+            if request.session_epoch == FINAL_EPOCH or version < 7 or not partitions:
+                return partitions, None, False
+            return partitions, self._create(partitions, uses_topic_ids), False
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"there is no fetch session {request.session_id}")
+        if session.epoch != request.session_epoch:
+            raise Refused(
+                ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"expected epoch {session.epoch}, got {request.session_epoch}"
+            )
+        if session.uses_topic_ids != uses_topic_ids:
+            raise Refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, "a session is by name or by topic id, not both")
+        for topic in request.forgotten_topics_data:
+            for index in topic.partitions:
+                session.partitions.pop((topic.topic_id if uses_topic_ids else topic.topic, index), None)
+        self._merge(session.partitions, request, uses_topic_ids)
+        session.epoch = 1 if session.epoch == _LAST_EPOCH else session.epoch + 1
+        session.last_used_ms = self._now_ms()
+        if not session.partitions:
+            del self._sessions[session.session_id]
+            return {}, None, False
+        return session.partitions, session, True
+
+    @staticmethod
+    def _merge(partitions: Fetched, request: FetchRequest, uses_topic_ids: bool) -> Fetched:
+        for topic in request.topics:
+            name: object = topic.topic_id if uses_topic_ids else topic.topic
+            for asked in topic.partitions:
+                known = partitions.get((name, asked.partition))
+                if known is None:
+                    partitions[name, asked.partition] = FetchedPartition(name, asked)
+                else:
+                    known.update(asked)
+        return partitions
+
+    def _create(self, partitions: Fetched, uses_topic_ids: bool) -> FetchSession | None:
+        now_ms = self._now_ms()
+        if len(self._sessions) >= self._slots:
+            oldest = min(self._sessions.values(), key=lambda session: session.last_used_ms, default=None)
+            if oldest is None or now_ms - oldest.last_used_ms < EVICTION_MS:
+                return None
+            del self._sessions[oldest.session_id]
+        while (session_id := self._draw(1, _LAST_EPOCH)) in self._sessions:
+            continue
+        session = FetchSession(session_id, partitions, uses_topic_ids, now_ms)
+        self._sessions[session_id] = session
+        return session

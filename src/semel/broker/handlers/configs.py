@@ -1,0 +1,169 @@
+"""Settings: describe them, and change those of topics, with effect from the next request on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.configs import described_broker_settings, described_topic_settings
+from semel.broker.partitions import Topic
+from semel.config import TOPIC, ConfigError
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE = 2, 4, 8, 16, 32
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+
+
+def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
+    """The settings of topics and of this broker."""
+    results = []
+    for resource in request.resources:
+        result = DescribeConfigsResponse.DescribeConfigsResult(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        results.append(result)
+        try:
+            read_only = resource.resource_type == BROKER_RESOURCE
+            if resource.resource_type == TOPIC_RESOURCE:
+                rows = described_topic_settings(broker.settings, broker.topics.get(resource.resource_name))
+            elif resource.resource_type == BROKER_RESOURCE:
+                _check_broker(broker, resource.resource_name)
+                rows = described_broker_settings(broker.settings) if resource.resource_name else []
+            elif resource.resource_type in (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
+                rows = []
+            else:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings")
+            wanted = resource.configuration_keys
+            for row in rows:
+                if wanted is not None and row.name not in wanted:
+                    continue
+                result.configs.append(
+                    DescribeConfigsResponse.DescribeConfigsResourceResult(
+                        name=row.name,
+                        value=row.value,
+                        read_only=read_only,
+                        config_source=row.source,
+                        synonyms=[
+                            DescribeConfigsResponse.DescribeConfigsSynonym(name=name, value=value, source=source)
+                            for name, value, source in (row.synonyms if request.include_synonyms else ())
+                        ],
+                        config_type=row.kind,
+                        documentation=row.doc if request.include_documentation else None,
+                    )
+                )
+        except Refused as error:
+            result.error_code, result.error_message = error.code, str(error)
+    return DescribeConfigsResponse(results=results)
+
+
+def _check_broker(broker: BrokerServer, name: str) -> None:
+    if name and name != str(broker.node_id):
+        raise Refused(ErrorCode.INVALID_REQUEST, f"this is broker {broker.node_id}, not {name}")
+
+
+def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
+    """Replace all of a topic's own settings."""
+    responses = []
+    for resource in request.resources:
+        response = AlterConfigsResponse.AlterConfigsResourceResponse(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        responses.append(response)
+        try:
+            topic = _alterable(broker, resource)
+            overrides = {}
+            for config in resource.configs:
+                if config.value is None:
+                    raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
+                overrides[config.name] = config.value
+            broker.topics.configure(topic, overrides, validate_only=request.validate_only)
+        except Refused as error:
+            response.error_code, response.error_message = error.code, str(error)
+    return AlterConfigsResponse(responses=responses)
+
+
+def incremental_alter_configs(
+    broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call
+) -> IncrementalAlterConfigsResponse:
+    """Change some of a topic's own settings."""
+    responses = []
+    for resource in request.resources:
+        response = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        responses.append(response)
+        try:
+            topic = _alterable(broker, resource)
+            overrides = dict(topic.overrides)
+            names = [config.name for config in resource.configs]
+            if len(set(names)) != len(names):
+                raise Refused(ErrorCode.INVALID_REQUEST, "a setting is in the request more than once")
+            for config in resource.configs:
+                _change(topic, overrides, config)
+            broker.topics.configure(topic, overrides, validate_only=request.validate_only)
+        except Refused as error:
+            response.error_code, response.error_message = error.code, str(error)
+    return IncrementalAlterConfigsResponse(responses=responses)
+
+
+def _alterable(broker: BrokerServer, resource: Any) -> Topic:
+    if resource.resource_type == TOPIC_RESOURCE:
+        return broker.topics.get(resource.resource_name)
+    if resource.resource_type == BROKER_RESOURCE:
+        _check_broker(broker, resource.resource_name)
+        raise Refused(ErrorCode.INVALID_REQUEST, "the broker's settings are those it was started with")
+    raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
+
+
+def _change(topic: Topic, overrides: dict[str, str], config: IncrementalAlterConfigsRequest.AlterableConfig) -> None:
+    name, value = config.name, config.value
+    try:
+        row = TOPIC.row(name)
+    except ConfigError as error:
+        raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
+    if config.config_operation == DELETE:
+        overrides.pop(name, None)
+        return
+    if value is None:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"{name} has no value")
+    if config.config_operation == SET:
+        overrides[name] = value
+        return
+    if config.config_operation not in (APPEND, SUBTRACT) or row.kind != "list":
+        raise Refused(ErrorCode.INVALID_CONFIG, f"operation {config.config_operation} cannot be done to {name}")
+    present = [item for item in (topic.values.text(name) or "").split(",") if item]
+    given = [item.strip() for item in value.split(",") if item.strip()]
+    if config.config_operation == APPEND:
+        present += [item for item in given if item not in present]
+    else:
+        present = [item for item in present if item not in given]
+    overrides[name] = ",".join(present)
+
+
+def list_config_resources(
+    broker: BrokerServer, request: ListConfigResourcesRequest, call: Call
+) -> ListConfigResourcesResponse:
+    """Everything that has settings. Version 0 asks for client metrics only, and there are none."""
+    wanted = set(request.resource_types) or {TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE}
+    if call.version == 0:
+        wanted = {CLIENT_METRICS_RESOURCE}
+    row = ListConfigResourcesResponse.ConfigResource
+    found = []
+    if TOPIC_RESOURCE in wanted:
+        found += [row(resource_name=name, resource_type=TOPIC_RESOURCE) for name in sorted(broker.topics.topics)]
+    if BROKER_RESOURCE in wanted:
+        found.append(row(resource_name=str(broker.node_id), resource_type=BROKER_RESOURCE))
+    return ListConfigResourcesResponse(config_resources=found)

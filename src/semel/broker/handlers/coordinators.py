@@ -1,0 +1,38 @@
+"""FindCoordinator: which broker looks after a group or a transactional id. Here there is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.errors import ErrorCode
+from semel.wire.messages.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+GROUP, TRANSACTION = 0, 1
+BATCHED_SINCE = 4
+
+
+def find_coordinator(broker: BrokerServer, request: FindCoordinatorRequest, call: Call) -> FindCoordinatorResponse:
+    """This broker, for every group and every transactional id."""
+    keys = request.coordinator_keys if call.version >= BATCHED_SINCE else [request.key]
+    host, port = broker.endpoint
+    found = []
+    for key in keys:
+        coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_message=None)
+        if request.key_type not in (GROUP, TRANSACTION):
+            coordinator.error_code = ErrorCode.INVALID_REQUEST
+            coordinator.error_message = f"coordinators of type {request.key_type} are not served"
+        else:
+            host_of_key = broker.groups if request.key_type == GROUP else broker.transactions
+            host_of_key.ready_for(key)
+            coordinator.node_id, coordinator.host, coordinator.port = broker.node_id, host, port
+        found.append(coordinator)
+    if call.version >= BATCHED_SINCE:
+        return FindCoordinatorResponse(coordinators=found)
+    one = found[0]
+    return FindCoordinatorResponse(
+        error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port
+    )

@@ -1,0 +1,165 @@
+"""Fetch: stored batches as they lie on disk, at once or when there is enough of them.
+
+Guarantees:
+
+- A reader never gets anything at or past the high watermark, nor, reading committed, at or past the last stable offset;
+  what it gets comes with the aborted transactions of exactly that range, also after a long poll.
+- A long poll ends when enough bytes are visible, when a partition goes away, or when its time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession
+from semel.broker.handlers.offsets import check_leader_epoch, refuse_replica
+from semel.broker.partitions import Partition
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.fetch import FetchRequest, FetchResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+_PartitionData = FetchResponse.PartitionData
+_TopicResponse = FetchResponse.FetchableTopicResponse
+_Aborted = FetchResponse.AbortedTransaction
+
+
+class _Round:
+    """One pass over the partitions of a fetch."""
+
+    __slots__ = ("data", "failed", "size_bytes")
+
+    def __init__(self) -> None:
+        self.data: list[tuple[tuple[object, int], FetchedPartition, FetchResponse.PartitionData]] = []
+        self.size_bytes = 0
+        self.failed = False
+
+
+def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
+    """Answer now if there is enough or the client will not wait, else wait for more."""
+    try:
+        refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
+        fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
+    except Refused as error:
+        return FetchResponse(error_code=error.code)
+    round_ = _read(broker, request, call, fetched)
+    if round_.failed or round_.size_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not fetched:
+        return _response(broker, round_, session, incremental, call.version)
+    return _wait(broker, request, call, fetched, session, incremental, round_)
+
+
+async def _wait(
+    broker: BrokerServer,
+    request: FetchRequest,
+    call: Call,
+    fetched: Fetched,
+    session: FetchSession | None,
+    incremental: bool,
+    round_: _Round,
+) -> FetchResponse:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + request.max_wait_ms / 1000
+    changed = asyncio.Event()
+    partitions = [_find(broker, one) for one in fetched.values()]
+    for partition in partitions:
+        partition.watchers.add(changed.set)
+    stored_bytes = _stored_bytes(partitions)
+    try:
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                break
+            changed.clear()
+            # Reading committed, a small marker may make much visible; otherwise what was appended tells.
+            grown_bytes = _stored_bytes(partitions) - stored_bytes
+            if request.isolation_level == 0 and 0 <= grown_bytes < request.min_bytes - round_.size_bytes:
+                continue
+            round_ = _read(broker, request, call, fetched)
+            stored_bytes = _stored_bytes(partitions)
+            if round_.failed or round_.size_bytes >= request.min_bytes:
+                return _response(broker, round_, session, incremental, call.version)
+    finally:
+        for partition in partitions:
+            partition.watchers.discard(changed.set)
+    return _response(broker, _read(broker, request, call, fetched), session, incremental, call.version)
+
+
+def _stored_bytes(partitions: list[Partition]) -> int:
+    return sum(partition.log.size_bytes for partition in partitions if partition.opened is not None)
+
+
+def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
+    if isinstance(one.topic, uuid.UUID):
+        return broker.topics.by_topic_id(one.topic).partition(one.partition)
+    return broker.topics.partition(str(one.topic), one.partition)
+
+
+def _read(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
+    round_ = _Round()
+    left_bytes = min(request.max_bytes, broker.fetch_max_bytes)
+    isolation = request.isolation_level
+    for key, one in fetched.items():
+        data = _PartitionData(partition_index=one.partition, records=b"", aborted_transactions=None)
+        try:
+            partition = _find(broker, one)
+            log = partition.log
+            if one.current_leader_epoch >= 0:
+                check_leader_epoch(partition, one.current_leader_epoch)
+            first = round_.size_bytes == 0
+            limit_bytes = min(one.partition_max_bytes, left_bytes)
+            data.log_start_offset = log.log_start_offset
+            if limit_bytes > 0 or first:
+                read = log.read(one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first)
+                data.records = read.data
+                data.high_watermark = read.high_watermark
+                data.last_stable_offset = read.last_stable_offset
+                if isolation == 1:
+                    data.aborted_transactions = [
+                        _Aborted(producer_id=producer_id, first_offset=first_offset)
+                        for producer_id, first_offset in read.aborted or ()
+                    ]
+                size = len(read.data)
+                left_bytes -= size
+                round_.size_bytes += size
+            else:
+                data.high_watermark = log.high_watermark
+                data.last_stable_offset = log.last_stable_offset
+        except Refused as error:
+            data.error_code = error.code
+            data.high_watermark = -1
+            data.log_start_offset = -1
+            round_.failed = True
+        round_.data.append((key, one, data))
+    return round_
+
+
+def _response(
+    broker: BrokerServer, round_: _Round, session: FetchSession | None, incremental: bool, version: int
+) -> FetchResponse:
+    broker.metrics.bytes_out += round_.size_bytes
+    topics: dict[object, FetchResponse.FetchableTopicResponse] = {}
+    for key, one, data in round_.data:
+        if session is not None:
+            has_data = len(data.records) > 0
+            same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
+            if incremental and not has_data and same and data.error_code == ErrorCode.NONE:
+                continue
+            # After an error the client must hear of the partition again, even if nothing has moved by then.
+            failed = data.error_code != ErrorCode.NONE
+            one.high_watermark = -1 if failed else data.high_watermark
+            one.log_start_offset = data.log_start_offset
+            if has_data and key in session.partitions:
+                session.served_with_data(key)
+        topic = topics.get(one.topic)
+        if topic is None:
+            topic = topics[one.topic] = (
+                _TopicResponse(topic_id=one.topic) if isinstance(one.topic, uuid.UUID) else _TopicResponse(topic=str(one.topic))
+            )
+        topic.partitions.append(data)
+    return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))

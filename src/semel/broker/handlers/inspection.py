@@ -1,0 +1,83 @@
+"""DescribeLogDirs and DescribeProducers: what lies on disk, and who writes into a partition."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from semel.broker.partitions import Partition
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
+from semel.wire.messages.transactions import DescribeProducersRequest, DescribeProducersResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+
+def describe_log_dirs(broker: BrokerServer, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
+    """The one data directory and the partitions asked for in it."""
+    directory = broker.data_path.resolve()
+    usage = shutil.disk_usage(directory)
+    result = DescribeLogDirsResponse.DescribeLogDirsResult(
+        log_dir=str(directory), total_bytes=usage.total, usable_bytes=usage.free
+    )
+    wanted: dict[str, list[Partition]] = {}
+    if request.topics is None:
+        for topic in broker.topics.topics.values():
+            wanted[topic.name] = topic.partitions
+    else:
+        for row in request.topics:
+            found = broker.topics.topics.get(row.topic)
+            if found is not None:
+                wanted[row.topic] = [found.partitions[i] for i in row.partitions if 0 <= i < len(found.partitions)]
+    for name, partitions in wanted.items():
+        result.topics.append(
+            DescribeLogDirsResponse.DescribeLogDirsTopic(
+                name=name,
+                partitions=[
+                    DescribeLogDirsResponse.DescribeLogDirsPartition(
+                        partition_index=partition.index, partition_size=_size_bytes(partition)
+                    )
+                    for partition in partitions
+                ],
+            )
+        )
+    return DescribeLogDirsResponse(results=[result])
+
+
+def _size_bytes(partition: Partition) -> int:
+    if partition.opened is not None or partition.directory.exists():
+        return partition.log.size_bytes
+    return 0
+
+
+def describe_producers(
+    broker: BrokerServer, request: DescribeProducersRequest, call: Call
+) -> DescribeProducersResponse:
+    """The producers a partition remembers, and since where each has a transaction open."""
+    topics = []
+    for row in request.topics:
+        answers = []
+        for index in row.partition_indexes:
+            answer = DescribeProducersResponse.PartitionResponse(partition_index=index)
+            answers.append(answer)
+            try:
+                log = broker.topics.partition(row.name, index).log
+            except Refused as error:
+                answer.error_code, answer.error_message = error.code, str(error)
+                continue
+            answer.error_code = ErrorCode.NONE
+            answer.active_producers = [
+                DescribeProducersResponse.ProducerState(
+                    producer_id=entry.producer_id,
+                    producer_epoch=entry.producer_epoch,
+                    last_sequence=entry.last_sequence,
+                    last_timestamp=entry.last_timestamp_ms,
+                    coordinator_epoch=entry.coordinator_epoch,
+                    current_txn_start_offset=entry.current_transaction_first_offset,
+                )
+                for entry in log.producers.entries.values()
+            ]
+        topics.append(DescribeProducersResponse.TopicResponse(name=row.name, partitions=answers))
+    return DescribeProducersResponse(topics=topics)

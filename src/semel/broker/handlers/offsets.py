@@ -1,0 +1,96 @@
+"""ListOffsets and OffsetForLeaderEpoch: which offset belongs to a time, an end or an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.partitions import Partition
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.fetch import ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+#: Tiered storage's questions. There is one tier here, so the first is the log's start and the others have no answer.
+EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
+#: The request version each special timestamp came with.
+_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
+    """Refuse a client whose idea of the leader is older or newer than ours."""
+    if current_leader_epoch < 0:
+        return
+    leader_epoch = partition.log.leader_epoch
+    if current_leader_epoch < leader_epoch:
+        raise Refused(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is over, it is {leader_epoch}")
+    if current_leader_epoch > leader_epoch:
+        raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} has not begun")
+
+
+def refuse_replica(replica_id: int) -> None:
+    """Only brokers of the cluster may read as replicas, and there are no others."""
+    if replica_id >= 0:
+        raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
+
+
+def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
+    """One offset per partition asked for."""
+    row = ListOffsetsResponse.ListOffsetsPartitionResponse
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for asked in topic.partitions:
+            try:
+                refuse_replica(request.replica_id)
+                partition = broker.topics.partition(topic.name, asked.partition_index)
+                check_leader_epoch(partition, asked.current_leader_epoch)
+                timestamp, offset = _offset(partition, asked.timestamp, request.isolation_level, call.version)
+                epoch = partition.log.leader_epoch if offset >= 0 else -1
+                answers.append(
+                    row(partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch)
+                )
+            except Refused as error:
+                answers.append(row(partition_index=asked.partition_index, error_code=error.code))
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _offset(partition: Partition, timestamp: int, isolation_level: int, version: int) -> tuple[int, int]:
+    log = partition.log
+    if version < _SINCE.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
+        raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}")
+    visible_end = log.last_stable_offset if isolation_level == 1 else log.high_watermark
+    if timestamp == LATEST:
+        return -1, visible_end
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, log.log_start_offset
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return -1, -1
+    found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    if found is None or found[1] >= visible_end:
+        return -1, -1
+    return found[0], found[1]
+
+
+def offset_for_leader_epoch(
+    broker: BrokerServer, request: OffsetForLeaderEpochRequest, call: Call
+) -> OffsetForLeaderEpochResponse:
+    """Where each epoch asked for ended."""
+    row = OffsetForLeaderEpochResponse.EpochEndOffset
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for asked in topic.partitions:
+            try:
+                refuse_replica(request.replica_id)
+                partition = broker.topics.partition(topic.topic, asked.partition)
+                check_leader_epoch(partition, asked.current_leader_epoch)
+                epoch, end_offset = partition.log.offset_for_leader_epoch(asked.leader_epoch)
+                answers.append(row(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+            except Refused as error:
+                answers.append(row(partition=asked.partition, error_code=error.code))
+        topics.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+    return OffsetForLeaderEpochResponse(topics=topics)

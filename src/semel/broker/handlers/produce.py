@@ -1,0 +1,167 @@
+"""Produce: one batch per partition, checked, appended, and answered when it is as durable as the broker promises.
+
+Guarantees:
+
+- Nothing is answered before it is written; with `semel.durability=fsync` nothing is answered before it is on disk. A
+  retry that arrives meanwhile finds the original in the producer's state and waits for the same fsync.
+- The first batch of a transaction in a partition is appended only after the coordinator agreed: under protocol V1 it
+  is asked whether the partition was added, under V2 (Produce 12 and later) it adds it.
+- With acks=0 an error closes the connection, because there is no answer to put it in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.partitions import Partition, Topic
+from semel.errors import ErrorCode, Refused
+from semel.records.batch import HEADER_SIZE, Batch
+from semel.records.layout import TRANSACTIONAL
+from semel.wire.messages.produce import ProduceRequest, ProduceResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+_TopicResponse = ProduceResponse.TopicProduceResponse
+_PartitionResponse = ProduceResponse.PartitionProduceResponse
+
+#: From this version on a produce adds its partition to the transaction by itself (KIP-890).
+IMPLICIT_ADD_SINCE = 12
+TOPIC_IDS_SINCE = 13
+#: The byte of a batch whose bits say, among others, that it belongs to a transaction.
+ATTRIBUTES_AT = 22
+#: Kafka's own tools may repair internal topics under this name.
+ADMIN_CLIENT = "__admin_client"
+
+#: Coordinator errors an old client would not retry in a produce; NOT_ENOUGH_REPLICAS it does, without new metadata.
+_RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
+    (
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
+
+
+def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
+    """Append every partition's batch and answer."""
+    acks, version = request.acks, call.version
+    now_ms = broker.now_ms()
+    topics = broker.topics
+    written: list[Partition] = []
+    failed = False
+    responses = []
+    for data in request.topic_data:
+        answers = []
+        topic: Topic | None
+        if version >= TOPIC_IDS_SINCE:
+            topic, unknown = topics.by_id.get(data.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            topic, unknown = topics.topics.get(data.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for part in data.partition_data:
+            try:
+                if topic is None:
+                    raise Refused(unknown, "there is no such topic")
+                partition = topic.partition(part.index)
+                appended = _append(broker, request, call, partition, part.records, now_ms)
+            except Refused as error:
+                failed = True
+                broker.metrics.failed_produce += 1
+                answers.append(
+                    _PartitionResponse(
+                        index=part.index, error_code=error.code, base_offset=-1, error_message=str(error) or None
+                    )
+                )
+                continue
+            written.append(partition)
+            answers.append(
+                _PartitionResponse(
+                    index=part.index,
+                    base_offset=appended.base_offset,
+                    log_append_time_ms=appended.append_time_ms,
+                    log_start_offset=appended.log_start_offset,
+                )
+            )
+        responses.append(_TopicResponse(name=data.name, topic_id=data.topic_id, partition_responses=answers))
+    if acks == 0:
+        if failed:
+            call.connection.refuse("a produce with acks=0 was refused")
+        return None
+    response = ProduceResponse(responses=responses)
+    if broker.flusher is not None and written:
+        return _after_flush(broker, written, response)
+    return response
+
+
+async def _after_flush(broker: BrokerServer, written: list[Partition], response: ProduceResponse) -> ProduceResponse:
+    assert broker.flusher is not None
+    failures = await broker.flusher.flushed([partition.log for partition in written])
+    if failures:
+        by_name = {(partition.topic.name, partition.topic.topic_id, partition.index) for partition in written
+                   if partition.log in failures}
+        for topic in response.responses:
+            for answer in topic.partition_responses:
+                if any(index == answer.index and (topic.name == name or topic.topic_id == topic_id)
+                       for name, topic_id, index in by_name):
+                    answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
+    return response
+
+
+def _append(
+    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
+) -> Any:
+    topic = partition.topic
+    acks = request.acks
+    if acks != -1 and acks != 1 and acks != 0:
+        raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of -1, 0 and 1")
+    if topic.internal and call.client_id != ADMIN_CLIENT:
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+    if acks == -1 and topic.values.min_insync_replicas > 1:
+        raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, f"{topic.name} wants more replicas in sync than there are brokers")
+    if records is None or len(records) < HEADER_SIZE:
+        raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
+    guard = None
+    if records[ATTRIBUTES_AT] & TRANSACTIONAL:
+        guard = _verified(broker, request, call, partition, Batch.parse(records), now_ms)
+    appended = partition.log.append(records, now_ms, guard=guard)
+    metrics = broker.metrics
+    metrics.messages_in += appended.last_offset - appended.base_offset + 1
+    metrics.bytes_in += len(records)
+    if partition.watchers:
+        partition.changed()
+    return appended
+
+
+def _verified(broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, batch: Batch, now_ms: int) -> Any:
+    """The guard to append with, once the coordinator knows this partition as part of the producer's transaction."""
+    if request.transactional_id is None:
+        raise Refused(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without a transactional id"
+        )
+    implicit_add = call.version >= IMPLICIT_ADD_SINCE
+    guard = partition.log.start_verification(
+        batch.producer_id, batch.producer_epoch, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
+    )
+    if guard is None:
+        return None
+    if not implicit_add and not broker.settings.transaction_partition_verification_enable:
+        return guard
+    code = broker.transactions.admit(
+        request.transactional_id,
+        batch.producer_id,
+        batch.producer_epoch,
+        partition.topic.name,
+        partition.index,
+        verify_only=not implicit_add,
+    )
+    if code == ErrorCode.NONE:
+        return guard
+    if code in _RETRY_AS_NOT_ENOUGH_REPLICAS:
+        raise Refused(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"the coordinator could not say whether the partition is in the transaction: {code.name}",
+        )
+    raise Refused(code, "the partition is not part of the producer's transaction")

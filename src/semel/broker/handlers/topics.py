@@ -1,0 +1,172 @@
+"""Topics: create, delete, grow, and delete records from their beginning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.configs import described_topic_settings
+from semel.broker.handlers.metadata import NO_ID
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+
+def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+    """Create each topic, or say why not."""
+    named = [topic.name for topic in request.topics]
+    results = []
+    for name in dict.fromkeys(named):
+        topic = next(one for one in request.topics if one.name == name)
+        result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None, configs=None)
+        results.append(result)
+        try:
+            if named.count(name) > 1:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
+            _create(broker, topic, request.validate_only, result)
+        except Refused as error:
+            result.error_code, result.error_message = error.code, str(error)
+    return CreateTopicsResponse(topics=results)
+
+
+def _create(
+    broker: BrokerServer,
+    topic: CreateTopicsRequest.CreatableTopic,
+    validate_only: bool,
+    result: CreateTopicsResponse.CreatableTopicResult,
+) -> None:
+    if topic.assignments:
+        partition_count = _assigned(broker, topic)
+    else:
+        partition_count = broker.settings["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions
+        if partition_count < 1:
+            raise Refused(ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions: at least one is needed")
+        if topic.replication_factor != -1 and topic.replication_factor != 1:
+            raise Refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"replication factor {topic.replication_factor}: there is one broker",
+            )
+    overrides = {}
+    for config in topic.configs:
+        if config.value is None:
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
+        if config.name in overrides:
+            raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is given more than once")
+        overrides[config.name] = config.value
+    created = broker.topics.create(topic.name, partition_count, overrides, validate_only=validate_only)
+    result.topic_id = NO_ID if validate_only else created.topic_id
+    result.num_partitions, result.replication_factor = partition_count, 1
+    result.configs = [
+        CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
+        for row in described_topic_settings(broker.settings, created)
+    ]
+
+
+def _assigned(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> int:
+    if topic.num_partitions != -1 or topic.replication_factor != -1:
+        raise Refused(ErrorCode.INVALID_REQUEST, "either an assignment or counts, not both")
+    if sorted(one.partition_index for one in topic.assignments) != list(range(len(topic.assignments))):
+        raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
+    for one in topic.assignments:
+        if list(one.broker_ids) != [broker.node_id]:
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
+    return len(topic.assignments)
+
+
+def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    """Delete by name or by id."""
+    asked = [(row.name, row.topic_id) for row in request.topics]
+    asked += [(name, NO_ID) for name in request.topic_names]
+    responses = []
+    for name, topic_id in asked:
+        result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
+        responses.append(result)
+        try:
+            if not broker.settings["delete.topic.enable"]:
+                raise Refused(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
+            if (name is None) == (topic_id == NO_ID):
+                raise Refused(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id")
+            topic = broker.topics.get(name) if name is not None else broker.topics.by_topic_id(topic_id)
+            result.name, result.topic_id = topic.name, topic.topic_id
+            if topic.internal:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own")
+            broker.topics.delete(topic)
+        except Refused as error:
+            result.error_code, result.error_message = error.code, str(error)
+    return DeleteTopicsResponse(responses=responses)
+
+
+def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> CreatePartitionsResponse:
+    """Topics only ever grow."""
+    results = []
+    named = [row.name for row in request.topics]
+    for row in request.topics:
+        result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=row.name)
+        results.append(result)
+        try:
+            if named.count(row.name) > 1:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"topic {row.name!r} is in the request more than once")
+            topic = broker.topics.get(row.name)
+            present = len(topic.partitions)
+            if row.count == present:
+                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{row.name} already has {present} partitions")
+            if row.count < present:
+                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{row.name} has {present} partitions and cannot shrink")
+            if row.assignments is not None:
+                if len(row.assignments) != row.count - present:
+                    raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one assignment per new partition is needed")
+                if any(list(one.broker_ids) != [broker.node_id] for one in row.assignments):
+                    raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
+            if not request.validate_only:
+                broker.topics.add_partitions(topic, row.count)
+        except Refused as error:
+            result.error_code, result.error_message = error.code, str(error)
+    return CreatePartitionsResponse(results=results)
+
+
+def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+    """The log begins at the given offset from now on; -1 is the high watermark."""
+    topics = []
+    for row in request.topics:
+        answers = []
+        for asked in row.partitions:
+            answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(partition_index=asked.partition_index)
+            answers.append(answer)
+            try:
+                partition = broker.topics.partition(row.name, asked.partition_index)
+                if partition.topic.internal:
+                    raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is the broker's own")
+                if "delete" not in partition.topic.values["cleanup.policy"]:
+                    raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted, not deleted from")
+                log = partition.log
+                offset = log.high_watermark if asked.offset == -1 else asked.offset
+                if offset < 0:
+                    raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is negative")
+                log.delete_records_before(offset)
+                answer.low_watermark = log.log_start_offset
+                broker.topics.checkpoint_log_starts()
+                partition.changed()
+            except Refused as error:
+                answer.error_code, answer.low_watermark = error.code, -1
+        topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=row.name, partitions=answers))
+    return DeleteRecordsResponse(topics=topics)
+
+
+def list_partition_reassignments(
+    broker: BrokerServer, request: ListPartitionReassignmentsRequest, call: Call
+) -> ListPartitionReassignmentsResponse:
+    """With one broker nothing is ever on the move; tools ask before they describe a topic."""
+    return ListPartitionReassignmentsResponse(error_message=None)

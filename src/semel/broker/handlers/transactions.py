@@ -1,0 +1,139 @@
+"""Transactions: the coordinator's requests, and markers another coordinator or an administrator sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.marker_sender import write_marker
+from semel.errors import ErrorCode, Refused
+from semel.machines.contract import TopicPartition
+from semel.wire.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+#: From this version AddPartitionsToTxn carries many transactions at once.
+BATCHED_SINCE = 4
+
+
+def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
+    """A producer id for an idempotent producer, or the next identity of a transactional one."""
+    if request.transactional_id is None:
+        return InitProducerIdResponse(producer_id=broker.producer_ids.take(), producer_epoch=0)
+    host = broker.transactions
+    host.ready_for(request.transactional_id)
+    return host.answer(
+        host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
+    )
+
+
+def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
+    """Partitions join a transaction; one that does not exist keeps the others out as well, as in Kafka."""
+    host = broker.transactions
+    if call.version < BATCHED_SINCE:
+        host.ready_for(request.v3_and_below_transactional_id)
+        refused = _unknown_partitions(broker, request)
+        if refused is not None:
+            return refused
+    for transaction in request.transactions:
+        host.ready_for(transaction.transactional_id)
+    return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()))
+
+
+def _unknown_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
+    from semel.wire.messages.transactions import AddPartitionsToTxnResponse as Response
+
+    known: dict[tuple[str, int], bool] = {}
+    for asked in request.v3_and_below_topics:
+        topic = broker.topics.topics.get(asked.name)
+        for index in asked.partitions:
+            known[asked.name, index] = topic is not None and 0 <= index < len(topic.partitions)
+    if all(known.values()):
+        return None
+    results = [
+        Response.AddPartitionsToTxnTopicResult(
+            name=asked.name,
+            results_by_partition=[
+                Response.AddPartitionsToTxnPartitionResult(
+                    partition_index=index,
+                    partition_error_code=ErrorCode.OPERATION_NOT_ATTEMPTED
+                    if known[asked.name, index]
+                    else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                )
+                for index in asked.partitions
+            ],
+        )
+        for asked in request.v3_and_below_topics
+    ]
+    return Response(results_by_topic_v3_and_below=results)
+
+
+def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
+    """The group's partition of `__consumer_offsets` joins a transaction."""
+    host = broker.transactions
+    host.ready_for(request.transactional_id)
+    broker.groups.ready_for(request.group_id)
+    return host.answer(
+        host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), broker.groups.machine.partition_for)
+    )
+
+
+def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
+    """Commit or abort; answered when the outcome is in the log, and here with the markers written as well."""
+    host = broker.transactions
+    host.ready_for(request.transactional_id)
+    return host.answer(host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take))
+
+
+def describe_transactions(broker: BrokerServer, request: DescribeTransactionsRequest, call: Call) -> Any:
+    """What the coordinator knows of these transactional ids."""
+    host = broker.transactions
+    for transactional_id in request.transactional_ids:
+        host.ready_for(transactional_id)
+    return host.machine.describe_transactions(request)
+
+
+def list_transactions(broker: BrokerServer, request: ListTransactionsRequest, call: Call) -> Any:
+    """All transactional ids, filtered."""
+    broker.transactions.load_all()
+    return broker.transactions.machine.list_transactions(request, broker.now_ms())
+
+
+def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
+    """Markers as another coordinator, or an administrator ending a hanging transaction, sends them."""
+    response = WriteTxnMarkersResponse()
+    for marker in request.markers:
+        result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=marker.producer_id)
+        for topic in marker.topics:
+            answers = []
+            for index in topic.partition_indexes:
+                code = ErrorCode.NONE
+                try:
+                    write_marker(
+                        broker,
+                        TopicPartition(topic.name, index),
+                        marker.producer_id,
+                        marker.producer_epoch,
+                        marker.transaction_result,
+                        marker.coordinator_epoch,
+                        marker.transaction_version,
+                    )
+                except Refused as error:
+                    code = error.code
+                answers.append(
+                    WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                )
+            result.topics.append(WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=answers))
+        response.markers.append(result)
+    return response

@@ -1,0 +1,76 @@
+"""ApiVersions and UpdateFeatures: what this broker speaks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.handlers import SERVED
+from semel.errors import ErrorCode, Refused
+from semel.wire.apis import APIS
+from semel.wire.messages.features import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+#: Feature -> (lowest, highest, finalized). metadata.version is Kafka 4.3's, for tools that ask.
+FEATURES = {
+    "group.version": (0, 1, 1),
+    "metadata.version": (7, 30, 30),
+    "transaction.version": (0, 2, 2),
+}
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
+
+
+def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call: Call | None) -> ApiVersionsResponse:
+    """The table of what is served, and the features that are finalized because all they need is served."""
+    response = ApiVersionsResponse(
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(
+                api_key=key,
+                min_version=APIS[key].advertised_min_version,
+                max_version=broker.highest_version(key),
+            )
+            for key in sorted(SERVED)
+        ],
+        supported_features=[
+            ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high, _) in FEATURES.items()
+        ],
+        finalized_features_epoch=0,
+        finalized_features=[
+            ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, (_, _, level) in FEATURES.items()
+        ],
+    )
+    if request is not None and call is not None and call.version >= 3:
+        name, version = request.client_software_name, request.client_software_version
+        if not _SOFTWARE.match(name) or not _SOFTWARE.match(version):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        call.connection.software = (name, version)
+    return response
+
+
+def update_features(broker: BrokerServer, request: UpdateFeaturesRequest, call: Call) -> UpdateFeaturesResponse:
+    """Every level is fixed by what is built in: asking for the present one succeeds, all else is refused."""
+    results: list[Any] = []
+    try:
+        for update in request.feature_updates:
+            known = FEATURES.get(update.feature)
+            if known is None:
+                raise Refused(ErrorCode.INVALID_UPDATE_VERSION, f"there is no feature {update.feature!r}")
+            if update.max_version_level != known[2]:
+                raise Refused(
+                    ErrorCode.INVALID_UPDATE_VERSION,
+                    f"{update.feature} is at level {known[2]} and cannot be set to {update.max_version_level}",
+                )
+            results.append(UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature, error_message=None))
+    except Refused as error:
+        return UpdateFeaturesResponse(error_code=error.code, error_message=str(error))
+    return UpdateFeaturesResponse(error_message=None, results=results)

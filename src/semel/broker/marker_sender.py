@@ -1,0 +1,104 @@
+"""Writes a transaction's outcome into its partitions and reports back to the coordinator.
+
+Guarantees:
+
+- Every partition of the transaction gets its marker, or does not exist any more; what cannot be written now is tried
+  again until it can.
+- A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with the
+  marker and never before (and are visible when the commit is answered).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.errors import ErrorCode, Refused
+from semel.machines.contract import SendMarkers, TopicPartition
+
+if TYPE_CHECKING:
+    from semel.broker.server import BrokerServer
+    from semel.broker.transaction_host import TransactionHost
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 1000
+#: The partition knows better than we do: a newer epoch or coordinator has already settled it.
+_OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+
+
+def write_marker(
+    broker: BrokerServer,
+    target: TopicPartition,
+    producer_id: int,
+    producer_epoch: int,
+    commit: bool,
+    coordinator_epoch: int,
+    transaction_version: int,
+) -> None:
+    """One marker into one local partition; `Refused` says why not."""
+    partition = broker.topics.partition(target.topic, target.partition)
+    if target.topic == CONSUMER_OFFSETS:
+        broker.groups.ready(target.partition)
+    partition.log.append_marker(
+        producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, broker.now_ms()
+    )
+    if target.topic == CONSUMER_OFFSETS:
+        broker.groups.marker_written(target.partition, producer_id, commit)
+    partition.changed()
+
+
+class MarkerSender:
+    """Serves the coordinator's `SendMarkers`."""
+
+    def __init__(self, broker: BrokerServer, host: TransactionHost) -> None:
+        self._broker = broker
+        self._host = host
+
+    def send(self, markers: SendMarkers) -> None:
+        """Write what can be written now, report it, and come back for the rest."""
+        self._send(markers, markers.partitions)
+
+    def _send(self, markers: SendMarkers, targets: tuple[TopicPartition, ...]) -> None:
+        done, left = [], []
+        for target in targets:
+            try:
+                write_marker(
+                    self._broker,
+                    target,
+                    markers.producer_id,
+                    markers.producer_epoch,
+                    markers.commit,
+                    markers.coordinator_epoch,
+                    markers.transaction_version,
+                )
+            except (Refused, OSError) as error:
+                code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
+                if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
+                    if code in _OVERTAKEN:
+                        return
+                    left.append(target)
+                    continue
+            done.append(target)
+        if done and self._broker.flusher is None:
+            self._report(markers, done)
+        elif done:
+            self._broker.spawn(self._report_after_flush(markers, done))
+        if left:
+            self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
+
+    def _report(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
+        self._host.settle(self._host.machine.markers_written(markers, self._broker.now_ms(), done))
+
+    async def _report_after_flush(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
+        """The transaction is complete only once its markers are as durable as the record that says so."""
+        assert self._broker.flusher is not None
+        logs = {}
+        for target in done:
+            topic = self._broker.topics.topics.get(target.topic)
+            if topic is not None and target.partition < len(topic.partitions):
+                logs[topic.partitions[target.partition].log] = target
+        failed = {logs[log] for log in await self._broker.flusher.flushed(logs)}
+        self._report(markers, [target for target in done if target not in failed])

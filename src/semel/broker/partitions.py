@@ -1,0 +1,345 @@
+"""Topics and their partitions: what exists, under which id and settings, and the log behind each partition.
+
+Guarantees:
+
+- A topic exists once the metadata store says so, and no longer: directories follow the store, never the reverse.
+- A topic's id is never reused; a directory left by an earlier topic of the same name is set aside, not adopted.
+- Changed settings hold from the next append or read on.
+- After a clean stop a partition's log is opened when it is first needed, so that starting does not grow with the
+  number of partitions; after a crash every log is recovered before the first request is served.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.metadata_store import LocalMetadataStore
+from semel.config import TOPIC, ConfigError, Values, topic_values
+from semel.errors import ErrorCode, Refused
+from semel.log.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
+from semel.log.partition_log import PartitionLog
+
+if TYPE_CHECKING:
+    from semel.log.files import Files
+
+TRANSACTION_STATE = "__transaction_state"
+CONSUMER_OFFSETS = "__consumer_offsets"
+INTERNAL_TOPICS = frozenset((TRANSACTION_STATE, CONSUMER_OFFSETS))
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+_STORE_ENTRY = "topics"
+
+
+def check_topic_name(name: str) -> None:
+    """Refuse what Kafka refuses as a topic name."""
+    if name in (".", "..") or not _LEGAL_NAME.match(name):
+        raise Refused(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"topic name {name[:249]!r} is not legal: 1 to 249 letters, digits, '.', '_' and '-', not '.' or '..'",
+        )
+
+
+class Partition:
+    """One partition: its log, and those who wait for it to change."""
+
+    __slots__ = ("_log", "_open", "directory", "index", "topic", "watchers")
+
+    def __init__(self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]) -> None:
+        self.topic = topic
+        self.index = index
+        self.directory = directory
+        self._open = open_log
+        self._log: PartitionLog | None = None
+        #: Called after anything a reader may see has changed: data, high watermark, last stable offset, existence.
+        self.watchers: set[Callable[[], None]] = set()
+
+    @property
+    def log(self) -> PartitionLog:
+        """The partition's log, opened by whoever first needs it."""
+        log = self._log
+        if log is None:
+            log = self._log = self._open(self)
+        return log
+
+    @property
+    def opened(self) -> PartitionLog | None:
+        """The log if somebody needed it already."""
+        return self._log
+
+    def changed(self) -> None:
+        """Wake those who wait for this partition."""
+        if self.watchers:
+            for watcher in tuple(self.watchers):
+                watcher()
+
+    def detach(self) -> PartitionLog | None:
+        """Give the log up, when the partition is deleted or the broker stops."""
+        log, self._log = self._log, None
+        return log
+
+    def __repr__(self) -> str:
+        return f"<{self.topic.name}-{self.index}>"
+
+
+class Topic:
+    """A topic: its id, its own settings, its partitions."""
+
+    __slots__ = ("internal", "name", "overrides", "partitions", "topic_id", "values")
+
+    def __init__(self, name: str, topic_id: uuid.UUID, overrides: dict[str, str], values: Values) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.overrides = overrides
+        self.values = values
+        self.partitions: list[Partition] = []
+        self.internal = name in INTERNAL_TOPICS
+
+    def partition(self, index: int) -> Partition:
+        """The partition of this number."""
+        if 0 <= index < len(self.partitions):
+            return self.partitions[index]
+        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} has no partition {index}")
+
+
+class TopicRegistry:
+    """All topics of this broker."""
+
+    def __init__(
+        self,
+        data_directory: Path,
+        store: LocalMetadataStore,
+        settings: Values,
+        files: Files,
+        now_ms: Callable[[], int],
+        *,
+        clean: bool,
+    ) -> None:
+        self._directory = data_directory
+        self._store = store
+        self._settings = settings
+        self._files = files
+        self._now_ms = now_ms
+        self._clean = clean
+        self._version = -1
+        self._log_starts: dict[tuple[str, int], int] = {}
+        self._recovery_points: dict[tuple[str, int], int] = {}
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[uuid.UUID, Topic] = {}
+        #: Told the name and partition count of a topic after it was deleted.
+        self.deleted: list[Callable[[Topic], None]] = []
+        #: Told after topics or partitions came or went: assignments on the server depend on it.
+        self.changed: list[Callable[[], None]] = []
+
+    # Reading
+
+    def get(self, name: str) -> Topic:
+        """The topic of this name."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return topic
+
+    def partition(self, name: str, index: int) -> Partition:
+        """A partition by topic name and number."""
+        return self.get(name).partition(index)
+
+    def by_topic_id(self, topic_id: uuid.UUID) -> Topic:
+        """The topic of this id."""
+        topic = self.by_id.get(topic_id)
+        if topic is None:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic_id}")
+        return topic
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """Every partition of every topic."""
+        for topic in list(self.topics.values()):
+            yield from topic.partitions
+
+    # Starting and stopping
+
+    def load(self) -> None:
+        """Learn what exists from the store; after a crash, recover every log."""
+        self._log_starts = read_offsets(self._files, self._directory, LOG_START_OFFSETS)
+        self._recovery_points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
+        stored, self._version = self._store.get(_STORE_ENTRY)
+        for name, row in (stored or {"topics": {}})["topics"].items():
+            topic = Topic(
+                name, uuid.UUID(row["id"]), row["configs"], topic_values(self._settings, row["configs"])
+            )
+            self._enlist(topic, row["partitions"])
+        for path in self._directory.glob("*-delete"):
+            shutil.rmtree(path, ignore_errors=True)
+        if not self._clean:
+            for partition in self.all_partitions():
+                if partition.directory.exists():
+                    _ = partition.log
+
+    def close(self) -> None:
+        """Close every log that was opened, with what the next start wants to find."""
+        for partition in self.all_partitions():
+            if partition.opened is not None:
+                partition.opened.close(self._now_ms())
+        self.checkpoint_log_starts()
+        self.checkpoint_recovery_points()
+        for partition in self.all_partitions():
+            partition.detach()
+
+    def checkpoint_log_starts(self) -> None:
+        """Write down where each log begins, for when deletion cut into a segment."""
+        for partition in self.all_partitions():
+            log = partition.opened
+            if log is not None:
+                name = (partition.topic.name, partition.index)
+                if log.log_start_offset > log.segments[0].base_offset:
+                    self._log_starts[name] = log.log_start_offset
+                else:
+                    self._log_starts.pop(name, None)
+        write_offsets(self._files, self._directory, LOG_START_OFFSETS, self._log_starts)
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write down how far each log is known to be on disk, so that recovery begins there."""
+        for partition in self.all_partitions():
+            if partition.opened is not None:
+                self._recovery_points[partition.topic.name, partition.index] = partition.opened.recovery_point
+        write_offsets(self._files, self._directory, RECOVERY_POINTS, self._recovery_points)
+
+    # Changing
+
+    def create(
+        self, name: str, partition_count: int, overrides: dict[str, str] | None = None, *, validate_only: bool = False
+    ) -> Topic:
+        """Create a topic, or refuse as Kafka does."""
+        check_topic_name(name)
+        if name in self.topics:
+            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
+        if "." in name or "_" in name:
+            # Kafka's metric names cannot tell the two apart, so it lets only one of them exist.
+            flat = name.replace(".", "_")
+            for other in self.topics:
+                if other.replace(".", "_") == flat:
+                    raise Refused(
+                        ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} collides with existing topic {other!r}"
+                    )
+        if partition_count < 1:
+            raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
+        values = self._checked(overrides or {})
+        topic = Topic(name, self._fresh_id(), dict(overrides or {}), values)
+        if validate_only:
+            return topic
+        self._set_aside_strays(name, partition_count)
+        self._enlist(topic, partition_count)
+        try:
+            self._save()
+        except OSError:
+            self._strike(topic)
+            raise
+        self._announce()
+        return topic
+
+    def delete(self, topic: Topic) -> None:
+        """Delete a topic and its data."""
+        self._strike(topic)
+        self._save()
+        for partition in topic.partitions:
+            log = partition.detach()
+            if log is not None:
+                log.close(self._now_ms())
+            self._log_starts.pop((topic.name, partition.index), None)
+            self._recovery_points.pop((topic.name, partition.index), None)
+            doomed = partition.directory.with_name(f"{topic.name}-{partition.index}.{uuid.uuid4().hex}-delete")
+            if partition.directory.exists():
+                partition.directory.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+            partition.changed()
+        for told in self.deleted:
+            told(topic)
+        self._announce()
+
+    def add_partitions(self, topic: Topic, count: int) -> None:
+        """Grow a topic to `count` partitions."""
+        self._set_aside_strays(topic.name, count, first=len(topic.partitions))
+        for index in range(len(topic.partitions), count):
+            topic.partitions.append(self._partition(topic, index))
+        self._save()
+        self._announce()
+
+    def configure(self, topic: Topic, overrides: dict[str, str], *, validate_only: bool = False) -> None:
+        """Replace a topic's own settings."""
+        values = self._checked(overrides)
+        if validate_only:
+            return
+        topic.overrides, topic.values = overrides, values
+        self._save()
+        for partition in topic.partitions:
+            if partition.opened is not None:
+                partition.opened.config = values
+
+    # Inside
+
+    def _checked(self, overrides: dict[str, str]) -> Values:
+        try:
+            for name in overrides:
+                TOPIC.row(name)
+            return topic_values(self._settings, overrides)
+        except ConfigError as error:
+            raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+    def _fresh_id(self) -> uuid.UUID:
+        while (topic_id := uuid.uuid4()) in self.by_id:
+            continue
+        return topic_id
+
+    def _enlist(self, topic: Topic, partition_count: int) -> None:
+        for index in range(partition_count):
+            topic.partitions.append(self._partition(topic, index))
+        self.topics[topic.name] = topic
+        self.by_id[topic.topic_id] = topic
+
+    def _strike(self, topic: Topic) -> None:
+        del self.topics[topic.name]
+        del self.by_id[topic.topic_id]
+
+    def _partition(self, topic: Topic, index: int) -> Partition:
+        return Partition(topic, index, self._directory / f"{topic.name}-{index}", self._open)
+
+    def _open(self, partition: Partition) -> PartitionLog:
+        topic = partition.topic
+        name = (topic.name, partition.index)
+        log = PartitionLog.open(
+            partition.directory,
+            topic.name,
+            partition.index,
+            topic.values,
+            self._now_ms(),
+            topic_id=topic.topic_id,
+            clean=self._clean,
+            files=self._files,
+            recovery_point=self._recovery_points.get(name),
+            log_start_offset=self._log_starts.get(name, 0),
+            producer_id_expiration_ms=self._settings["producer.id.expiration.ms"],
+        )
+        log.verifies_transactions = self._settings["transaction.partition.verification.enable"]
+        log.high_watermark_follows_end = self._settings["semel.durability"] == "os"
+        return log
+
+    def _set_aside_strays(self, name: str, count: int, first: int = 0) -> None:
+        for index in range(first, count):
+            directory = self._directory / f"{name}-{index}"
+            if directory.exists():
+                directory.rename(directory.with_name(f"{directory.name}.{uuid.uuid4().hex}-stray"))
+
+    def _save(self) -> None:
+        rows: dict[str, Any] = {
+            topic.name: {"id": str(topic.topic_id), "partitions": len(topic.partitions), "configs": topic.overrides}
+            for topic in self.topics.values()
+        }
+        self._version = self._store.update(_STORE_ENTRY, {"version": 1, "topics": rows}, self._version)
+
+    def _announce(self) -> None:
+        for told in self.changed:
+            told()

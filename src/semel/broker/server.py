@@ -1,0 +1,299 @@
+"""The broker as a whole: listeners, limits, and the life from start to stop.
+
+Guarantees:
+
+- Nothing is served before every log that needs recovery is recovered.
+- Connections, their idleness, the size of a request and the bytes of all requests in hand are bounded.
+- A clean stop answers what is being served, flushes every log and leaves the clean-shutdown mark. A stop for a broken
+  invariant leaves neither: the next start recovers from what is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.background import Background
+from semel.broker.data_directory import DataDirectory
+from semel.broker.dispatch import Dispatcher
+from semel.broker.fetch_sessions import FetchSessions
+from semel.broker.flusher import Flusher
+from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
+from semel.broker.metrics import Metrics
+from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic, TopicRegistry
+from semel.config import ConfigError, Values
+from semel.errors import InvariantViolation
+from semel.log.files import Files
+from semel.net.connection import MemoryPool, ServerConnection
+from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
+
+if TYPE_CHECKING:
+    from semel.broker.group_host import GroupHost
+    from semel.broker.transaction_host import TransactionHost
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+
+
+def listener_address(listener: str) -> tuple[str, int]:
+    """Host and port of a listener as Kafka writes it, PLAINTEXT://host:port; the protocol may be left out."""
+    protocol, sign, rest = listener.rpartition("://")
+    if sign and protocol != "PLAINTEXT":
+        raise ConfigError(f"listener {listener!r}: only PLAINTEXT is served")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"listener {listener!r}: expected HOST:PORT")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class BrokerServer:
+    """Everything one broker process has. Handlers get it as their first argument."""
+
+    def __init__(
+        self, settings: Values, *, files: Files | None = None, now_ms: Callable[[], int] = _wall_clock_ms
+    ) -> None:
+        self.settings = settings
+        self.now_ms = now_ms
+        self.node_id: int = settings["node.id"]
+        if settings["broker.id"] is not None and "node.id" not in settings.explicit and settings["broker.id"] >= 0:
+            self.node_id = settings["broker.id"]
+        self.rack: str | None = settings["broker.rack"]
+        #: One node leads everything from the first start on; elections come with the cluster.
+        self.leader_epoch = 0
+        self.metrics = Metrics()
+        self.pool = MemoryPool(settings["queued.max.request.bytes"])
+        self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
+        self.fetch_max_bytes: int = settings["fetch.max.bytes"]
+        self.endpoint: tuple[str, int] = ("", 0)
+        self.metrics_port: int | None = None
+        self.fatal_error: BaseException | None = None
+        self._files = files or Files()
+        self._dispatcher = Dispatcher(self)
+        self._connections: set[ServerConnection] = set()
+        self._per_address: Counter[str] = Counter()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        self.loop: asyncio.AbstractEventLoop
+        self.stopped: asyncio.Event
+        self.data_path: Path
+        self.cluster_id: str
+        self.topics: TopicRegistry
+        self.producer_ids: ProducerIds
+        self.transactions: TransactionHost
+        self.groups: GroupHost
+        self.flusher: Flusher | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Open the data, recover what needs it, listen."""
+        self.loop = asyncio.get_running_loop()
+        self.stopped = asyncio.Event()
+        directories = self.settings["log.dirs"]
+        if len(directories) != 1:
+            raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
+        self._data = DataDirectory(
+            Path(directories[0]), self.node_id, self.settings["semel.cluster.id"], self._files
+        )
+        try:
+            await self._open()
+        except BaseException:
+            self._data.unlock()
+            raise
+
+    async def _open(self) -> None:
+        data = self._data
+        self.data_path = data.path
+        self.cluster_id = data.cluster_id
+        store = LocalMetadataStore(data.path / ".metadata", self._files)
+        self.producer_ids = ProducerIds(store, self.node_id)
+        self.topics = TopicRegistry(
+            data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
+        )
+        self.topics.load()
+        if self.settings["semel.durability"] == "fsync":
+            self.flusher = Flusher()
+        from semel.broker.group_host import GroupHost
+        from semel.broker.transaction_host import TransactionHost
+
+        self.transactions = TransactionHost(self)
+        self.groups = GroupHost(self)
+        self._background = Background(self)
+        await self._listen()
+        self.spawn(self.groups.load_stored())
+        self.spawn(self.transactions.load_stored())
+        self._background.start()
+
+    async def _listen(self) -> None:
+        for listener in self.settings["listeners"]:
+            host, port = listener_address(listener)
+            server = await self.loop.create_server(self._connected, host, port, backlog=512)
+            self._servers.append(server)
+            if not self.endpoint[1]:
+                bound = server.sockets[0].getsockname()
+                self.endpoint = (host if host not in ("0.0.0.0", "::") else "localhost", bound[1])
+        advertised = self.settings["advertised.listeners"]
+        if advertised:
+            host, port = listener_address(advertised[0])
+            self.endpoint = (host, port or self.endpoint[1])
+        if self.settings["semel.metrics.port"] >= 0:
+            from semel.broker.metrics_endpoint import serve_metrics
+
+            server = await serve_metrics(
+                self, self.settings["semel.metrics.host"], self.settings["semel.metrics.port"]
+            )
+            self._servers.append(server)
+            self.metrics_port = server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop cleanly: no new work, finish what is being served, flush, mark."""
+        if self._stopping:
+            await self.stopped.wait()
+            return
+        self._stopping = True
+        for server in self._servers:
+            server.close()
+        self._background.stop()
+        for connection in tuple(self._connections):
+            connection.close()
+        deadline = self.loop.time() + STOP_TIMEOUT_S
+        while self._connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        for connection in tuple(self._connections):
+            connection.transport.abort()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.transactions.stop()
+        self.groups.stop()
+        if self.fatal_error is None:
+            self.topics.close()
+            self._files.drain()
+            self._data.close_cleanly()
+        if self.flusher is not None:
+            self.flusher.close()
+        self._data.unlock()
+        self.stopped.set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run something beside the requests; a failure of it is logged, a broken invariant stops the broker."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Something unforeseen came up. A broken invariant ends the process' service, and nothing more is written."""
+        if isinstance(error, InvariantViolation):
+            logger.critical("invariant broken, the broker stops: %s", error, exc_info=error)
+            if self.fatal_error is None:
+                self.fatal_error = error
+                self.spawn(self.stop())
+        else:
+            logger.error("unexpected failure", exc_info=error)
+
+    # Connections
+
+    @property
+    def connection_count(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    def _connected(self) -> ServerConnection:
+        return _Connection(self)
+
+    def admit_connection(self, connection: ServerConnection) -> bool:
+        """Count a new connection, unless there are too many already."""
+        address = connection.peer[0]
+        if (
+            self._stopping
+            or len(self._connections) >= self.settings["max.connections"]
+            or self._per_address[address] >= self.settings["max.connections.per.ip"]
+        ):
+            return False
+        self._connections.add(connection)
+        self._per_address[address] += 1
+        return True
+
+    def forget_connection(self, connection: ServerConnection) -> None:
+        """A connection is gone."""
+        if connection in self._connections:
+            self._connections.discard(connection)
+            address = connection.peer[0]
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+
+    def close_idle_connections(self) -> None:
+        """Close those that were silent since this was last called."""
+        for connection in tuple(self._connections):
+            if not connection.was_active():
+                connection.close()
+
+    # What handlers ask
+
+    def highest_version(self, api_key: int) -> int:
+        """The newest version served of an API."""
+        if api_key == ApiKey.INIT_PRODUCER_ID and self.settings["transaction.two.phase.commit.enable"]:
+            return INIT_PRODUCER_ID_TWO_PHASE_VERSION
+        return APIS[api_key].max_version
+
+    def internal_topic(self, name: str) -> Topic:
+        """A topic of the broker's own, created when it is first needed."""
+        topic = self.topics.topics.get(name)
+        if topic is not None:
+            return topic
+        settings = self.settings
+        if name == TRANSACTION_STATE:
+            overrides = {
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "min.insync.replicas": str(settings["transaction.state.log.min.isr"]),
+                "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
+                "unclean.leader.election.enable": "false",
+            }
+            return self.topics.create(name, settings["transaction.state.log.num.partitions"], overrides)
+        overrides = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(settings["offsets.topic.segment.bytes"]),
+        }
+        return self.topics.create(CONSUMER_OFFSETS, settings["offsets.topic.num.partitions"], overrides)
+
+
+class _Connection(ServerConnection):
+    """A connection that counts against the broker's limits."""
+
+    def __init__(self, broker: BrokerServer) -> None:
+        super().__init__(
+            broker._dispatcher.serve, broker.failed, broker.settings["socket.request.max.bytes"], broker.pool
+        )
+        self._broker = broker
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._broker.admit_connection(self):
+            self.refuse("too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._broker.forget_connection(self)
+
+    def refused(self, why: str) -> None:
+        self._broker.metrics.refused += 1
+        logger.info("closing %s:%d: %s", *self.peer, why)

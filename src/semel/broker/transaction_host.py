@@ -1,0 +1,67 @@
+"""The transaction coordinator's shell: `__transaction_state`, the markers, and the partitions' question to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.coordinator_host import CoordinatorHost
+from semel.broker.marker_sender import MarkerSender
+from semel.broker.partitions import TRANSACTION_STATE
+from semel.errors import ErrorCode, invariant
+from semel.machines.contract import Decision, Effect, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
+from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
+
+if TYPE_CHECKING:
+    from semel.broker.server import BrokerServer
+
+
+class TransactionHost(CoordinatorHost):
+    """Runs the one transaction coordinator of this broker."""
+
+    def __init__(self, broker: BrokerServer) -> None:
+        settings = broker.settings
+        self.machine = TransactionCoordinator(
+            TransactionSettings(
+                transaction_max_timeout_ms=settings.transaction_max_timeout_ms,
+                transactional_id_expiration_ms=settings.transactional_id_expiration_ms,
+                transaction_remove_expired_transaction_cleanup_interval_ms=(
+                    settings.transaction_remove_expired_transaction_cleanup_interval_ms
+                ),
+                transaction_state_log_num_partitions=settings.transaction_state_log_num_partitions,
+                transaction_two_phase_commit_enable=settings.transaction_two_phase_commit_enable,
+            )
+        )
+        super().__init__(broker, TRANSACTION_STATE, self.machine)
+        self._markers = MarkerSender(broker, self)
+
+    def ready_for(self, transactional_id: str) -> None:
+        """Load the partition this id lives in."""
+        self.ready(self.machine.partition_for(transactional_id))
+
+    def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
+        self.machine.replay(record)
+
+    def append_refused(self, decision: Decision[Any], code: ErrorCode) -> Any:
+        return self.machine.append_failed(decision, code)
+
+    def perform(self, effect: Effect) -> None:
+        invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
+        assert isinstance(effect, SendMarkers)
+        self._markers.send(effect)
+
+    def admit(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int, *, verify_only: bool
+    ) -> ErrorCode:
+        """Whether a transactional append to this partition may go ahead.
+
+        With `verify_only` (V1) the partition must have been added before; without (V2) it is added now.
+        """
+        self.ready_for(transactional_id)
+        asked = TopicPartition(topic, partition)
+        if verify_only:
+            code = self.machine.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
+            return ErrorCode.INVALID_TXN_STATE if code == ErrorCode.TRANSACTION_ABORTABLE else code
+        decision = self.machine.add_implicitly(
+            transactional_id, producer_id, producer_epoch, (asked,), self.broker.now_ms()
+        )
+        return ErrorCode(self.settle(decision))
