@@ -14,7 +14,8 @@ _CODE_FIELDS = ("error_code", "partition_error_code")
 
 def error_codes(response: Struct) -> Iterator[ErrorCode]:
     """Every error code in an answer, at whatever depth, the ones that say "no error" left out."""
-    for name, is_array in _fields_worth_reading(type(response)):
+    kind: Any = type(response)
+    for name, is_array in _fields_worth_reading(kind):
         value = getattr(response, name)
         if name in _CODE_FIELDS:
             if value:

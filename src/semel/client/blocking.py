@@ -5,33 +5,175 @@ Nothing is decided here. Every object owns a private event loop in a thread, run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from semel.client.cluster import Cluster, Target
+from semel.client.delivery import BatchDelivery, Delivery
 from semel.client.loop_thread import LoopThread
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
+from semel.client.producer import AsyncProducer, Text
 from semel.config import Values
+from semel.errors import Fatal
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
 
 
-class BlockingCluster:
-    """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
+class _Face:
+    """What the faces share: a loop thread, and closing."""
 
-    Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.
-    """
+    def __init__(self, name: str) -> None:
+        self._thread = LoopThread(name)
 
-    def __init__(self, config: Values | Mapping[str, object]) -> None:
-        self._cluster = Cluster(config)
-        self._thread = LoopThread("semel-cluster")
+    def _make(self, factory: Callable[[], T]) -> T:
+        """Make something on the loop; if that fails, leave no thread behind."""
 
-    def __enter__(self) -> BlockingCluster:
+        async def make() -> T:
+            return factory()
+
+        try:
+            return self._thread.run(make())
+        except BaseException:
+            self._thread.close()
+            raise
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run the last coroutine, then stop the thread; closing twice does no harm."""
+        if self._thread.is_closed:
+            last.close()
+            return
+        try:
+            self._thread.run(last)
+        finally:
+            self._thread.close()
+
+
+class Producer(_Face):
+    """Sends records, each exactly once and in order, alone or in transactions.
+
+    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    ...     delivery = producer.send("greetings", "hello", key="world")
+    ...     delivery.result().offset
+    0
+
+    With a `transactional.id`, what is sent within a transaction becomes visible at once or never:
+
+    >>> with Producer({"bootstrap.servers": broker, "transactional.id": "docs"}) as producer:
+    ...     producer.init_transactions()
+    ...     with producer.transaction():
+    ...         _ = producer.send("ledger", b"debit")
+    ...         _ = producer.send("ledger", b"credit")
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-producer")
+        self._producer = self._make(lambda: AsyncProducer(config))
+
+    @property
+    def identity(self) -> ProducerIdentity | None:
+        """The producer id and epoch in use; None without idempotence."""
+        return self._producer.identity
+
+    def send(
+        self,
+        topic: str,
+        value: Text | None = None,
+        key: Text | None = None,
+        partition: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
+
+        The delivery's `result()` waits for the broker and says where the record is.
+        """
+        delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
+        if delivery is not None and not self._thread.is_closed:
+            return delivery
+        return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
+
+    def send_arrow(self, topic: str, rows: pa.Table | pa.RecordBatch, partition: int | None = None) -> BatchDelivery:
+        """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
+        return self._thread.run(self._producer.send_arrow(topic, rows, partition))
+
+    def flush(self) -> None:
+        """Wait until everything sent so far is delivered or has failed."""
+        self._thread.run(self._producer.flush())
+
+    def init_transactions(self) -> None:
+        """Take the transactional id over: fences its former owner and ends what that left open."""
+        self._thread.run(self._producer.init_transactions())
+
+    def begin_transaction(self) -> None:
+        """Open a transaction."""
+        self._producer.begin_now()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition | tuple[str, int], OffsetAndMetadata | int],
+        group_metadata: GroupMetadata | str,
+    ) -> None:
+        """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
+        self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
+
+    def prepare_transaction(self) -> None:
+        """Flush, and promise to commit if told so: phase one of two (KIP-939)."""
+        self._thread.run(self._producer.prepare_transaction())
+
+    def commit_transaction(self) -> None:
+        """Wait for every record of the transaction, then make all of it visible at once."""
+        self._thread.run(self._producer.commit_transaction())
+
+    def abort_transaction(self) -> None:
+        """Drop the transaction."""
+        self._thread.run(self._producer.abort_transaction())
+
+    @contextmanager
+    def transaction(self) -> Iterator[Producer]:
+        """Begin; commit at the end of the block, or abort if it raises."""
+        self.begin_transaction()
+        try:
+            yield self
+            self.commit_transaction()
+        except Fatal:
+            raise
+        except BaseException:
+            if self._producer.in_transaction:
+                self.abort_transaction()
+            raise
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent, abort an open transaction, and let go of the connections."""
+        self._close(self._producer.close(timeout_ms))
+
+
+class BlockingCluster(_Face):
+    """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
+
+    Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-cluster")
+        self._cluster = self._make(lambda: Cluster(config))
 
     @property
     def metadata(self) -> Metadata:
@@ -78,7 +220,4 @@ class BlockingCluster:
 
     def close(self) -> None:
         """Close every connection and stop the thread."""
-        if self._thread.loop.is_closed():
-            return
-        self._thread.run(self._cluster.close())
-        self._thread.close()
+        self._close(self._cluster.close())

@@ -32,6 +32,10 @@ class LoopThread:
         self.loop.run_forever()
         self.loop.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._thread.is_alive()
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for the work's result. An interrupt of the caller cancels the work."""
         if os.getpid() != self._owner:

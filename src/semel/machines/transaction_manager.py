@@ -224,6 +224,8 @@ class TransactionManager:
 
     def write(self, partition: TopicPartition) -> None:
         """A record for this partition joins the open transaction."""
+        if self.state is State.IN_TRANSACTION and partition in self._partitions:
+            return
         if not self.is_transactional:
             if self.state is State.FATAL_ERROR:
                 raise self._why_not(Event.WRITE)

@@ -1,0 +1,39 @@
+"""Offsets as callers write them, made into values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from semel.machines.contract import TopicPartition
+from semel.machines.transaction_manager import OffsetAndMetadata
+
+PartitionLike = TopicPartition | tuple[str, int]
+
+
+def as_partition(given: PartitionLike) -> TopicPartition:
+    """A partition, also from a plain pair.
+
+    >>> as_partition(("payments", 0))
+    TopicPartition(topic='payments', partition=0)
+    """
+    return given if isinstance(given, TopicPartition) else TopicPartition(*given)
+
+
+def as_partitions(given: Iterable[PartitionLike]) -> list[TopicPartition]:
+    return [as_partition(item) for item in given]
+
+
+def as_offsets(given: Mapping[PartitionLike, OffsetAndMetadata | int]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets to commit: the next one to read, per partition."""
+    return {
+        as_partition(partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        for partition, offset in given.items()
+    }
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by topic, both in order."""
+    grouped: dict[str, list[int]] = {}
+    for item in sorted(partitions, key=lambda p: (p.topic, p.partition)):
+        grouped.setdefault(item.topic, []).append(item.partition)
+    return grouped
