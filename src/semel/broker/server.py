@@ -186,6 +186,10 @@ class BrokerServer:
         self._data.unlock()
         self.stopped.set()
 
+    def spawn_stop(self) -> None:
+        """Stop as soon as the loop gets to it; for signal handlers."""
+        self.loop.create_task(self.stop())
+
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run something beside the requests; a failure of it is logged, a broken invariant stops the broker."""
         task = self.loop.create_task(coroutine)
@@ -203,7 +207,7 @@ class BrokerServer:
             logger.critical("invariant broken, the broker stops: %s", error, exc_info=error)
             if self.fatal_error is None:
                 self.fatal_error = error
-                self.spawn(self.stop())
+                self.spawn_stop()
         else:
             logger.error("unexpected failure", exc_info=error)
 

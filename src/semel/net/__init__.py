@@ -1,5 +1,5 @@
-"""Framed requests and responses over sockets, for both sides of a conversation.
+"""Framed requests and responses over sockets.
 
-What crosses a connection is a length and that many bytes. This room knows frames and order; it knows nothing of
-topics, and only the client half knows how a response is matched to its request.
+What crosses a connection is a length and that many bytes. This room knows frames and their order; it knows nothing of
+topics.
 """

@@ -17,9 +17,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-from semel.wire.apis import ApiKey
-from semel.wire.frames import parse_response, request_frame
-
 #: What goes onto the socket: buffers that are written one after the other, the length prefix included.
 Buffers = list[bytes | memoryview]
 #: A served request gives its answer, nothing (no answer is expected), or a coroutine that will give either.
@@ -300,78 +297,3 @@ class ServerConnection(FramedProtocol):
         if buffers is not None and not self.closed:
             self.transport.writelines(buffers)
         self._resume()
-
-
-class ClientConnection(FramedProtocol):
-    """The asking side: a request goes out with the next correlation id, its answer completes the future."""
-
-    def __init__(self, client_id: str | None, max_frame_bytes: int = 2**31 - 1) -> None:
-        super().__init__(max_frame_bytes)
-        self._client_id = client_id
-        self._correlation_id = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Any], ApiKey, int]] = {}
-        self._loop = asyncio.get_running_loop()
-        self._why_closed = "connection closed"
-
-    @property
-    def in_flight(self) -> int:
-        """How many requests wait for their answer."""
-        return len(self._waiting)
-
-    def send(self, api_key: ApiKey, api_version: int, message: object, *, answered: bool = True) -> asyncio.Future[Any]:
-        """Write a request now; the future completes with the decoded response, or with ConnectionError.
-
-        With `answered=False` (a produce with acks=0) the future is already complete.
-        """
-        future = self._loop.create_future()
-        if self.closed:
-            future.set_exception(ConnectionResetError(self._why_closed))
-            return future
-        correlation_id = self._correlation_id
-        self._correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        buffers = request_frame(api_key, api_version, correlation_id, self._client_id, message)
-        if answered:
-            self._waiting[correlation_id] = (future, api_key, api_version)
-        else:
-            future.set_result(None)
-        self.transport.writelines(buffers)
-        return future
-
-    def frame_received(self, frame: memoryview) -> None:
-        if len(frame) < 4:
-            self.refuse("a response without a correlation id")
-            return
-        correlation_id = _length_at(frame, 0)[0]
-        waiting = self._waiting.pop(correlation_id, None)
-        if waiting is None:
-            self.refuse(f"a response to request {correlation_id}, which nobody sent")
-            return
-        future, api_key, api_version = waiting
-        if future.done():
-            return
-        try:
-            # A copy: the caller may keep views into the response for as long as it likes.
-            _, response = parse_response(api_key, api_version, memoryview(bytes(frame)))
-        except Exception as error:
-            future.set_exception(error)
-            self.refuse(f"a response to {api_key.name} that cannot be decoded")
-            return
-        future.set_result(response)
-
-    def refused(self, why: str) -> None:
-        self._why_closed = why
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        waiting, self._waiting = self._waiting, {}
-        for future, _, _ in waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionResetError(str(exc) if exc else self._why_closed))
-
-
-async def connect(host: str, port: int, client_id: str | None, *, timeout_ms: int = 10_000) -> ClientConnection:
-    """Open a connection to a broker."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(timeout_ms / 1000):
-        _, connection = await loop.create_connection(lambda: ClientConnection(client_id), host, port)
-    return connection

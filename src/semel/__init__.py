@@ -1,0 +1,43 @@
+"""Semel: an exactly-once event log for Python and Spark.
+
+A broker that speaks Kafka's wire protocol and writes Kafka's files, a client, and an exactly-once pipeline on Spark.
+What is importable from here is the public surface; everything else may change. Names are loaded when they are first
+used, so that importing `semel` costs nothing.
+
+>>> import semel
+>>> with semel.Broker() as broker:
+...     broker.bootstrap_servers.startswith("127.0.0.1:")
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semel.broker.embedded import Broker as Broker
+    from semel.client.blocking import Admin as Admin
+    from semel.client.blocking import Consumer as Consumer
+    from semel.client.blocking import Producer as Producer
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Broker": "semel.broker.embedded",
+    "Admin": "semel.client.blocking",
+    "Consumer": "semel.client.blocking",
+    "Producer": "semel.client.blocking",
+}
+
+__all__ = ["Admin", "Broker", "Consumer", "Producer", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'semel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

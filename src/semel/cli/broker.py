@@ -1,0 +1,137 @@
+"""`semel broker start`: run a broker until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from semel.config import BROKER, ConfigError, Values, read_properties
+
+DEFAULT_LISTEN = "127.0.0.1:9092"
+DEFAULT_DATA = "./semel-data"
+_OPTIONS = ("--listen", "--data", "--config", "--set", "--log-level")
+
+
+def start_without_click(arguments: Sequence[str]) -> None:
+    """Start when the arguments are plain pairs; return, and let click explain, when they are anything else."""
+    given: dict[str, str] = {}
+    sets: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, sign, value = word.partition("=")
+        if option not in _OPTIONS:
+            return
+        if not sign:
+            try:
+                value = next(words)
+            except StopIteration:
+                return
+        if option == "--set":
+            sets.append(value)
+        else:
+            given[option] = value
+    run(
+        given.get("--listen"), given.get("--data"), given.get("--config"), sets, given.get("--log-level", "warning")
+    )
+
+
+def gather_settings(
+    listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str]
+) -> Values:
+    """The file, then `--set`, then `--listen` and `--data`, each over the one before."""
+    given: dict[str, object] = {}
+    if config_file is not None:
+        with open(config_file, encoding="utf-8") as file:
+            given.update(read_properties(file.read()))
+    for pair in sets:
+        name, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {pair}: expected name=value")
+        given[name.strip()] = value.strip()
+    if listen is not None or "listeners" not in given:
+        given["listeners"] = (f"PLAINTEXT://{listen or DEFAULT_LISTEN}",)
+    if "log.dir" in given and "log.dirs" not in given:
+        given["log.dirs"] = given.pop("log.dir")
+    if data is not None or "log.dirs" not in given:
+        given["log.dirs"] = (data or DEFAULT_DATA,)
+    return BROKER.parse(given)
+
+
+def run(listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str], log_level: str) -> NoReturn:
+    """Run a broker in this process and exit with it."""
+    began = time.monotonic()
+    level = logging.getLevelName(log_level.upper())
+    if not isinstance(level, int):
+        _fail(f"--log-level {log_level}: one of debug, info, warning, error")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        settings = gather_settings(listen, data, config_file, sets)
+    except (ConfigError, OSError) as error:
+        _fail(str(error))
+    from semel.broker.data_directory import DataDirectoryInUse
+    from semel.broker.embedded import new_event_loop
+    from semel.broker.server import BrokerServer
+
+    broker = BrokerServer(settings)
+
+    async def serve() -> None:
+        await broker.start()
+        host, port = broker.endpoint
+        print(
+            f"semel broker ready on {host}:{port}, data in {settings['log.dirs'][0]} "
+            f"({time.monotonic() - began:.2f} s)",
+            flush=True,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, broker.spawn_stop)
+        await broker.stopped.wait()
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(serve())
+    except (ConfigError, DataDirectoryInUse, OSError) as error:
+        _fail(str(error))
+    sys.stdout.flush()
+    # The logs are closed and the mark is written: nothing is left that an interpreter's slow farewell would do.
+    os._exit(0 if broker.fatal_error is None else 1)
+
+
+def _fail(why: str) -> NoReturn:
+    print(f"semel broker: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def __getattr__(name: str) -> Any:
+    """The click command is made when click asks for it."""
+    if name == "broker":
+        return _command()
+    raise AttributeError(name)
+
+
+def _command() -> Any:
+    import click
+
+    @click.group()
+    def broker() -> None:
+        """Run a broker."""
+
+    start: Callable[..., None]
+
+    @broker.command()
+    @click.option("--listen", metavar="HOST:PORT", help=f"Where to listen; port 0 is any free port. [{DEFAULT_LISTEN}]")
+    @click.option("--data", metavar="DIR", help=f"Where the data lives. [{DEFAULT_DATA}]")
+    @click.option("--config", "config_file", metavar="FILE", help="A properties file with Kafka's names.")
+    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="One setting; may be repeated.")
+    @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
+    def start(listen: str, data: str, config_file: str, sets: tuple[str, ...], log_level: str) -> None:
+        """Start a broker. It prints one line when it is ready and stops cleanly on SIGTERM or Ctrl-C."""
+        run(listen, data, config_file, sets, log_level)
+
+    return broker
