@@ -1,1 +1,1 @@
-"""Durable partitions in Apache Kafka's own file formats: segments, indexes, snapshots, recovery, retention, compaction."""
+"""Durable partitions in Apache Kafka's own file formats: segments, indexes, snapshots, recovery, compaction."""

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import uuid
 from bisect import bisect_right
@@ -78,7 +79,7 @@ class LeaderEpochs:
 
     @property
     def entries(self) -> list[tuple[int, int]]:
-        return list(zip(self._epochs, self._starts))
+        return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> bool:
         """True when this is news. An epoch that wrote nothing leaves no trace once the next one begins there."""
@@ -131,7 +132,7 @@ def encode_leader_epochs(entries: list[tuple[int, int]]) -> bytes:
 
 def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
     rows = [(int(epoch), int(start)) for epoch, start in _rows(data, 2)]
-    for earlier, later in zip(rows, rows[1:]):
+    for earlier, later in itertools.pairwise(rows):
         if later[0] <= earlier[0] or later[1] < earlier[1]:
             raise DamagedCheckpoint(f"epoch {later[0]} at {later[1]} cannot follow {earlier[0]} at {earlier[1]}")
     return rows
@@ -161,6 +162,19 @@ def write_offsets(
     files: Files, data_directory: Path | str, name: str, offsets: dict[tuple[str, int], int], *, durable: bool = True
 ) -> None:
     files.replace(os.path.join(data_directory, name), encode_offsets(offsets), durable=durable)
+
+
+def set_offset(files: Files, data_directory: Path | str, name: str, partition: tuple[str, int], offset: int) -> None:
+    """Change one partition's line, durably."""
+    offsets = read_offsets(files, data_directory, name)
+    if offsets.get(partition) != offset:
+        write_offsets(files, data_directory, name, {**offsets, partition: offset})
+
+
+def forget_offset(files: Files, data_directory: Path | str, name: str, partition: tuple[str, int]) -> None:
+    offsets = read_offsets(files, data_directory, name)
+    if offsets.pop(partition, None) is not None:
+        write_offsets(files, data_directory, name, offsets)
 
 
 def _rows(data: bytes, width: int) -> list[list[str]]:

@@ -34,7 +34,7 @@ class DamagedIndex(Exception):
 class OffsetIndex:
     """Where batches lie: relative last offset -> position."""
 
-    __slots__ = ("path", "base_offset", "_offsets", "_positions", "_written", "_loaded")
+    __slots__ = ("_loaded", "_offsets", "_positions", "_written", "base_offset", "path")
 
     def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
         self.path = path
@@ -76,7 +76,8 @@ class OffsetIndex:
         return self._positions[found - 1] if found else 0
 
     def entries(self) -> list[tuple[int, int]]:
-        return [(self.base_offset + offset, position) for offset, position in zip(self._offsets, self._positions)]
+        pairs = zip(self._offsets, self._positions, strict=True)
+        return [(self.base_offset + offset, position) for offset, position in pairs]
 
     def write(self, files: Files) -> None:
         """Bring the file up to what is in memory."""
@@ -101,7 +102,7 @@ class OffsetIndex:
 class TimeIndex:
     """How far to skip for a timestamp: largest timestamp so far -> relative last offset of its batch."""
 
-    __slots__ = ("path", "base_offset", "_timestamps", "_offsets", "_written", "_loaded")
+    __slots__ = ("_loaded", "_offsets", "_timestamps", "_written", "base_offset", "path")
 
     def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
         self.path = path
@@ -141,7 +142,8 @@ class TimeIndex:
         return self.base_offset + (self._offsets[found - 1] if found else 0)
 
     def entries(self) -> list[tuple[int, int]]:
-        return [(stamp, self.base_offset + offset) for stamp, offset in zip(self._timestamps, self._offsets)]
+        pairs = zip(self._timestamps, self._offsets, strict=True)
+        return [(stamp, self.base_offset + offset) for stamp, offset in pairs]
 
     def write(self, files: Files) -> None:
         count = len(self._timestamps)
@@ -169,7 +171,7 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """The aborted transactions of a segment, in the order of their markers."""
 
-    __slots__ = ("path", "_entries", "_loaded")
+    __slots__ = ("_entries", "_loaded", "path")
 
     def __init__(self, path: str, *, loaded: bool) -> None:
         self.path = path

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,28 +19,23 @@ from uuid import UUID
 
 from semel.config import Values
 from semel.errors import ErrorCode, Refused
-from semel.log import checkpoints, recovery
+from semel.log import checkpoints, recovery, retention
 from semel.log.checkpoints import LeaderEpochs
+from semel.log.compaction import Compacted, Compaction
 from semel.log.files import Files
 from semel.log.indexes import AbortedTransaction
+from semel.log.reading import Reading
 from semel.log.segment import SNAPSHOT_SUFFIX, Segment, file_stem
 from semel.log.snapshots import SNAPSHOTS_KEPT, encode_snapshot
 from semel.log.timestamps import TimestampSearch
-from semel.machines.producer_state import Guard, ProducerStates
+from semel.machines.producer_state import Guard
 from semel.records.batch import Batch, build, check, place, read_records
-from semel.records.layout import LOG_APPEND_TIME, TRANSACTIONAL
+from semel.records.layout import CODEC_MASK, TRANSACTIONAL
 from semel.records.markers import control_batch
 
 logger = logging.getLogger(__name__)
 
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
-
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-#: Descriptors of older segments that stay open for readers.
-_OPEN_READERS = 4
-#: Where recent reads ended: the next read of a consumer begins there.
-_REMEMBERED_POSITIONS = 256
 _DEFAULT_PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 
@@ -55,17 +49,7 @@ class Appended(NamedTuple):
     duplicate: bool = False
 
 
-class Read(NamedTuple):
-    """Whole batches, and what a reader must know about them. `aborted` is None for read_uncommitted."""
-
-    data: bytes
-    aborted: list[tuple[int, int]] | None
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-
-
-class PartitionLog(TimestampSearch):
+class PartitionLog(Reading, TimestampSearch):
     """The log of one partition."""
 
     def __init__(
@@ -75,15 +59,10 @@ class PartitionLog(TimestampSearch):
         self.topic = topic
         self.partition = partition
         self.files = files
-        self.segments = loaded.segments
-        self.producers: ProducerStates = loaded.producers
-        self.end_offset = loaded.end_offset
+        self.adopt(loaded)
         self.high_watermark = loaded.end_offset
         self.log_start_offset = loaded.segments[0].base_offset
-        self.recovery_point = loaded.recovery_point
-        self.leader_epochs: LeaderEpochs = loaded.leader_epochs
         self.leader_epoch = max(loaded.leader_epochs.latest, 0)
-        self.repairs = loaded.repairs
         self.topic_id = checkpoints.NO_TOPIC_ID
         self.producer_id_expiration_ms = _DEFAULT_PRODUCER_ID_EXPIRATION_MS
         #: Whether the high watermark is the end of the log: so for a partition that has no other replica and does not
@@ -93,13 +72,23 @@ class PartitionLog(TimestampSearch):
         self.verifies_transactions = True
         #: The I/O error that stopped writes, if there was one.
         self.failed: OSError | None = None
-        self.snapshots = loaded.snapshots
-        self._bases = [segment.base_offset for segment in self.segments]
-        self._active = self.segments[-1]
-        self._positions: dict[int, tuple[Segment, int]] = {}
-        self._readers: list[Segment] = []
+        #: Files of segments that left the log, and when to remove them.
         self.doomed: list[tuple[int, list[str]]] = []
         self.config = config
+
+    def adopt(self, loaded: recovery.Loaded) -> None:
+        """Stand on what recovery found."""
+        self.producers = loaded.producers
+        self.segments = loaded.segments
+        self.end_offset = loaded.end_offset
+        self.recovery_point = loaded.recovery_point
+        self.leader_epochs: LeaderEpochs = loaded.leader_epochs
+        self.snapshots = loaded.snapshots
+        self.repairs = loaded.repairs
+        self._bases = [segment.base_offset for segment in self.segments]
+        self._active = self.segments[-1]
+        self._positions = {}
+        self._readers = []
 
     # Opening and closing
 
@@ -130,9 +119,12 @@ class PartitionLog(TimestampSearch):
             files.replace(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", b"0\n0\n", durable=False)
         parent = os.path.dirname(path)
         name = (topic, partition)
+        if fresh:
+            # A topic of the same name may have lived and died here.
+            for checkpoint in (checkpoints.LOG_START_OFFSETS, checkpoints.CLEANER_OFFSETS):
+                checkpoints.forget_offset(files, parent, checkpoint, name)
         if log_start_offset is None:
-            starts = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS)
-            log_start_offset = 0 if fresh else starts.get(name, 0)
+            log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
         contiguous_from = 0
         if not clean and not fresh:
             contiguous_from = checkpoints.read_offsets(files, parent, checkpoints.CLEANER_OFFSETS).get(name, 0)
@@ -147,6 +139,7 @@ class PartitionLog(TimestampSearch):
                 producer_id_expiration_ms=producer_id_expiration_ms,
                 recovery_point=recovery_point,
                 contiguous_from=contiguous_from,
+                compacted="compact" in config["cleanup.policy"],
                 log_start_offset=log_start_offset,
             ),
         )
@@ -154,7 +147,7 @@ class PartitionLog(TimestampSearch):
         log.producer_id_expiration_ms = producer_id_expiration_ms
         log.log_start_offset = min(max(log.log_start_offset, log_start_offset), log.end_offset)
         if loaded.leader_epochs_changed:
-            log._write_leader_epochs()
+            log.write_leader_epochs()
         log._settle_topic_id(topic_id, fresh)
         for repair in loaded.repairs:
             logger.warning("%s-%d: %s", topic, partition, repair)
@@ -222,7 +215,7 @@ class PartitionLog(TimestampSearch):
             raise Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
         if batch.base_offset != 0:
             raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
-        check(batch, framing=not batch.attributes & 0x07, require_keys=self._compacted)
+        check(batch, framing=not batch.attributes & CODEC_MASK, require_keys=self._compacted)
         if not self._append_time:
             self._check_timestamps(batch, now_ms)
         producer_id = batch.producer_id
@@ -410,7 +403,9 @@ class PartitionLog(TimestampSearch):
                 sync()
                 self._write_snapshot(offset, state)
             except OSError as error:
-                self._fail(error)
+                # Off the owner's thread, where a write may be under way: only the flag is raised, nothing is cut.
+                self.failed = self.failed or error
+                logger.error("%s-%d takes no more writes: %s", self.topic, self.partition, error)
 
         self.files.in_background(make_durable)
         return segment
@@ -422,22 +417,63 @@ class PartitionLog(TimestampSearch):
         for old in kept[:-SNAPSHOTS_KEPT]:
             self.files.remove(f"{self.directory}/{file_stem(old)}{SNAPSHOT_SUFFIX}")
 
-    def _keep_for_readers(self, segment: Segment) -> None:
-        self._readers.append(segment)
-        while len(self._readers) > _OPEN_READERS:
-            self._readers.pop(0).close()
-
-    def _segment_holding(self, offset: int) -> int:
-        return max(bisect_right(self._bases, offset) - 1, 0)
-
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
 
+    # Deleting
+
+    def delete_records_before(self, offset: int) -> int:
+        """DeleteRecords: nothing below `offset` (-1: the high watermark) is served any more. The new log start."""
+        return retention.delete_records_before(self, offset)
+
+    def retain(self, now_ms: int) -> int:
+        """Let go of what retention no longer wants: segments and idle producers. How many segments went."""
+        if self.failed is not None:
+            return 0
+        self.producers.expire(now_ms, self.producer_id_expiration_ms)
+        try:
+            return retention.retain(self, now_ms)
+        except OSError as error:
+            self._fail(error)
+            raise self._refusal() from error
+
+    def compact(self, now_ms: int, *, force: bool = False) -> Compacted | None:
+        """Plan, run and apply a compaction on this thread; None when there is nothing to do."""
+        compaction = Compaction.plan(self, now_ms, force=force)
+        if compaction is None:
+            return None
+        try:
+            compaction.run()
+            return compaction.apply()
+        except OSError as error:
+            self._fail(error)
+            raise self._refusal() from error
+
+    def truncate_to(self, offset: int, now_ms: int) -> None:
+        """Forget everything from `offset` on. Producer state goes first: no watermark may rest on what is gone."""
+        try:
+            retention.truncate_to(self, offset, now_ms)
+        except OSError as error:
+            self._fail(error)
+            raise self._refusal() from error
+
+    def replace_segments(self, first: int, count: int, successors: list[Segment]) -> list[Segment]:
+        """Put `successors` where `count` segments from number `first` on were; the answer is what was there."""
+        gone = self.segments[first : first + count]
+        self.segments[first : first + count] = successors
+        self._bases = [segment.base_offset for segment in self.segments]
+        self._active = self.segments[-1]
+        self._positions.clear()
+        self._readers = [segment for segment in self._readers if segment not in gone]
+        for segment in gone:
+            segment.close()
+        return gone
+
     # Failure
 
     def _fail(self, error: OSError) -> None:
-        """No more writes (K-10778). What a failed write left behind is cut now if the disk lets us, else by recovery."""
+        """No more writes (K-10778). What a failed write left is cut now if the disk lets us, else by recovery."""
         if self.failed is None:
             self.failed = error
             logger.error("%s-%d takes no more writes: %s", self.topic, self.partition, error)
@@ -495,20 +531,6 @@ class PartitionLog(TimestampSearch):
             self._fail(error)
             raise self._refusal() from error
 
-    # Watermarks
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Everything below has an outcome that can no longer change."""
-        first = self.producers.first_unstable_offset
-        return first if 0 <= first < self.high_watermark else self.high_watermark
-
-    def advance_high_watermark(self, offset: int) -> None:
-        """Everything below `offset` may be read. Never goes back."""
-        if offset > self.high_watermark:
-            self.high_watermark = min(offset, self.end_offset)
-            self.producers.replicated_to(self.high_watermark)
-
     # Leader epochs
 
     def begin_leader_epoch(self, epoch: int) -> None:
@@ -518,9 +540,9 @@ class PartitionLog(TimestampSearch):
 
     def _begin_epoch_if_new(self, offset: int) -> None:
         if self.leader_epochs.assign(self.leader_epoch, offset):
-            self._write_leader_epochs()
+            self.write_leader_epochs()
 
-    def _write_leader_epochs(self) -> None:
+    def write_leader_epochs(self) -> None:
         self.files.replace(
             f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}",
             checkpoints.encode_leader_epochs(self.leader_epochs.entries),
@@ -532,96 +554,6 @@ class PartitionLog(TimestampSearch):
         if epoch == self.leader_epoch:
             return epoch, self.end_offset
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
-
-    # Reading
-
-    def read(self, offset: int, max_bytes: int, isolation: int = READ_UNCOMMITTED, *, at_least_one: bool = True) -> Read:
-        """Whole batches from the one that holds `offset` on: as many as fit, never past what this reader may see."""
-        last_stable_offset = self.last_stable_offset
-        if offset < self.log_start_offset or offset > self.end_offset:
-            raise Refused(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {offset} is not within {self.log_start_offset} to {self.end_offset}",
-            )
-        limit = last_stable_offset if isolation == READ_COMMITTED else self.high_watermark
-        data, upper_bound = b"", offset
-        if offset < limit:
-            data, upper_bound = self._read_batches(offset, limit, max_bytes, at_least_one)
-        aborted = None
-        if isolation == READ_COMMITTED:
-            aborted = self._aborted_within(offset, upper_bound) if data else []
-        return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
-
-    def _read_batches(self, offset: int, limit: int, max_bytes: int, at_least_one: bool) -> tuple[bytes, int]:
-        """(whole batches, the offset after them)."""
-        place = self._position_of(offset)
-        if place is None:
-            return b"", offset
-        segment, position = place
-        end_position, end_offset = self._end_within(segment, limit)
-        available = end_position - position
-        if available <= 0:
-            return b"", offset
-        data = segment.read(position, min(available, max(max_bytes, 0)))
-        if len(data) < available:
-            whole, end_offset = segment.whole_batches(data, position)
-            if whole == 0:
-                if not at_least_one:
-                    return b"", offset
-                first = next(segment.walk(position))
-                whole, end_offset = first.size_bytes, first.last_offset + 1
-                data = segment.read(position, whole)
-            if whole < len(data):
-                data = data[:whole]
-            self._remember_position(end_offset, segment, position + whole)
-        elif segment is self._active:
-            self._remember_position(end_offset, segment, end_position)
-        return data, end_offset
-
-    def _position_of(self, offset: int) -> tuple[Segment, int] | None:
-        """Where to begin reading for `offset`; None at the end of the log."""
-        known = self._positions.get(offset)
-        if known is not None and (known[1] < known[0].size_bytes or known[0] is self._active):
-            return known
-        for segment in self.segments[self._segment_holding(offset) :]:
-            if not segment.is_open and segment is not self._active:
-                self._keep_for_readers(segment)
-            placed = segment.locate(offset)
-            if placed is not None:
-                return segment, placed.position
-        return None
-
-    def _end_within(self, segment: Segment, limit: int) -> tuple[int, int]:
-        """How far a read up to the offset `limit` may go in this segment: (position, offset)."""
-        if segment is self._active:
-            if limit >= self.end_offset:
-                return segment.size_bytes, self.end_offset
-        else:
-            next_base = self._bases[self._segment_holding(segment.base_offset) + 1]
-            if limit >= next_base:
-                return segment.size_bytes, next_base
-        known = self._positions.get(limit)
-        if known is not None and known[0] is segment:
-            return known[1], limit
-        placed = segment.locate(limit)
-        if placed is None:
-            return segment.size_bytes, limit
-        self._remember_position(limit, segment, placed.position)
-        return placed.position, limit
-
-    def _remember_position(self, offset: int, segment: Segment, position: int) -> None:
-        if len(self._positions) >= _REMEMBERED_POSITIONS:
-            self._positions.clear()
-        self._positions[offset] = (segment, position)
-
-    def _aborted_within(self, offset: int, upper_bound: int) -> list[tuple[int, int]]:
-        """Aborted transactions with data in [offset, upper_bound), as (producer id, first offset)."""
-        found: list[AbortedTransaction] = []
-        for segment in self.segments[self._segment_holding(offset) :]:
-            segment.transaction_index.load(self.files)
-            if segment.transaction_index.collect(offset, upper_bound, found):
-                break
-        return [(entry.producer_id, entry.first_offset) for entry in found]
 
 
 def _read_leader_epochs(files: Files, directory: str) -> LeaderEpochs:

@@ -94,6 +94,8 @@ class Circumstances:
     recovery_point: int | None
     #: Compaction has been up to here; from here on offsets have no gaps.
     contiguous_from: int
+    #: Compaction may have been further than that: only the last segment is sure to have no gaps.
+    compacted: bool
     log_start_offset: int
 
 
@@ -139,6 +141,7 @@ class _Loader:
         self.repairs: list[str] = []
         self.sizes = files.sizes(directory)
         self.producers = ProducerStates()
+        self.contiguous_from = given.contiguous_from
 
     def run(self) -> Loaded:
         if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
@@ -305,6 +308,8 @@ class _Loader:
     # Recovery
 
     def _recover(self, segments: list[Segment], suspect: int, snapshots: list[int]) -> Loaded:
+        if self.given.compacted:
+            self.contiguous_from = segments[-1].base_offset
         start = self._start_producers(snapshots, segments[suspect].base_offset)
         for number, segment in enumerate(segments[:suspect]):
             if segments[number + 1].base_offset > start:
@@ -334,10 +339,15 @@ class _Loader:
         what = "the bytes there are no record batch"
         expected = max(expected, segment.base_offset)
         for position, batch in segment.batches_with_positions():
-            problem = self._problem(batch, expected)
-            if problem:
-                what = problem
+            try:
+                check(batch, stored=True)
+            except Refused as refused:
+                what = refused.why
                 break
+            impossible = self._impossible(batch, expected)
+            if impossible:
+                # A write that was cut short leaves no matching CRC: this is something else.
+                raise DamagedLog(segment.log_path, position, impossible)
             completed = replay(self.producers, batch) if batch.base_offset >= replay_from else None
             if completed is not None and completed.aborted:
                 aborts.append(
@@ -359,17 +369,14 @@ class _Loader:
         segment.transaction_index.hold(aborts)
         return expected, valid_bytes, what
 
-    def _problem(self, batch: Batch, expected: int) -> str:
-        try:
-            check(batch, stored=True)
-        except Refused as refused:
-            return str(refused)
+    def _impossible(self, batch: Batch, expected: int) -> str:
+        """What a whole batch says that cannot be true here: base offset and leader epoch are outside its CRC."""
         if batch.base_offset < expected:
             return f"a batch claims offset {batch.base_offset} where {expected} or more must stand"
-        if batch.base_offset > expected and expected >= self.given.contiguous_from:
+        if batch.base_offset > expected and expected >= self.contiguous_from:
             return f"a batch claims offset {batch.base_offset} where {expected} must stand"
         known = self.epochs.epoch_at(batch.base_offset)
-        if 0 <= batch.leader_epoch < known or (0 <= known < batch.leader_epoch <= self.epochs.latest):
+        if 0 <= batch.leader_epoch < known or known < batch.leader_epoch <= self.epochs.latest:
             return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
         return ""
 
@@ -425,7 +432,7 @@ def _valid_batch_after(segment: Segment, position: int, expected: int) -> int | 
         data = memoryview(segment.read(start, window + HEADER_SIZE))
         raw = bytes(data)
         found = raw.find(MAGIC, 16)
-        while 0 <= found and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
+        while found >= 0 and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
             here = found - 16
             base_offset, length = _OFFSET_AND_LENGTH.unpack_from(raw, here)
             if (

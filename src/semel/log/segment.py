@@ -55,21 +55,21 @@ class Segment:
     """A segment of the log; the last one of a partition is the active one and grows."""
 
     __slots__ = (
-        "files",
-        "stem",
-        "base_offset",
-        "size_bytes",
-        "synced_bytes",
-        "offset_index",
-        "time_index",
-        "transaction_index",
-        "max_timestamp_ms",
-        "offset_of_max_timestamp",
-        "created_ms",
         "_descriptor",
         "_first_timestamp_ms",
         "_indexed_position",
         "_largest_known",
+        "base_offset",
+        "created_ms",
+        "files",
+        "max_timestamp_ms",
+        "offset_index",
+        "offset_of_max_timestamp",
+        "size_bytes",
+        "stem",
+        "synced_bytes",
+        "time_index",
+        "transaction_index",
     )
 
     def __init__(
@@ -144,7 +144,7 @@ class Segment:
     def note(
         self, position: int, size_bytes: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> None:
-        """Count a batch that lies at `position`: recovery and appending build the same indexes because both end here."""
+        """Count a batch that lies at `position`: appending and recovery build the same indexes, both end here."""
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
             self.offset_of_max_timestamp = last_offset
@@ -279,7 +279,7 @@ class Segment:
         return here, next_offset
 
     def batches(self, position: int = 0) -> Iterator[Batch]:
-        """Every batch from `position` on, whole. Stops quietly at the first thing that is none: `end_of` tells where."""
+        """Every batch from `position` on, whole. Stops at the first thing that is none."""
         for _, batch in self.batches_with_positions(position):
             yield batch
 

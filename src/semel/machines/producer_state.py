@@ -55,14 +55,14 @@ class ProducerEntry:
     """
 
     __slots__ = (
-        "producer_id",
-        "producer_epoch",
-        "coordinator_epoch",
-        "last_timestamp_ms",
-        "current_transaction_first_offset",
         "batches",
         "contiguous_from_zero",
+        "coordinator_epoch",
+        "current_transaction_first_offset",
         "last_marker_offset",
+        "last_timestamp_ms",
+        "producer_epoch",
+        "producer_id",
     )
 
     def __init__(self, producer_id: int, producer_epoch: int = NO_EPOCH, coordinator_epoch: int = -1) -> None:
@@ -116,7 +116,7 @@ class Guard:
 
 
 class _Verification:
-    __slots__ = ("guard", "producer_epoch", "lowest_sequence", "timestamp_ms", "supports_epoch_bump")
+    __slots__ = ("guard", "lowest_sequence", "producer_epoch", "supports_epoch_bump", "timestamp_ms")
 
     def __init__(self, producer_epoch: int, sequence: int, timestamp_ms: int, supports_epoch_bump: bool) -> None:
         self.guard = Guard()
@@ -147,7 +147,7 @@ class CompletedTransaction:
 class ProducerStates:
     """Every producer of one partition."""
 
-    __slots__ = ("entries", "_open", "_first_open", "_unreplicated", "_verifications")
+    __slots__ = ("_first_open", "_open", "_unreplicated", "_verifications", "entries")
 
     def __init__(self) -> None:
         self.entries: dict[int, ProducerEntry] = {}

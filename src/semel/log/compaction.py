@@ -1,0 +1,344 @@
+"""Compaction: keep the last record of every key, and everything that exactly-once still needs.
+
+- Only whole segments below min(last stable offset, high watermark) and never the active one (K-13194): every
+  transaction in them has an outcome, so aborted data goes and committed data competes by key.
+- A tombstone, and the marker of a transaction that has no data left, stays for `delete.retention.ms` after compaction
+  first sees it so; that time stands in the batch itself, so it survives restarts (K-8335).
+- A marker stays as long as any batch of its transaction does, wherever that lies (K-8351, K-13727), and its key is
+  never compared with users' keys (K-14055).
+- The batch that holds an active producer's last sequence stays, without records if need be (K-5490), and a marker that
+  is all there is of a producer stays whole: it carries the epoch that fences.
+
+The work is split: `plan` and `apply` belong to the log's thread, `run` may be anywhere. A compacted segment is written
+beside the old ones (`.cleaned`), made durable, renamed (`.swap`, its log last) and only then takes their place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import md5
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from semel.log import checkpoints
+from semel.log.files import Files
+from semel.log.indexes import OFFSET_ENTRY_SIZE, RELATIVE_OFFSET_MAX, AbortedTransaction
+from semel.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX
+from semel.log.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, Segment
+from semel.records.batch import Batch, Record, emptied, read_records, retain
+from semel.records.markers import read_marker
+
+if TYPE_CHECKING:
+    from semel.log.partition_log import PartitionLog
+
+#: Keys held in memory at once; a log with more is compacted in several rounds.
+KEYS_MAX = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a round of compaction did."""
+
+    first_dirty_offset: int
+    bytes_before: int
+    bytes_after: int
+
+
+class _Transactions:
+    """Follows the transactions of the cleaned range from batch to batch."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
+        # Producer id -> the aborted transaction we are in, and whether a batch of it was seen.
+        self._aborting: dict[int, tuple[AbortedTransaction, bool]] = {}
+        self._committing: set[int] = set()
+        #: Aborts whose marker was passed and whose data was seen: they belong in the new transaction index.
+        self.indexed: list[AbortedTransaction] = []
+
+    def discards(self, batch: Batch) -> bool:
+        """Whether nothing in this batch is needed any more: aborted data, or a marker without data."""
+        while self._coming and self._coming[-1].first_offset <= batch.last_offset:
+            entry = self._coming.pop()
+            self._aborting[entry.producer_id] = (entry, False)
+        if batch.is_control:
+            return self._marker(batch)
+        if not batch.is_transactional:
+            return False
+        current = self._aborting.get(batch.producer_id)
+        if current is not None:
+            self._aborting[batch.producer_id] = (current[0], True)
+            return True
+        self._committing.add(batch.producer_id)
+        return False
+
+    def _marker(self, batch: Batch) -> bool:
+        if batch.record_count == 0:
+            return True
+        if read_marker(batch).commit:
+            had_data = batch.producer_id in self._committing
+            self._committing.discard(batch.producer_id)
+            return not had_data
+        ended = self._aborting.pop(batch.producer_id, None)
+        if ended is not None and ended[1]:
+            self.indexed.append(ended[0])
+            return False
+        return True
+
+
+class Compaction:
+    """One round over one partition."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        segments: list[Segment],
+        first_dirty_offset: int,
+        upper_bound: int,
+        now_ms: int,
+    ) -> None:
+        self._log = log
+        self._files: Files = log.files
+        self._segments = segments
+        self._first_dirty_offset = first_dirty_offset
+        self._upper_bound = upper_bound
+        self._now_ms = now_ms
+        self._delete_retention_ms: int = log.config["delete.retention.ms"]
+        self._segment_bytes: int = log.config["segment.bytes"]
+        self._index_bytes: int = log.config["segment.index.bytes"]
+        self._index_interval_bytes: int = log.config["index.interval.bytes"]
+        #: producer id -> (last data offset or -1, epoch), as of the plan.
+        self._last_of_producer = {
+            entry.producer_id: (entry.last_offset, entry.producer_epoch) for entry in log.producers
+        }
+        self._aborted: list[AbortedTransaction] = []
+        for segment in log.segments:
+            segment.transaction_index.load(log.files)
+            self._aborted.extend(segment.transaction_index.entries)
+        self._groups: list[tuple[list[Segment], Segment]] = []
+
+    @classmethod
+    def plan(cls, log: PartitionLog, now_ms: int, *, force: bool = False) -> Compaction | None:
+        """What to compact now; None when the topic does not want it or there is too little to gain."""
+        if "compact" not in log.config["cleanup.policy"] or log.failed is not None:
+            return None
+        limit = min(log.last_stable_offset, log.high_watermark)
+        lag_ms: int = log.config["min.compaction.lag.ms"]
+        cleanable: list[Segment] = []
+        for segment, following in pairwise(log.segments):
+            if following.base_offset > limit:
+                break
+            segment.load_largest_timestamp()
+            if lag_ms > 0 and segment.max_timestamp_ms > now_ms - lag_ms:
+                break
+            cleanable.append(segment)
+        if not cleanable:
+            return None
+        upper_bound = log.segments[len(cleanable)].base_offset
+        first_dirty = min(_first_dirty_offset(log), upper_bound)
+        total = sum(segment.size_bytes for segment in cleanable)
+        dirty = [segment for segment in cleanable if segment.base_offset >= first_dirty]
+        dirty_bytes = sum(segment.size_bytes for segment in dirty)
+        if not force:
+            overdue = any(
+                now_ms - segment.first_timestamp_ms > log.config["max.compaction.lag.ms"] for segment in dirty
+            )
+            if dirty_bytes == 0 or (dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not overdue):
+                return None
+        return cls(log, cleanable, first_dirty, upper_bound, now_ms)
+
+    # Anywhere
+
+    def run(self) -> None:
+        """Write the compacted segments beside the old ones. Touches nothing that anybody else reads."""
+        latest, mapped_to = self._latest_offsets()
+        transactions = _Transactions(self._aborted)
+        for group in self._grouped(mapped_to):
+            self._groups.append((group, self._clean(group, latest, mapped_to, transactions)))
+        self._upper_bound = mapped_to
+
+    def _latest_offsets(self) -> tuple[dict[bytes, int], int]:
+        """The last offset of every key in the dirty part, and the offset up to which that is known."""
+        latest: dict[bytes, int] = {}
+        transactions = _Transactions(self._aborted)
+        mapped_to = self._first_dirty_offset
+        for number, original in enumerate(self._segments):
+            is_last = number + 1 == len(self._segments)
+            following = self._upper_bound if is_last else self._segments[number + 1].base_offset
+            segment = self._private(original)
+            try:
+                for batch in segment.batches():
+                    if transactions.discards(batch) or batch.is_control or batch.last_offset < self._first_dirty_offset:
+                        continue
+                    for record in read_records(batch):
+                        if record.key is not None and record.offset >= self._first_dirty_offset:
+                            latest[_key(record.key)] = record.offset
+            finally:
+                segment.close()
+            mapped_to = max(mapped_to, following)
+            if len(latest) > KEYS_MAX and mapped_to > self._first_dirty_offset:
+                break
+        return latest, mapped_to
+
+    def _grouped(self, mapped_to: int) -> list[list[Segment]]:
+        """Neighbours that fit into one segment together."""
+        groups: list[list[Segment]] = []
+        size = index_size = 0
+        for segment in self._segments:
+            if segment.base_offset >= mapped_to:
+                break
+            segment_index = segment.size_bytes // max(self._index_interval_bytes, 1) * OFFSET_ENTRY_SIZE
+            fits = (
+                groups
+                and size + segment.size_bytes <= self._segment_bytes
+                and index_size + segment_index <= self._index_bytes
+                and mapped_to - groups[-1][0].base_offset <= RELATIVE_OFFSET_MAX
+            )
+            if fits:
+                groups[-1].append(segment)
+                size += segment.size_bytes
+                index_size += segment_index
+            else:
+                groups.append([segment])
+                size, index_size = segment.size_bytes, segment_index
+        return groups
+
+    def _clean(
+        self, group: list[Segment], latest: dict[bytes, int], mapped_to: int, transactions: _Transactions
+    ) -> Segment:
+        base_offset = group[0].base_offset
+        target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=CLEANED_SUFFIX)
+        for suffix in SEGMENT_SUFFIXES:
+            self._files.remove(target.stem + suffix + CLEANED_SUFFIX)
+        target.adopt(self._files.open(target.stem + LOG_SUFFIX + CLEANED_SUFFIX, create=True))
+        transactions.indexed = []
+        for original in group:
+            segment = self._private(original)
+            try:
+                for batch in segment.batches():
+                    data = self._cleaned(batch, latest, mapped_to, transactions.discards(batch))
+                    if data is not None:
+                        kept = Batch.parse(data)
+                        target.write(
+                            data, len(data), kept.last_offset, kept.max_timestamp, self._index_interval_bytes
+                        )
+            finally:
+                segment.close()
+        target.transaction_index.hold(transactions.indexed)
+        target.finish()
+        target.rewrite_indexes()
+        self._files.sync(target.descriptor)
+        for suffix in SEGMENT_SUFFIXES[1:]:
+            if self._files.exists(target.stem + suffix + CLEANED_SUFFIX):
+                self._files.sync_path(target.stem + suffix + CLEANED_SUFFIX)
+        target.close()
+        return target
+
+    def _cleaned(self, batch: Batch, latest: dict[bytes, int], mapped_to: int, discards: bool) -> bytes | None:
+        """What is left of a batch; None when it goes altogether."""
+        due = batch.has_delete_horizon and batch.base_timestamp <= self._now_ms
+        holds_state = self._holds_producer_state(batch)
+        # The last batch of a round stays, if only as an empty one, so that the log's offsets do not seem to end early.
+        keep_empty = holds_state or batch.next_offset == mapped_to
+        horizon_ms = self._now_ms + self._delete_retention_ms
+        if batch.is_control:
+            if not discards or batch.record_count == 0:
+                return bytes(batch.data) if not discards or keep_empty else None
+            if due and not holds_state:
+                return emptied(batch) if keep_empty else None
+            return retain(batch, [True], horizon_ms)
+        if discards:
+            return emptied(batch) if keep_empty else None
+        if batch.record_count == 0:
+            return bytes(batch.data) if keep_empty else None
+        has_tombstone = False
+
+        def keep(record: Record) -> bool:
+            nonlocal has_tombstone
+            if record.offset >= mapped_to:
+                return True
+            if record.key is None or record.offset < latest.get(_key(record.key), -1):
+                return False
+            if record.value is None:
+                if due:
+                    return False
+                has_tombstone = True
+            return True
+
+        mask = [keep(record) for record in read_records(batch)]
+        return retain(batch, mask, horizon_ms if has_tombstone else None, keep_empty=keep_empty)
+
+    def _holds_producer_state(self, batch: Batch) -> bool:
+        known = self._last_of_producer.get(batch.producer_id) if batch.producer_id >= 0 else None
+        if known is None:
+            return False
+        last_offset, epoch = known
+        if last_offset >= 0:
+            return batch.last_offset == last_offset
+        return batch.is_control and batch.producer_epoch == epoch
+
+    def _private(self, segment: Segment) -> Segment:
+        """The same file through a descriptor of our own, which nobody else closes."""
+        return Segment(self._files, self._log.directory, segment.base_offset, segment.size_bytes, 0)
+
+    # On the log's thread
+
+    def apply(self) -> Compacted | None:
+        """Put the compacted segments in place; None when the log has changed under them."""
+        log = self._log
+        if any(segment not in log.segments for group, _ in self._groups for segment in group):
+            self.abandon()
+            return None
+        before = sum(segment.size_bytes for group, _ in self._groups for segment in group)
+        after = 0
+        for group, cleaned in self._groups:
+            after += cleaned.size_bytes
+            self._swap(group, cleaned)
+        checkpoints.set_offset(
+            log.files,
+            os.path.dirname(log.directory),
+            checkpoints.CLEANER_OFFSETS,
+            (log.topic, log.partition),
+            self._upper_bound,
+        )
+        return Compacted(self._upper_bound, before, after)
+
+    def _swap(self, group: list[Segment], cleaned: Segment) -> None:
+        from semel.log.retention import doom
+
+        log, files, stem = self._log, self._files, cleaned.stem
+        suffixes = [
+            suffix
+            for suffix in (*SEGMENT_SUFFIXES[1:], LOG_SUFFIX)
+            if files.exists(stem + suffix + CLEANED_SUFFIX)
+        ]
+        for suffix in suffixes:
+            files.rename(stem + suffix + CLEANED_SUFFIX, stem + suffix + SWAP_SUFFIX)
+        files.sync_directory(log.directory)
+        for segment in group:
+            doom(log, segment, self._now_ms)
+        for suffix in suffixes:
+            files.rename(stem + suffix + SWAP_SUFFIX, stem + suffix)
+        files.sync_directory(log.directory)
+        successor = Segment(files, log.directory, cleaned.base_offset, cleaned.size_bytes, self._now_ms)
+        log.replace_segments(log.segments.index(group[0]), len(group), [successor])
+
+    def abandon(self) -> None:
+        """Leave no trace."""
+        for _, cleaned in self._groups:
+            cleaned.close()
+            for suffix in SEGMENT_SUFFIXES:
+                self._files.remove(cleaned.stem + suffix + CLEANED_SUFFIX)
+
+
+def _first_dirty_offset(log: PartitionLog) -> int:
+    offsets = checkpoints.read_offsets(log.files, os.path.dirname(log.directory), checkpoints.CLEANER_OFFSETS)
+    known = offsets.get((log.topic, log.partition), 0)
+    # A checkpoint from before a truncation, or of another life of the topic, says nothing.
+    return known if log.segments[0].base_offset <= known <= log.end_offset else log.segments[0].base_offset
+
+
+def _key(key: bytes) -> bytes:
+    """Long keys stand in memory as their digest, as Kafka's cleaner keeps all of them."""
+    return key if len(key) <= 32 else md5(key, usedforsecurity=False).digest() + len(key).to_bytes(4, "big")

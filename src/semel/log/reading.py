@@ -1,0 +1,167 @@
+"""The reading half of a partition log.
+
+It guarantees that a reader is given whole batches only, that the limit it may read to is looked at once per read and
+never passed (K-9807, K-9835), and that a read_committed reader gets the aborted transactions of exactly the range it
+was served: an empty list says that there are none, never that nobody looked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from semel.errors import ErrorCode, Refused
+from semel.log.files import Files
+from semel.log.indexes import AbortedTransaction, DamagedIndex
+from semel.log.segment import Segment
+from semel.machines.producer_state import ProducerStates
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+#: Descriptors of older segments that stay open for readers.
+_OPEN_READERS = 4
+#: Where recent reads ended: the next read of a consumer begins there.
+_REMEMBERED_POSITIONS = 256
+
+
+class Read(NamedTuple):
+    """Whole batches, and what a reader must know about them. `aborted` is None for read_uncommitted."""
+
+    data: bytes
+    aborted: list[tuple[int, int]] | None
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+
+
+class Reading:
+    """Mixed into the partition log: needs its segments and its watermarks."""
+
+    files: Files
+    segments: list[Segment]
+    log_start_offset: int
+    end_offset: int
+    high_watermark: int
+    producers: ProducerStates
+    _bases: list[int]
+    _active: Segment
+    _positions: dict[int, tuple[Segment, int]]
+    _readers: list[Segment]
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below has an outcome that can no longer change."""
+        first = self.producers.first_unstable_offset
+        if 0 <= first < self.high_watermark:
+            return max(first, self.log_start_offset)
+        return self.high_watermark
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Everything below `offset` may be read. Never goes back."""
+        if offset > self.high_watermark:
+            self.high_watermark = min(offset, self.end_offset)
+            self.producers.replicated_to(self.high_watermark)
+
+    def read(
+        self, offset: int, max_bytes: int, isolation: int = READ_UNCOMMITTED, *, at_least_one: bool = True
+    ) -> Read:
+        """Whole batches from the one that holds `offset` on: as many as fit, never past what this reader may see."""
+        last_stable_offset = self.last_stable_offset
+        if offset < self.log_start_offset or offset > self.end_offset:
+            raise Refused(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is not within {self.log_start_offset} to {self.end_offset}",
+            )
+        limit = last_stable_offset if isolation == READ_COMMITTED else self.high_watermark
+        data, upper_bound = b"", offset
+        if offset < limit:
+            data, upper_bound = self._read_batches(offset, limit, max_bytes, at_least_one)
+        aborted = None
+        if isolation == READ_COMMITTED:
+            aborted = self._aborted_within(offset, upper_bound) if data else []
+        return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
+
+    def _read_batches(self, offset: int, limit: int, max_bytes: int, at_least_one: bool) -> tuple[bytes, int]:
+        """(whole batches, the offset after them)."""
+        place = self._position_of(offset)
+        if place is None:
+            return b"", offset
+        segment, position = place
+        end_position, end_offset = self._end_within(segment, limit)
+        available = end_position - position
+        if available <= 0:
+            return b"", offset
+        data = segment.read(position, min(available, max(max_bytes, 0)))
+        if len(data) < available:
+            whole, end_offset = segment.whole_batches(data, position)
+            if whole == 0:
+                if not at_least_one:
+                    return b"", offset
+                first = next(segment.walk(position))
+                whole, end_offset = first.size_bytes, first.last_offset + 1
+                data = segment.read(position, whole)
+            if whole < len(data):
+                data = data[:whole]
+            self._remember_position(end_offset, segment, position + whole)
+        elif segment is self._active:
+            self._remember_position(end_offset, segment, end_position)
+        return data, end_offset
+
+    def _position_of(self, offset: int) -> tuple[Segment, int] | None:
+        """Where to begin reading for `offset`; None at the end of the log."""
+        known = self._positions.get(offset)
+        if known is not None and (known[1] < known[0].size_bytes or known[0] is self._active):
+            return known
+        for segment in self.segments[self._segment_holding(offset) :]:
+            if not segment.is_open and segment is not self._active:
+                self._keep_for_readers(segment)
+            placed = segment.locate(offset)
+            if placed is not None:
+                return segment, placed.position
+        return None
+
+    def _end_within(self, segment: Segment, limit: int) -> tuple[int, int]:
+        """How far a read up to the offset `limit` may go in this segment: (position, offset)."""
+        if segment is self._active:
+            if limit >= self.end_offset:
+                return segment.size_bytes, self.end_offset
+        else:
+            next_base = self._bases[self._segment_holding(segment.base_offset) + 1]
+            if limit >= next_base:
+                return segment.size_bytes, next_base
+        known = self._positions.get(limit)
+        if known is not None and known[0] is segment:
+            return known[1], limit
+        placed = segment.locate(limit)
+        if placed is None:
+            return segment.size_bytes, limit
+        self._remember_position(limit, segment, placed.position)
+        return placed.position, limit
+
+    def _remember_position(self, offset: int, segment: Segment, position: int) -> None:
+        if len(self._positions) >= _REMEMBERED_POSITIONS:
+            self._positions.clear()
+        self._positions[offset] = (segment, position)
+
+    def _aborted_within(self, offset: int, upper_bound: int) -> list[tuple[int, int]]:
+        """Aborted transactions with data in [offset, upper_bound), as (producer id, first offset)."""
+        found: list[AbortedTransaction] = []
+        for segment in self.segments[self._segment_holding(offset) :]:
+            try:
+                segment.transaction_index.load(self.files)
+            except DamagedIndex as error:
+                raise Refused(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"{segment.transaction_index.path}: {error}; restart to rebuild it"
+                ) from error
+            if segment.transaction_index.collect(offset, upper_bound, found):
+                break
+        return [(entry.producer_id, entry.first_offset) for entry in found]
+
+    def _keep_for_readers(self, segment: Segment) -> None:
+        self._readers.append(segment)
+        while len(self._readers) > _OPEN_READERS:
+            self._readers.pop(0).close()
+
+    def _segment_holding(self, offset: int) -> int:
+        return max(bisect_right(self._bases, offset) - 1, 0)
