@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+
 import semel
 
 PAYMENTS = 3000
@@ -41,8 +42,14 @@ def produce_payments(bootstrap: str, count: int) -> None:
 def read_all(bootstrap: str, topic: str, isolation: str) -> list[dict[str, Any]]:
     """Everything a topic shows under an isolation level, by librdkafka."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "proof", "isolation.level": isolation, "enable.auto.commit": False,
-         "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "proof",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
     )
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
@@ -63,8 +70,16 @@ def read_all(bootstrap: str, topic: str, isolation: str) -> list[dict[str, Any]]
 
 def run_pipeline(bootstrap: str, checkpoint: Path, die_at: str = "") -> int:
     """Run the pipeline in a process group of its own, so that a dead driver leaves no JVM behind."""
-    command = [sys.executable, str(Path(__file__).with_name("payments_pipeline.py")), "--bootstrap", bootstrap,
-               "--checkpoint", str(checkpoint), "--die-at", die_at]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("payments_pipeline.py")),
+        "--bootstrap",
+        bootstrap,
+        "--checkpoint",
+        str(checkpoint),
+        "--die-at",
+        die_at,
+    ]
     driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         errors = driver.communicate(timeout=300)[1]
@@ -81,14 +96,17 @@ def run_pipeline(bootstrap: str, checkpoint: Path, die_at: str = "") -> int:
 
 def judge(bootstrap: str) -> bool:
     """Compare what went in with what a read_committed reader sees; print both and what lies in the log beside it."""
-    wanted = Counter((row["id"], row["account"], row["cents"] * 2) for row in read_all(bootstrap, "payments", "read_committed"))
-    seen = Counter((row["id"], row["account"], row["cents"]) for row in read_all(bootstrap, "ledger", "read_committed"))
+    payments = read_all(bootstrap, "payments", "read_committed")
+    entries = read_all(bootstrap, "ledger", "read_committed")
+    wanted = Counter((row["id"], row["account"], row["cents"] * 2) for row in payments)
+    seen = Counter((row["id"], row["account"], row["cents"]) for row in entries)
     uncommitted = read_all(bootstrap, "ledger", "read_uncommitted")
     missing, extra = wanted - seen, seen - wanted
-    print(f"  input payments, committed        {wanted.total():>8}   {sum(c for _, _, c in wanted.elements()):>14} cents due")
-    print(f"  ledger entries, read_committed   {seen.total():>8}   {sum(c for _, _, c in seen.elements()):>14} cents booked")
-    print(f"  ledger entries, read_uncommitted {len(uncommitted):>8}   {sum(row['cents'] for row in uncommitted):>14} cents: "
-          "what a careless reader would count")
+    due, booked = (sum(cents for _, _, cents in rows.elements()) for rows in (wanted, seen))
+    careless = sum(row["cents"] for row in uncommitted)
+    print(f"  input payments, committed        {wanted.total():>8}   {due:>12} cents due")
+    print(f"  ledger entries, read_committed   {seen.total():>8}   {booked:>12} cents booked")
+    print(f"  ledger entries, read_uncommitted {len(uncommitted):>8}   {careless:>12} cents: a careless count")
     print(f"  lost {missing.total()}, repeated or foreign {extra.total()}")
     return not missing and not extra and wanted.total() > 0
 

@@ -13,6 +13,7 @@ import sys
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json
+
 from semel.spark import Step, register, start
 
 
@@ -37,9 +38,12 @@ def main() -> None:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master("local[2]").appName("semel-payments")
-        .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        SparkSession.builder.master("local[2]")
+        .appName("semel-payments")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -59,14 +63,20 @@ def main() -> None:
         col("key"),
         to_json(
             struct(
-                col("payment.id").alias("id"), col("payment.account").alias("account"),
+                col("payment.id").alias("id"),
+                col("payment.account").alias("account"),
                 (col("payment.cents") * 2).alias("cents"),
             )
         ).alias("value"),
     )
     query = start(
-        ledger, bootstrap_servers=options.bootstrap, transactional_id=options.transactional_id, topic=options.target,
-        checkpoint=options.checkpoint, trigger={"availableNow": True}, observer=observer,
+        ledger,
+        bootstrap_servers=options.bootstrap,
+        transactional_id=options.transactional_id,
+        topic=options.target,
+        checkpoint=options.checkpoint,
+        trigger={"availableNow": True},
+        observer=observer,
     )
     query.awaitTermination()
     spark.stop()

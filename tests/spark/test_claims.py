@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+
 from semel.spark.claims import ClaimRefused, ClaimServer
 
 EPOCH = (4000, 7)

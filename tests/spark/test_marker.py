@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from semel.machines.contract import TopicPartition
 from semel.spark.marker import Marker, MarkerConflict, Verdict, hash_of, judge
 

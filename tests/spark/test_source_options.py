@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from semel.machines.contract import TopicPartition
 from semel.spark.source_options import OptionError, SourceOptions
 

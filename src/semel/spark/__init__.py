@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .pipeline import Step, register, start
+    from .pipeline import register, start
+    from .sink import Step
 
 __all__ = ["Step", "register", "start"]
 

@@ -1,7 +1,7 @@
 """What Spark wrote down before it ran a micro-batch: the query's id, and where each source ends.
 
 Spark writes `<checkpoint>/offsets/<batch id>` before a batch runs and gives a rerun the same offsets, so this is the
-batch's identity. Files are read through Hadoop, as Spark itself does: the checkpoint may lie on any of its file systems.
+batch's identity. Files are read through Hadoop, as Spark itself does: the checkpoint may lie anywhere it can.
 """
 
 from __future__ import annotations

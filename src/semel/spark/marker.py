@@ -86,8 +86,8 @@ def judge(
         if batch.batch_id > 0:
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch.batch_id}, but the broker knows no progress of "
-                f"'{transactional_id}': its offsets expired or were deleted, so nobody can say whether the batch before "
-                f"was written. {advice}"
+                f"'{transactional_id}': its offsets expired or were deleted, so nobody can say whether the batch "
+                f"before was written. {advice}"
             )
         return Verdict.RUN
     if committed.query_id != batch.query_id:

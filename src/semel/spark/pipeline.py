@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semel.client.blocking import LoopThread
 from semel.client.cluster import Cluster
+from semel.client.loop_thread import LoopThread
 
 from .checkpoint import Checkpoint
 from .claims import ClaimServer
@@ -58,8 +58,9 @@ def start(
     spark = frame.sparkSession
     options = dict(options or {})
     _refuse_what_breaks_the_promise(spark, frame, checkpoint, trigger, options)
-    loop = LoopThread()
-    cluster = loop.run(_opened({"bootstrap.servers": bootstrap_servers, "client.id": f"semel-pipeline-{transactional_id}"}))
+    loop = LoopThread("semel-pipeline")
+    client_id = f"semel-pipeline-{transactional_id}"
+    cluster = loop.run(_opened({"bootstrap.servers": bootstrap_servers, "client.id": client_id}))
     transaction = DriverTransaction(cluster, transactional_id, transactional_id, timeout_ms=transaction_timeout_ms)
 
     def join_transaction(to_topic: str, partition: int) -> None:
@@ -69,7 +70,12 @@ def start(
     claims = ClaimServer(spark.conf.get("spark.driver.host", "127.0.0.1"), join_transaction)
     settings = SinkSettings(
         (("bootstrap.servers", bootstrap_servers), ("client.id", f"semel-task-{transactional_id}")),
-        transactional_id, topic, compression, writers, attempts, marker_topic,
+        transactional_id,
+        topic,
+        compression,
+        writers,
+        attempts,
+        marker_topic,
     )
     sink = ExactlyOnceSink(loop, transaction, claims, settings, Checkpoint(spark, checkpoint), observer)
     stream = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).options(**options)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from semel.client.blocking import LoopThread
+from semel.client.loop_thread import LoopThread
 from semel.machines.contract import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets, Checkpoint
@@ -85,9 +85,7 @@ class ExactlyOnceSink:
                 raise
             except Exception as error:  # any failure, Spark's or ours: abort, fence, and run the batch again
                 first_error = first_error or error
-                log.warning(
-                    "batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error
-                )
+                log.warning("batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error)
                 self._abort()
                 self._observer(Step.RETRYING, batch_id)
         assert first_error is not None
@@ -120,16 +118,23 @@ class ExactlyOnceSink:
         self._observer(Step.COMMITTED, marker.batch_id)
 
     def _produce(self, frame: Any, identity: ProducerIdentity) -> None:
+        from pyspark.sql.types import StringType, StructField, StructType
+
         settings = self._settings
         plan = WritePlan(
-            settings.client_settings, settings.transactional_id, identity, self._claims.desk,
-            self._transaction.implicit_add, settings.topic, settings.compression,
+            settings.client_settings,
+            settings.transactional_id,
+            identity,
+            self._claims.desk,
+            self._transaction.implicit_add,
+            settings.topic,
+            settings.compression,
         )
         rows = _as_kafka_rows(frame, settings.topic)
         session = rows.sparkSession
         session.conf.set("spark.sql.adaptive.enabled", "false")  # it may give one output partition to two tasks
         writers = settings.writers or session.sparkContext.defaultParallelism
-        with_target = rows.schema.add(TARGET, "string")
+        with_target = StructType([*rows.schema.fields, StructField(TARGET, StringType())])
         reports = (
             rows.mapInArrow(lambda batches: choose_targets(batches, plan), with_target)
             .repartition(writers, TARGET)
@@ -139,8 +144,8 @@ class ExactlyOnceSink:
         reported = [(row.topic, row.partition) for row in reports]
         if len(set(reported)) != len(reported) or set(reported) != self._claims.book.claimed:
             raise ReportsDisagree(
-                f"claimed: {sorted(self._claims.book.claimed)}, reported: {sorted(reported)}; each output partition must "
-                "have one writer that finished"
+                f"claimed: {sorted(self._claims.book.claimed)}, reported: {sorted(reported)}; each output partition "
+                "must have one writer that finished"
             )
         for row in reports:
             if row.last_offset - row.first_offset + 1 < row.records:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -19,16 +20,14 @@ from semel.client.cluster import Cluster, Leader
 from semel.errors import ErrorCode, error_for
 from semel.machines.contract import TopicPartition
 from semel.machines.read_committed import all_batches, committed_batches
-from semel.records.batch import Batch, split
+from semel.records.batch import split
 from semel.records.columns import to_arrow
 from semel.wire.messages.fetch import FetchRequest, ListOffsetsRequest
 
 from .source_options import SourceOptions
 from .writer import cluster_of
 
-_SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
-)
+_SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
 _EARLIEST, _LATEST = -2, -1
 _FETCH_BYTES = 4 << 20
@@ -41,7 +40,7 @@ class DataLost(Exception):
     """Records that were to be read are gone; failOnDataLoss=false reads on from what is left."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class OffsetRange(InputPartition):
     """What one task reads: offsets from `start` up to, not including, `end`."""
 
@@ -49,9 +48,6 @@ class OffsetRange(InputPartition):
     partition: int
     start: int
     end: int
-
-    def __post_init__(self) -> None:
-        super().__init__((self.topic, self.partition, self.start, self.end))
 
 
 class SemelDataSource(DataSource):
@@ -70,7 +66,7 @@ class SemelDataSource(DataSource):
         """Read a bounded range."""
         return SemelBatchReader(SourceOptions.parse(self.options, streaming=False))
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Read on and on."""
         return SemelStreamReader(SourceOptions.parse(self.options))
 
@@ -91,8 +87,10 @@ class _RangeReader:
 
     def _resolve(self, named: str | Mapping[TopicPartition, int], where: list[TopicPartition]) -> SparkOffsets:
         """Turn 'earliest', 'latest' or explicit offsets (with -2 and -1) into offsets."""
-        wanted = {place: {"earliest": _EARLIEST, "latest": _LATEST}[named] if isinstance(named, str) else named[place]
-                  for place in where}
+        wanted = {
+            place: {"earliest": _EARLIEST, "latest": _LATEST}[named] if isinstance(named, str) else named[place]
+            for place in where
+        }
         found = {place: offset for place, offset in wanted.items() if offset >= 0}
         for special in (_EARLIEST, _LATEST):
             places = [place for place, offset in wanted.items() if offset == special]
@@ -125,29 +123,30 @@ class _RangeReader:
             length = one.end - one.start
             count = max(1, round(wanted * length / total))
             cuts = [one.start + length * i // count for i in range(count + 1)]
-            pieces += [OffsetRange(one.topic, one.partition, a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+            pieces += [OffsetRange(one.topic, one.partition, a, b) for a, b in pairwise(cuts) if b > a]
         return pieces
 
     def _lost(self, why: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLost(f"{why} Set failOnDataLoss=false to read on from what is left.")
 
-    def read(self, partition: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range as Arrow record batches; runs in a task."""
         loop, cluster = cluster_of(self._options.client_settings)
+        assert isinstance(partition, OffsetRange)
         position = partition.start
         while position < partition.end:
             row = loop.run(_fetch(cluster, partition, position, self._options.isolation_level))
             code = ErrorCode(row.error_code)
             if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                earliest = self._offsets_at([TopicPartition(partition.topic, partition.partition)], _EARLIEST)
-                left = earliest[TopicPartition(partition.topic, partition.partition)]
-                self._lost(f"{partition.topic}-{partition.partition}: offset {position} is gone, the log starts at {left}.")
+                place = TopicPartition(partition.topic, partition.partition)
+                left = self._offsets_at([place], _EARLIEST)[place]
+                self._lost(f"{place}: offset {position} is gone, the log starts at {left}.")
                 position = max(position + 1, left)
                 continue
             if code is not ErrorCode.NONE:
                 raise error_for(code, f"reading {partition.topic}-{partition.partition} at {position}: {code.meaning}")
-            batches = split_whole(row.records)
+            batches = split(row.records, partial_tail=True) if row.records else []
             if not batches:
                 continue
             if self._options.isolation_level:
@@ -157,8 +156,12 @@ class _RangeReader:
                 visible = list(all_batches(batches))
             if visible:
                 columns = to_arrow(
-                    visible, topic=partition.topic, partition=partition.partition, from_offset=position,
-                    to_offset=partition.end, include_headers=self._options.include_headers,
+                    visible,
+                    topic=partition.topic,
+                    partition=partition.partition,
+                    from_offset=position,
+                    to_offset=partition.end,
+                    include_headers=self._options.include_headers,
                 )
                 if columns.num_rows:
                     yield columns
@@ -180,16 +183,16 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     _until: SparkOffsets | None = None
 
-    def initialOffset(self) -> SparkOffsets:  # noqa: N802
+    def initialOffset(self) -> SparkOffsets:
         """Where a query without a checkpoint starts."""
         return self._resolve(self._options.starting_offsets, self._partitions_of_topics())
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """maxOffsetsPerTrigger, where it is given."""
         most = self._options.max_offsets_per_trigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
-    def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:  # noqa: N802
+    def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:
         """Where the next batch ends: the last stable offsets, or a fair share of the way there."""
         latest = self._until if self._until is not None else self._latest()
         for topic, partitions in start.items():  # what was read before never moves back, nor does it vanish
@@ -204,35 +207,25 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         return _as_spark(self._offsets_at(self._partitions_of_topics(), _LATEST))
 
     def _earliest_of_new(self, start: SparkOffsets, latest: SparkOffsets) -> dict[TopicPartition, int]:
-        new = [TopicPartition(topic, int(partition)) for topic, partitions in latest.items() for partition in partitions
-               if partition not in start.get(topic, {})]
+        new = [
+            TopicPartition(topic, int(partition))
+            for topic, partitions in latest.items()
+            for partition in partitions
+            if partition not in start.get(topic, {})
+        ]
         return self._offsets_at(new, _EARLIEST) if new else {}
 
-    def reportLatestOffset(self) -> SparkOffsets:  # noqa: N802
+    def reportLatestOffset(self) -> SparkOffsets:
         """What is there now, for the query's progress report."""
         return self._latest()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of an availableNow run."""
         self._until = self._latest()
 
     def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange]:
         """The ranges of one micro-batch."""
         return self._ranges(start, end)
-
-
-def split_whole(records: Any) -> list[Batch]:
-    """The whole batches of a fetch; a broker may cut the last one short."""
-    if not records:
-        return []
-    view = memoryview(records)
-    end = 0
-    while end + 12 <= len(view):
-        size = int.from_bytes(view[end + 8 : end + 12], "big") + 12
-        if end + size > len(view):
-            break
-        end += size
-    return split(view[:end])
 
 
 def _as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
@@ -242,7 +235,9 @@ def _as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
     return found
 
 
-def _share(start: SparkOffsets, latest: SparkOffsets, most: int, earliest: Mapping[TopicPartition, int]) -> SparkOffsets:
+def _share(
+    start: SparkOffsets, latest: SparkOffsets, most: int, earliest: Mapping[TopicPartition, int]
+) -> SparkOffsets:
     """Give each partition its part of `most` offsets, in proportion to how far behind it is."""
     behind = {}
     for topic, partitions in latest.items():
@@ -283,12 +278,15 @@ async def _list_offsets(
     for place in where:
         answer = await cluster.request_retrying(
             ListOffsetsRequest(
-                replica_id=-1, isolation_level=isolation,
+                replica_id=-1,
+                isolation_level=isolation,
                 topics=[
                     ListOffsetsRequest.ListOffsetsTopic(
                         name=place.topic,
                         partitions=[
-                            ListOffsetsRequest.ListOffsetsPartition(partition_index=place.partition, timestamp=timestamp)
+                            ListOffsetsRequest.ListOffsetsPartition(
+                                partition_index=place.partition, timestamp=timestamp
+                            )
                         ],
                     )
                 ],
@@ -306,8 +304,13 @@ async def _list_offsets(
 async def _fetch(cluster: Cluster, part: OffsetRange, position: int, isolation: int) -> Any:
     answer = await cluster.request_retrying(
         FetchRequest(
-            replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=_FETCH_BYTES, isolation_level=isolation,
-            session_id=0, session_epoch=-1,
+            replica_id=-1,
+            max_wait_ms=500,
+            min_bytes=1,
+            max_bytes=_FETCH_BYTES,
+            isolation_level=isolation,
+            session_id=0,
+            session_epoch=-1,
             topics=[
                 FetchRequest.FetchTopic(
                     topic=part.topic,
@@ -319,7 +322,8 @@ async def _fetch(cluster: Cluster, part: OffsetRange, position: int, isolation: 
                 )
             ],
         ),
-        to=Leader(part.topic, part.partition), lane="fetch",
+        to=Leader(part.topic, part.partition),
+        lane="fetch",
     )
     return answer.responses[0].partitions[0]
 

@@ -11,8 +11,16 @@ from semel.machines.contract import TopicPartition
 
 #: What is understood. Spark lowers the case of option names, so they are compared without it.
 KNOWN = (
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "failOnDataLoss", "minPartitions",
-    "maxOffsetsPerTrigger", "includeHeaders", "groupIdPrefix",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "includeHeaders",
+    "groupIdPrefix",
 )
 
 
@@ -89,7 +97,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _assigned(text: str) -> tuple[TopicPartition, ...]:
     try:
-        return tuple(TopicPartition(topic, int(number)) for topic, numbers in json.loads(text).items() for number in numbers)
+        return tuple(
+            TopicPartition(topic, int(number)) for topic, numbers in json.loads(text).items() for number in numbers
+        )
     except (ValueError, AttributeError, TypeError):
         raise OptionError(f'assign={text}: must be JSON such as {{"payments":[0,1]}}') from None
 

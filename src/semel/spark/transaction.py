@@ -79,13 +79,14 @@ class DriverTransaction:
         if self.identity is None:
             await self._cluster.connect()
             answer = await self._cluster.request_retrying(
-                InitProducerIdRequest(
-                    transactional_id=self.transactional_id, transaction_timeout_ms=self.timeout_ms
-                ),
-                to=self._coordinator, timeout_ms=self._deadline_ms,
+                InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=self.timeout_ms),
+                to=self._coordinator,
+                timeout_ms=self._deadline_ms,
             )
-            _checked(answer.error_code, f"InitProducerId of '{self.transactional_id}' (transaction.timeout.ms="
-                                        f"{self.timeout_ms})")
+            _checked(
+                answer.error_code,
+                f"InitProducerId of '{self.transactional_id}' (transaction.timeout.ms={self.timeout_ms})",
+            )
             self.identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
         return self.identity
 
@@ -97,10 +98,13 @@ class DriverTransaction:
         """What was committed last. Only meaningful after `begin`, which settles a half-finished commit."""
         answer = await self._cluster.request_retrying(
             OffsetFetchRequest(
-                group_id=self.group_id, topics=None, require_stable=True,
+                group_id=self.group_id,
+                topics=None,
+                require_stable=True,
                 groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=None)],
             ),
-            to=self._group, timeout_ms=self._deadline_ms,
+            to=self._group,
+            timeout_ms=self._deadline_ms,
         )
         group = answer.groups[0] if answer.groups else answer
         _checked(group.error_code, f"reading the progress of group '{self.group_id}'")
@@ -129,7 +133,9 @@ class DriverTransaction:
                     AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[partition])
                 ],
             ),
-            to=self._coordinator, version=_V1["AddPartitionsToTxn"], timeout_ms=self._deadline_ms,
+            to=self._coordinator,
+            version=_V1["AddPartitionsToTxn"],
+            timeout_ms=self._deadline_ms,
         )
         for result in answer.results_by_topic_v3_and_below:
             for row in result.results_by_partition:
@@ -143,10 +149,14 @@ class DriverTransaction:
             version = _V1["TxnOffsetCommit"]
             answer = await self._cluster.request_retrying(
                 AddOffsetsToTxnRequest(
-                    transactional_id=self.transactional_id, producer_id=identity.producer_id,
-                    producer_epoch=identity.producer_epoch, group_id=self.group_id,
+                    transactional_id=self.transactional_id,
+                    producer_id=identity.producer_id,
+                    producer_epoch=identity.producer_epoch,
+                    group_id=self.group_id,
                 ),
-                to=self._coordinator, version=_V1["AddOffsetsToTxn"], timeout_ms=self._deadline_ms,
+                to=self._coordinator,
+                version=_V1["AddOffsetsToTxn"],
+                timeout_ms=self._deadline_ms,
             )
             _checked(answer.error_code, f"adding group '{self.group_id}' to '{self.transactional_id}'")
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
@@ -158,14 +168,18 @@ class DriverTransaction:
             )
         answer = await self._cluster.request_retrying(
             TxnOffsetCommitRequest(
-                transactional_id=self.transactional_id, group_id=self.group_id, producer_id=identity.producer_id,
+                transactional_id=self.transactional_id,
+                group_id=self.group_id,
+                producer_id=identity.producer_id,
                 producer_epoch=identity.producer_epoch,
                 topics=[
                     TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=name, partitions=rows)
                     for name, rows in topics.items()
                 ],
             ),
-            to=self._group, version=version, timeout_ms=self._deadline_ms,
+            to=self._group,
+            version=version,
+            timeout_ms=self._deadline_ms,
         )
         for result in answer.topics:
             for row in result.partitions:
@@ -176,13 +190,17 @@ class DriverTransaction:
         identity = self._owned()
         word = "commit" if commit else "abort"
         request = EndTxnRequest(
-            transactional_id=self.transactional_id, producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch, committed=commit,
+            transactional_id=self.transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            committed=commit,
         )
         self.identity = None
         try:
             answer = await self._cluster.request_retrying(
-                request, to=self._coordinator, version=None if self.implicit_add else _V1["EndTxn"],
+                request,
+                to=self._coordinator,
+                version=None if self.implicit_add else _V1["EndTxn"],
                 timeout_ms=self._deadline_ms,
             )
         except KafkaError as error:

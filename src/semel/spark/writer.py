@@ -7,6 +7,7 @@ sent again is sent with the same sequence and the same bytes; what is reported w
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.client.blocking import LoopThread
 from semel.client.cluster import Cluster, Leader
+from semel.client.loop_thread import LoopThread
 from semel.errors import ErrorCode, error_for
 from semel.machines.contract import ProducerIdentity
+from semel.records.batch import Batch
 from semel.records.columns import from_arrow, partition_column
-from semel.records.compression import codec_of
+from semel.records.compression import codec_named
 from semel.wire.messages.produce import ProduceRequest
 
 from .claims import ClaimDesk
@@ -30,8 +32,13 @@ _SEPARATOR = "\x00"
 
 REPORT_SCHEMA = "topic string, partition int, records long, first_offset long, last_offset long"
 _REPORT = pa.schema(
-    [("topic", pa.string()), ("partition", pa.int32()), ("records", pa.int64()), ("first_offset", pa.int64()),
-     ("last_offset", pa.int64())]
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("records", pa.int64()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+    ]
 )
 
 
@@ -56,7 +63,7 @@ _clusters: dict[tuple[tuple[str, str], ...], tuple[LoopThread, Cluster]] = {}
 def cluster_of(settings: tuple[tuple[str, str], ...]) -> tuple[LoopThread, Cluster]:
     """This process's connection to the cluster: Spark reuses its Python workers, and so do we."""
     if settings not in _clusters:
-        loop = LoopThread()
+        loop = LoopThread("semel-spark-task")
         _clusters[settings] = (loop, loop.run(_opened(dict(settings))))
     return _clusters[settings]
 
@@ -156,20 +163,23 @@ class _PartitionWriter:
         table = pa.Table.from_batches(self._waiting).combine_chunks()
         self._waiting, self.waiting_bytes = [], 0
         for rows in table.to_batches():
-            for encoded, records in from_arrow(
+            for encoded in from_arrow(
                 rows,
+                timestamp_ms=time.time_ns() // 1_000_000,
                 producer_id=self._plan.identity.producer_id,
                 producer_epoch=self._plan.identity.producer_epoch,
                 base_sequence=self._sequence,
-                codec=codec_of(self._plan.compression),
+                codec=codec_named(self._plan.compression),
                 transactional=True,
                 max_batch_bytes=self._plan.batch_bytes,
             ):
-                await self._produce(encoded, records)
+                await self._produce(encoded, Batch.parse(memoryview(encoded)).record_count)
 
     async def _produce(self, encoded: bytes, records: int) -> None:
         request = ProduceRequest(
-            transactional_id=self._plan.transactional_id, acks=-1, timeout_ms=30_000,
+            transactional_id=self._plan.transactional_id,
+            acks=-1,
+            timeout_ms=30_000,
             topic_data=[
                 ProduceRequest.TopicProduceData(
                     name=self._topic,
@@ -178,7 +188,9 @@ class _PartitionWriter:
             ],
         )
         answer: Any = await self._cluster.request_retrying(
-            request, to=Leader(self._topic, self._partition), version=12 if self._plan.implicit_add else 9,
+            request,
+            to=Leader(self._topic, self._partition),
+            version=12 if self._plan.implicit_add else 9,
             timeout_ms=self._plan.deadline_ms,
         )
         row = answer.responses[0].partition_responses[0]
@@ -192,6 +204,9 @@ class _PartitionWriter:
 
     def report(self) -> dict[str, Any]:
         return {
-            "topic": self._topic, "partition": self._partition, "records": self._sequence,
-            "first_offset": self._first_offset, "last_offset": self._last_offset,
+            "topic": self._topic,
+            "partition": self._partition,
+            "records": self._sequence,
+            "first_offset": self._first_offset,
+            "last_offset": self._last_offset,
         }
