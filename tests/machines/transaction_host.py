@@ -88,9 +88,7 @@ class Host:
             enable2_pc=two_phase,
             keep_prepared_txn=keep,
         )
-        reply = self.perform(
-            self.coordinator.init_producer_id(request, version, self.now_ms, self.new_producer_id)
-        )
+        reply = self.perform(self.coordinator.init_producer_id(request, version, self.now_ms, self.new_producer_id))
         assert isinstance(reply, InitProducerIdResponse)
         return reply
 
@@ -188,7 +186,7 @@ class Host:
 
     def tick(self, advance_ms: int = 0) -> list[Decision[None]]:
         self.now_ms += advance_ms
-        decisions = self.coordinator.tick(self.now_ms, self.new_producer_id)
+        decisions = self.coordinator.tick(self.now_ms)
         for decision in decisions:
             self.perform(decision)
         return decisions

@@ -10,7 +10,7 @@ It guarantees that
 
 How the host drives it: call a request's method; append `decision.records` to `__transaction_state`; on success `replay`
 each record, send the reply, perform the effects; on failure answer with what `append_failed` returns. Every
-`SendMarkers` is reported back through `markers_written`, at once or partition by partition. Call `tick` no later than
+`SendMarkers` itself is handed back to `markers_written`, at once or partition by partition. Call `tick` no later than
 `next_wake_ms`. It serves both transaction protocols: V1, where the epoch lasts, and V2 (KIP-890), where every EndTxn
 bumps it.
 """
@@ -154,12 +154,11 @@ class TransactionCoordinator:
             interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
             self._next_expiration_ms = now_ms + interval_ms
         decisions: list[Decision[None]] = []
-        for transactional_id in sorted(shard.unmarked):
-            metadata = shard.entries[transactional_id]
-            if metadata.partitions:
-                decisions.append(Decision(None, effects=(shard.markers_of(metadata),)))
+        for transactional_id, completion in sorted(shard.completions.items()):
+            if completion.unmarked:
+                decisions.append(Decision(None, effects=(completion.sent,)))
             else:
-                decisions.append(self._decide(shard, None, completed(metadata, now_ms)))
+                decisions.append(self._decide(shard, None, completed(shard.entries[transactional_id], now_ms)))
         return decisions
 
     def unload(self, partition: int) -> None:
@@ -180,7 +179,7 @@ class TransactionCoordinator:
             if pending is None:
                 continue
             failed.add(transactional_id)
-            if transactional_id in shard.ongoing or transactional_id in shard.unmarked:
+            if transactional_id in shard.ongoing or transactional_id in shard.completions:
                 # An abort by timeout or a completion may have been lost, and nobody else will ask for it again.
                 self._next_retry_ms = pending.decided_at_ms + RETRY_MS
         return refused(decision.reply, AFTER_FAILED_APPEND.get(code, code), failed)
@@ -418,17 +417,17 @@ class TransactionCoordinator:
         changes nothing.
         """
         shard = self._shards.get(self.partition_for(sent.transactional_id))
-        if shard is None or not shard.is_current(sent):
+        completion = None if shard is None or shard.loading else shard.completion_of(sent)
+        if shard is None or completion is None:
             return Decision(None)
-        unmarked = shard.unmarked[sent.transactional_id]
-        unmarked.difference_update(sent.partitions if partitions is None else partitions)
-        if unmarked or sent.transactional_id in shard.pending:
+        completion.unmarked.difference_update(sent.partitions if partitions is None else partitions)
+        if completion.unmarked or sent.transactional_id in shard.pending:
             return Decision(None)
         return self._decide(shard, None, completed(shard.entries[sent.transactional_id], now_ms))
 
     # Time
 
-    def tick(self, now_ms: int, new_producer_id: NewProducerId) -> list[Decision[None]]:
+    def tick(self, now_ms: int) -> list[Decision[None]]:
         """Abort what ran out of time, retry completions whose write failed, forget ids that nobody used for long."""
         decisions: list[Decision[None]] = []
         retry = self._next_retry_ms is not None and self._next_retry_ms <= now_ms
@@ -437,7 +436,7 @@ class TransactionCoordinator:
             decisions.extend(self._unwritten_completions(now_ms))
         if retry or (self._next_timeout_ms is not None and self._next_timeout_ms < now_ms):
             self._next_timeout_ms = None
-            decisions.extend(self._timed_out(now_ms, new_producer_id))
+            decisions.extend(self._timed_out(now_ms))
         if self._next_expiration_ms is not None and self._next_expiration_ms <= now_ms:
             interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
             self._next_expiration_ms = now_ms + interval_ms
@@ -457,11 +456,11 @@ class TransactionCoordinator:
 
     def _unwritten_completions(self, now_ms: int) -> Iterator[Decision[None]]:
         for shard in self._serving():
-            for transactional_id, unmarked in list(shard.unmarked.items()):
-                if not unmarked and transactional_id not in shard.pending:
+            for transactional_id, completion in list(shard.completions.items()):
+                if not completion.unmarked and transactional_id not in shard.pending:
                     yield self._decide(shard, None, completed(shard.entries[transactional_id], now_ms))
 
-    def _timed_out(self, now_ms: int, new_producer_id: NewProducerId) -> Iterator[Decision[None]]:
+    def _timed_out(self, now_ms: int) -> Iterator[Decision[None]]:
         for shard in self._serving():
             for transactional_id in sorted(shard.ongoing):
                 if transactional_id in shard.pending:
@@ -470,7 +469,7 @@ class TransactionCoordinator:
                 deadline_ms = old.deadline_ms
                 if deadline_ms is not None and deadline_ms < now_ms:
                     moved(old, Event.TIME_OUT)
-                    new = fenced(old, self.settings.transaction_version, now_ms, new_producer_id)
+                    new = fenced(old, self.settings.transaction_version, now_ms)
                     yield self._decide(shard, None, new)
                 else:
                     self._expect_timeout(old)
@@ -519,7 +518,8 @@ class TransactionCoordinator:
             return DescribeTransactionsResponse.TransactionState(
                 error_code=refusal.code, transactional_id=transactional_id
             )
-        return described(metadata, shard.unmarked.get(transactional_id, metadata.partitions))
+        completion = shard.completions.get(transactional_id)
+        return described(metadata, metadata.partitions if completion is None else completion.unmarked)
 
     def list_transactions(self, request: ListTransactionsRequest, now_ms: int) -> Decision[ListTransactionsResponse]:
         """The ids that pass every filter; a state nobody knows is named in the answer."""
@@ -550,12 +550,12 @@ class TransactionCoordinator:
         invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
         partition = self.partition_for(transactional_id)
         records = [record_of(new, partition)]
-        effects: tuple[SendMarkers, ...] = ()
+        markers: SendMarkers | None = None
         if new.state in PREPARED:
             if new.partitions:
-                effects = (shard.markers_of(new),)
+                markers = shard.markers_of(new)
             else:
                 # Nothing was written in this transaction, so there is nobody to tell: it is complete at once.
                 records.append(record_of(completed(new, new.last_update_ms), partition))
-        shard.pending[transactional_id] = Pending(len(records), new.last_producer_epoch, new.last_update_ms)
-        return Decision(reply, tuple(records), effects)
+        shard.pending[transactional_id] = Pending(len(records), new.last_producer_epoch, new.last_update_ms, markers)
+        return Decision(reply, tuple(records), () if markers is None else (markers,))

@@ -6,6 +6,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.contract import ProducerIdentity
 from semel.machines.transaction_metadata import (
     LAST_CLIENT_EPOCH,
+    MAX_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     TransactionMetadata,
@@ -48,6 +49,9 @@ def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool
 def is_repeated_end(metadata: TransactionMetadata, identity: ProducerIdentity) -> bool:
     """Is this the EndTxn that has already been decided, sent again because its answer was lost?"""
     if metadata.state not in PREPARED and metadata.state not in COMPLETED:
+        return False
+    if metadata.state in COMPLETED and metadata.producer_epoch == MAX_EPOCH:
+        # Aborted by timeout with the last epoch: there is no identity to hand out, the producer must ask for one.
         return False
     follower = ProducerIdentity(identity.producer_id, identity.producer_epoch + 1)
     rotated = (

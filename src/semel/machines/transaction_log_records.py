@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from sys import intern
 
 from semel.machines.contract import StateRecord, TopicPartition
-from semel.machines.transaction_metadata import NO_PARTITIONS, TransactionMetadata
+from semel.machines.transaction_metadata import NO_PARTITIONS, NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transaction_states import State
 from semel.wire import decode_versioned, encode_versioned
 from semel.wire.messages.coordinator_records import TransactionLogKey, TransactionLogValue
@@ -81,8 +81,10 @@ def tombstone_of(transactional_id: str, partition: int) -> StateRecord:
     return StateRecord(partition, key_of(transactional_id), None)
 
 
-def metadata_of(transactional_id: str, data: bytes) -> TransactionMetadata:
-    """What a stored record says."""
+def metadata_of(
+    transactional_id: str, data: bytes, last_producer_epoch: int = NO_PRODUCER_EPOCH
+) -> TransactionMetadata:
+    """What a stored record says, and the one thing beside it that only memory knows."""
     value = decode_versioned(TransactionLogValue, data)
     partitions = NO_PARTITIONS
     if value.transaction_partitions:
@@ -104,6 +106,7 @@ def metadata_of(transactional_id: str, data: bytes) -> TransactionMetadata:
         value.previous_producer_id,
         value.next_producer_id,
         value.next_producer_epoch,
+        last_producer_epoch,
     )
 
 

@@ -182,9 +182,12 @@ def prepared(
     state: State,
     client_transaction_version: int,
     now_ms: int,
-    new_producer_id: NewProducerId,
+    new_producer_id: NewProducerId | None,
 ) -> TransactionMetadata:
-    """The outcome is decided. Under protocol V2 the epoch that the markers carry is above every epoch of the data."""
+    """The outcome is decided. Under protocol V2 the epoch that the markers carry is above every epoch of the data.
+
+    Without a source of producer ids an exhausted one is left at 32767, and the next InitProducerId replaces it.
+    """
     epoch, last_epoch = old.producer_epoch, old.last_producer_epoch
     next_id, next_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
     if client_transaction_version >= EPOCH_BUMPING:
@@ -192,7 +195,7 @@ def prepared(
         if old.is_kept:
             epoch, next_id, next_epoch = _after_kept(old, new_producer_id)
         else:
-            if old.is_exhausted():
+            if old.is_exhausted() and new_producer_id is not None:
                 next_id = new_producer_id()
             epoch = min(epoch + 1, MAX_EPOCH)
     return replace(
@@ -209,19 +212,20 @@ def prepared(
     )
 
 
-def _after_kept(old: TransactionMetadata, new_producer_id: NewProducerId) -> tuple[int, int, int]:
+def _after_kept(old: TransactionMetadata, new_producer_id: NewProducerId | None) -> tuple[int, int, int]:
     """Marker epoch, and the identity after the markers, where a successor ends its predecessor's transaction."""
-    if old.next_producer_id == old.producer_id:
-        if old.next_producer_epoch >= LAST_CLIENT_EPOCH:
-            return MAX_EPOCH, new_producer_id(), NO_PRODUCER_EPOCH
-        return old.next_producer_epoch + 1, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
-    if old.next_producer_epoch >= LAST_CLIENT_EPOCH:
+    if old.next_producer_epoch >= LAST_CLIENT_EPOCH and new_producer_id is not None:
         return MAX_EPOCH, new_producer_id(), NO_PRODUCER_EPOCH
+    if old.next_producer_id == old.producer_id:
+        return old.next_producer_epoch + 1, NO_PRODUCER_ID, NO_PRODUCER_EPOCH
     return MAX_EPOCH, old.next_producer_id, old.next_producer_epoch + 1
 
 
 def fenced(
-    old: TransactionMetadata, server_transaction_version: int, now_ms: int, new_producer_id: NewProducerId
+    old: TransactionMetadata,
+    server_transaction_version: int,
+    now_ms: int,
+    new_producer_id: NewProducerId | None = None,
 ) -> TransactionMetadata:
     """The coordinator aborts what its owner left open; the epoch is bumped once, so that the owner cannot go on."""
     invariant(old.state is State.ONGOING, f"only an open transaction is fenced, {old.transactional_id!r} is not")

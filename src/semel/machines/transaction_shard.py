@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import ProducerIdentity, SendMarkers, TopicPartition
+from semel.machines.contract import SendMarkers, TopicPartition
 from semel.machines.transaction_log_records import by_topic, metadata_of
-from semel.machines.transaction_metadata import TransactionMetadata
+from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transaction_states import PREPARED, State
 
 
@@ -21,6 +21,15 @@ class Pending:
     records_left: int
     last_producer_epoch: int
     decided_at_ms: int
+    markers: SendMarkers | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """A decided transaction on its way into the partitions."""
+
+    sent: SendMarkers
+    unmarked: set[TopicPartition]
 
 
 @dataclass(slots=True)
@@ -33,8 +42,8 @@ class Shard:
     pending: dict[str, Pending] = field(default_factory=dict)
     #: Open transactions, the only ones a timeout is looked for in.
     ongoing: set[str] = field(default_factory=set)
-    #: Per prepared transaction, the partitions still without their marker.
-    unmarked: dict[str, set[TopicPartition]] = field(default_factory=dict)
+    #: Prepared transactions, and which of their partitions are still without a marker.
+    completions: dict[str, Completion] = field(default_factory=dict)
 
     def check_not_pending(self, transactional_id: str) -> None:
         if transactional_id in self.pending:
@@ -44,19 +53,20 @@ class Shard:
         """Remember a record; a decision is no longer pending when its last record is here."""
         pending = self.pending.get(transactional_id)
         self.ongoing.discard(transactional_id)
-        self.unmarked.pop(transactional_id, None)
+        self.completions.pop(transactional_id, None)
         metadata = None
         if value is None:
             self.entries.pop(transactional_id, None)
         else:
-            metadata = metadata_of(transactional_id, value)
-            if pending is not None:
-                metadata = replace(metadata, last_producer_epoch=pending.last_producer_epoch)
+            last_producer_epoch = NO_PRODUCER_EPOCH if pending is None else pending.last_producer_epoch
+            metadata = metadata_of(transactional_id, value, last_producer_epoch)
             self.entries[transactional_id] = metadata
             if metadata.state is State.ONGOING:
                 self.ongoing.add(transactional_id)
             elif metadata.state in PREPARED:
-                self.unmarked[transactional_id] = set(metadata.partitions)
+                sent = pending.markers if pending is not None else None
+                completion = Completion(sent or self.markers_of(metadata), set(metadata.partitions))
+                self.completions[transactional_id] = completion
         if pending is not None:
             pending.records_left -= 1
             if pending.records_left == 0:
@@ -78,14 +88,11 @@ class Shard:
             ),
         )
 
-    def is_current(self, sent: SendMarkers) -> bool:
-        """Do these markers belong to what is being completed now, and not to an older transaction or coordinator?"""
-        metadata = self.entries.get(sent.transactional_id)
-        return (
-            metadata is not None
-            and not self.loading
-            and metadata.state in PREPARED
-            and sent.coordinator_epoch == self.coordinator_epoch
-            and ProducerIdentity(sent.producer_id, sent.producer_epoch) == metadata.identity
-            and sent.commit is (metadata.state is State.PREPARE_COMMIT)
-        )
+    def completion_of(self, sent: SendMarkers) -> Completion | None:
+        """The completion these very markers were sent for; None if that is over, or began before a reload.
+
+        Under protocol V1 the epoch stays, so two transactions may send markers that are equal: only identity tells
+        a late report about the first from a report about the second.
+        """
+        completion = self.completions.get(sent.transactional_id)
+        return completion if completion is not None and completion.sent is sent else None

@@ -44,7 +44,7 @@ class Event(enum.Enum):
     """What can happen to a transactional id, and how the picture calls it."""
 
     INIT = "InitProducerId"
-    KEEP = "InitProducerId, keep prepared"
+    KEEP = "InitProducerId (keep prepared)"
     ADD = "add partitions or offsets"
     COMMIT_V1 = "EndTxn(commit) v0-4"
     ABORT_V1 = "EndTxn(abort) v0-4"
@@ -172,3 +172,31 @@ def _in_words(code: ErrorCode) -> str:
     if code is DONE:
         return "*done*"
     return "" if code is ILLEGAL else code.name
+
+
+def document() -> str:
+    """The page about this table; `python -m semel.machines.transaction_states` prints it."""
+    return f"""# The life of a transaction
+
+This page is drawn from the table in `semel/machines/transaction_states.py`; a test keeps the two the same.
+
+```mermaid
+{table_as_mermaid()}```
+
+What each event leads to from each state. A name like `Ongoing` is the next state, a name in capitals is the error code
+the sender gets, *done* is a success that changes nothing because it repeats what is already so, and a blank is
+INVALID_TXN_STATE.
+
+{table_as_markdown()}
+- **PrepareEpochFence** is passed through within one decision and never stored: the epoch is bumped, so that the absent
+  owner is fenced, and the transaction goes on to PrepareAbort. A client whose InitProducerId started this is told
+  CONCURRENT_TRANSACTIONS and comes back when the abort is complete.
+- **Dead** is a tombstone: the id is forgotten.
+- An abort of a transaction in which nothing was written (protocol V2) has nobody to tell, and is complete at once.
+- *Repeated* means that the request carries the epoch from before the bump: its answer was lost.
+- While a step is being written to `__transaction_state`, everyone else is told CONCURRENT_TRANSACTIONS.
+"""
+
+
+if __name__ == "__main__":
+    print(document(), end="")
