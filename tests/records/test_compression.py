@@ -1,0 +1,110 @@
+"""Each codec gives back what it got, and no payload unfolds past its bound."""
+
+from __future__ import annotations
+
+import gzip
+
+import cramjam
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.errors import ErrorCode, Refused
+from semel.records.batch import Batch, build, check, read_records
+from semel.records.compression import NAMES, codec_named, compress, decompress
+
+CODECS = range(1, 5)
+BOMB = 64 * 1024 * 1024
+
+
+def code_of(codec: int, data: bytes, limit: int = 1 << 20) -> ErrorCode:
+    with pytest.raises(Refused) as refused:
+        decompress(codec, data, limit)
+    return refused.value.code
+
+
+@given(st.integers(0, 4), st.binary(max_size=300), st.integers(1, 2000))
+def test_what_was_compressed_comes_back(codec: int, piece: bytes, times: int) -> None:
+    data = piece * times
+    packed = compress(codec, data)
+    assert bytes(decompress(codec, packed, max(len(data), 1))) == data
+    assert bytes(decompress(codec, memoryview(bytearray(packed)), max(len(data), 1))) == data
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_payload_may_fill_its_bound_and_not_one_byte_more(codec: int) -> None:
+    data = bytes(range(256)) * 400
+    packed = compress(codec, data)
+    assert len(decompress(codec, packed, len(data))) == len(data)
+    assert code_of(codec, packed, len(data) - 1) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_is_refused(codec: int) -> None:
+    assert code_of(codec, compress(codec, bytes(BOMB))) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_in_a_batch_is_refused_by_its_reader(codec: int) -> None:
+    batch = Batch.parse(build([(None, bytes(4 << 20))], timestamp_ms=0, codec=codec))
+    for look in (lambda: check(batch, framing=True, limit=1 << 20), lambda: read_records(batch, limit=1 << 20)):
+        with pytest.raises(Refused) as refused:
+            look()
+        assert refused.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_does_not_decompress_is_corrupt(codec: int) -> None:
+    packed = compress(codec, bytes(range(256)) * 40)
+    assert code_of(codec, packed[:-9]) == ErrorCode.CORRUPT_MESSAGE
+    assert code_of(codec, b"no codec wrote this") == ErrorCode.CORRUPT_MESSAGE
+    assert code_of(codec, b"") == ErrorCode.CORRUPT_MESSAGE
+
+
+@given(st.integers(1, 4), st.binary(max_size=200))
+def test_noise_is_refused_or_read_and_nothing_else(codec: int, noise: bytes) -> None:
+    answer: object
+    try:
+        answer = len(decompress(codec, noise, 4096)) <= 4096
+    except Refused as refused:
+        answer = refused.code
+    assert answer in (True, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    assert code_of(5, b"") == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    with pytest.raises(Refused):
+        compress(7, b"")
+
+
+def test_codecs_go_by_kafkas_names() -> None:
+    assert [codec_named(name) for name in NAMES] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError):
+        codec_named("brotli")
+
+
+def test_snappy_is_read_with_and_without_javas_framing() -> None:
+    data = b"snappy " * 20_000
+    framed = compress(2, data)
+    assert framed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
+    assert decompress(2, framed, len(data)) == data
+    raw = bytes(cramjam.snappy.compress_raw(data))
+    assert decompress(2, raw, len(data)) == data
+    assert code_of(2, raw, len(data) - 1) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_gzip_of_several_members_is_read_whole() -> None:
+    assert decompress(1, gzip.compress(b"one") + gzip.compress(b"two"), 100) == b"onetwo"
+
+
+def test_lz4_is_written_in_the_independent_blocks_that_java_reads() -> None:
+    packed = compress(3, bytes(200_000))
+    assert packed[:4] == b"\x04\x22\x4d\x18"
+    assert packed[4] & 0x20, "block independence"
+    assert bytes(cramjam.lz4.decompress(packed)) == bytes(200_000)
+
+
+def test_lz4_and_zstd_are_read_as_other_writers_frame_them() -> None:
+    data = b"linked blocks, sizes and checksums " * 9000
+    assert bytes(decompress(3, bytes(cramjam.lz4.compress(data)), len(data))) == data
+    assert bytes(decompress(4, bytes(cramjam.zstd.compress(data, 19)), len(data))) == data
