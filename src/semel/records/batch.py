@@ -44,6 +44,7 @@ CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
 #: A batch length below this cannot even hold a message of the oldest format.
 _SMALLEST_LENGTH = 14
+_MAGIC_AT = 16
 
 
 class Batch:
@@ -82,15 +83,14 @@ class Batch:
     @classmethod
     def parse(cls, view: Buffer, position: int = 0) -> Batch:
         """The batch that starts at `position`; only its header is read. Refused if it is cut short or no v2 batch."""
-        batch = cls.__new__(cls)
         data = memoryview(view)
-        size = batch_size(data, position)
-        if size > len(data) - position:
-            raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {size} bytes is cut short")
-        batch.data = data[position : position + size]
+        room = len(data) - position
+        if room < HEADER_SIZE:
+            raise _no_batch(data, position)
+        batch = cls.__new__(cls)
         (
             batch.base_offset,
-            _,
+            length,
             batch.leader_epoch,
             batch.magic,
             batch.crc,
@@ -103,6 +103,10 @@ class Batch:
             batch.base_sequence,
             batch.record_count,
         ) = HEADER.unpack_from(data, position)
+        size = length + LENGTH_OVERHEAD
+        if batch.magic != MAGIC or not HEADER_SIZE <= size <= room:
+            raise _no_batch(data, position)
+        batch.data = data[position : position + size]
         return batch
 
     @property
@@ -167,24 +171,18 @@ class Batch:
         )
 
 
-def batch_size(data: memoryview, position: int = 0) -> int:
-    """How long the batch at `position` says it is. Refused unless that is possible and it is a v2 batch.
-
-    Order matters: magic stands in the same place in all formats, so it is looked at before anything else is believed.
-    """
+def _no_batch(data: memoryview, position: int) -> Refused:
+    """Why no v2 batch can be read at `position`. Magic stands in the same place in all formats, so it comes first."""
     room = len(data) - position
-    if room < 17:
-        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"{room} bytes are left where a batch should start")
+    if room < _MAGIC_AT + 1:
+        return Refused(ErrorCode.CORRUPT_MESSAGE, f"{room} bytes are left where a batch should start")
     length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
-    magic = data[position + 16]
-    if length < _SMALLEST_LENGTH or magic > MAGIC:
-        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"no batch starts here: length {length}, magic {magic}")
-    if magic < MAGIC:
-        raise Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not read here, only v2")
-    size = length + LENGTH_OVERHEAD
-    if size < HEADER_SIZE or room < HEADER_SIZE:
-        raise Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {min(size, room)} bytes is shorter than its own header")
-    return size
+    magic = data[position + _MAGIC_AT]
+    if magic < MAGIC and length >= _SMALLEST_LENGTH:
+        return Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not read here, only v2")
+    if magic != MAGIC or length + LENGTH_OVERHEAD < HEADER_SIZE:
+        return Refused(ErrorCode.CORRUPT_MESSAGE, f"no batch starts here: length {length}, magic {magic}")
+    return Refused(ErrorCode.CORRUPT_MESSAGE, f"a batch of {length + LENGTH_OVERHEAD} bytes is cut short at {room}")
 
 
 def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
@@ -199,7 +197,7 @@ def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
     while position < end:
         if partial_tail:
             room = end - position
-            if room < 17 or room < int.from_bytes(view[position + 8 : position + 12], "big") + LENGTH_OVERHEAD:
+            if room <= _MAGIC_AT or room < int.from_bytes(view[position + 8 : position + 12], "big") + LENGTH_OVERHEAD:
                 break
         batch = Batch.parse(view, position)
         batches.append(batch)
@@ -346,7 +344,6 @@ __all__ = [
     "Batch",
     "BatchBuilder",
     "Record",
-    "batch_size",
     "build",
     "check",
     "emptied",
