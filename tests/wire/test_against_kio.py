@@ -21,7 +21,7 @@ EMBEDDED: list[type[Any]] = [ConsumerProtocolSubscription, ConsumerProtocolAssig
 
 
 @pytest.mark.parametrize(("cls", "version"), versions(API_MESSAGES + EMBEDDED), ids=name_of)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_both_implementations_read_and_write_the_same_bytes(cls: type[Any], version: int, data: st.DataObject) -> None:
     message = data.draw(messages(cls, version, KIO_VALUES))

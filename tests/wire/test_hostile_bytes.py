@@ -20,7 +20,7 @@ from semel.wire.primitives import read_unsigned_varint, unsigned_varint
 from tests.wire.generated import API_MESSAGES, RECORD_MESSAGES, messages, name_of, versions
 
 EVERYTHING = versions(API_MESSAGES + RECORD_MESSAGES)
-RELAXED = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+RELAXED = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 #: What liars write over lengths and counts: the largest, the most negative, varints that do not end.
 LIES = [
