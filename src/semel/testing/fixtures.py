@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from semel.broker import Broker
+    from semel.broker.embedded import Broker
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,10 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def semel_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """A broker of this test's own, ready to serve at `.bootstrap_servers`."""
-    from semel.broker import Broker
+    from semel.broker.embedded import Broker
 
     settings: dict[str, object] = {}
     for marker in reversed(list(request.node.iter_markers("semel"))):
         settings.update(marker.kwargs)
-    with Broker(data=tmp_path / "semel-data", settings=settings) as broker:
+    with Broker(tmp_path / "semel-data", settings=settings) as broker:
         yield broker
