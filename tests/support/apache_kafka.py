@@ -81,6 +81,13 @@ class ApacheKafka:
         self.process = Process(command, name="apache-kafka", output=self.directory / "server.log")
         return self.process
 
+    def kill9(self) -> None:
+        self.running.kill9()
+
+    def stop(self) -> int:
+        """A clean stop; the exit code."""
+        return self.running.terminate()
+
     def close(self) -> None:
         if self.process is not None:
             self.process.close()

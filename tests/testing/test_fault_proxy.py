@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from semel.testing.fault_proxy import Cut, Delay, FaultProxy, Mute, Swallow, Way, every, nth_only
 from semel.wire.apis import ApiKey
 from tests.support import java_tools
-from tests.support.waiting import until
+from tests.support.reading import read_all
 
 RECORDS = 100_000
 
@@ -17,26 +17,6 @@ RECORDS = 100_000
 def create(bootstrap_servers: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
-
-
-def everything(bootstrap_servers: str, topic: str) -> list[bytes]:
-    """All records of partition 0, read past the proxy by librdkafka."""
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "reader", "enable.auto.commit": False})
-    try:
-        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        values: list[bytes] = []
-
-        def caught_up() -> bool:
-            for message in consumer.consume(10_000, timeout=0.2):
-                assert message.error() is None, message.error()
-                values.append(message.value())
-            return consumer.position([TopicPartition(topic, 0)])[0].offset >= end
-
-        until(caught_up, within_s=40, what=f"all {end} records")
-        return values
-    finally:
-        consumer.close()
 
 
 def produce(bootstrap_servers: str, topic: str, count: int, **settings: object) -> None:
@@ -63,7 +43,7 @@ def test_clients_stay_behind_the_proxy(semel_broker) -> None:
         create(proxy.bootstrap_servers, "t")
         produce(proxy.bootstrap_servers, "t", 100)
         assert proxy.passed[Way.REQUEST, ApiKey.PRODUCE] > 0
-        assert everything(proxy.bootstrap_servers, "t") == [str(number).encode() for number in range(100)]
+        assert read_all(proxy.bootstrap_servers, "t") == [str(number).encode() for number in range(100)]
         assert proxy.passed[Way.RESPONSE, ApiKey.FETCH] > 0
         assert proxy.faults == {}
 
@@ -75,7 +55,7 @@ def test_a_lost_or_late_message_costs_a_retry_and_nothing_else(semel_broker, fau
     with FaultProxy(semel_broker.bootstrap_servers, nth_only(1, ApiKey.PRODUCE, fault, way=way)) as proxy:
         produce(proxy.bootstrap_servers, "t", 10, **{"socket.timeout.ms": 1000, "retry.backoff.ms": 10})
         assert proxy.faults == {type(fault).__name__: 1}
-    assert everything(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(10)]
+    assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(10)]
 
 
 def test_librdkafka_retries_with_five_in_flight_leave_no_duplicate_no_loss_and_the_order(semel_broker) -> None:
@@ -84,7 +64,7 @@ def test_librdkafka_retries_with_five_in_flight_leave_no_duplicate_no_loss_and_t
         settings = {"retry.backoff.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 10}
         produce(proxy.bootstrap_servers, "t", RECORDS, **settings, **{"batch.num.messages": 500, "linger.ms": 1})
         assert proxy.faults["Cut"] >= 10
-    assert everything(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]
+    assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]
 
 
 @pytest.mark.java
@@ -98,4 +78,4 @@ def test_java_retries_with_five_in_flight_leave_no_duplicate_no_loss_and_the_ord
         done = java_tools.run("verifiable-producer", *where, "--max-messages", RECORDS, "--throughput", -1)
         assert f'"acked":{RECORDS}' in done.stdout
         assert proxy.faults["Cut"] >= 10
-    assert everything(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]
+    assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]

@@ -1,0 +1,36 @@
+"""Apache Kafka's own reader of data directories, as a judge of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support import java_tools
+
+KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+
+#: Words that DumpLogSegments uses for what is wrong; it ends with 0 even then.
+_COMPLAINT = re.compile(
+    r"isvalid: false|[Mm]ismatch|[Oo]ut of order|non-?consecutive|corrupt|[Ee]xception|[Ff]ailed|do not match", re.I
+)
+
+
+def dump(files: Iterable[Path], *options: str) -> str:
+    """What DumpLogSegments says of the files."""
+    names = ",".join(str(path) for path in files)
+    done = java_tools.run("dump-log", "--files", names, *options, timeout_s=120)
+    return done.stdout + done.stderr
+
+
+def files_of(data: Path, *kinds: str) -> list[Path]:
+    """Files of these kinds in every partition directory; an empty index is left out, there is nothing to say of it."""
+    found = [path for path in sorted(data.glob("*-*/*")) if path.suffix in (kinds or KINDS)]
+    return [path for path in found if path.suffix == ".log" or path.stat().st_size > 0]
+
+
+def complaints(data: Path) -> list[str]:
+    """Everything Kafka finds wrong in a data directory: batches (deep), indexes, transaction indexes, snapshots."""
+    said = dump(files_of(data), "--deep-iteration")
+    said += dump(files_of(data, ".index", ".timeindex"), "--index-sanity-check")
+    return [line for line in said.splitlines() if _COMPLAINT.search(line)]

@@ -1,0 +1,103 @@
+"""Kafka's command line administration: topics, settings, offsets, records, directories."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support import java_tools
+
+pytestmark = pytest.mark.java
+
+
+@pytest.fixture
+def at(broker) -> tuple[str, str]:
+    return ("--bootstrap-server", broker.bootstrap_servers)
+
+
+def fill(at: tuple[str, str], topic: str, count: int) -> None:
+    java_tools.run("console-producer", *at, "--topic", topic, stdin="".join(f"{number}\n" for number in range(count)))
+
+
+def test_a_topic_is_created_listed_described_grown_and_deleted(at) -> None:
+    settings = ("--config", "retention.ms=3600000", "--config", "cleanup.policy=compact")
+    java_tools.run("topics", *at, "--create", "--topic", "made", "--partitions", 3, *settings)
+    assert "made" in java_tools.run("topics", *at, "--list").stdout.split()
+    described = java_tools.run("topics", *at, "--describe", "--topic", "made").stdout
+    assert "PartitionCount: 3" in described
+    assert "retention.ms=3600000" in described
+    assert "cleanup.policy=compact" in described
+    assert described.count("Leader: ") == 3
+    java_tools.run("topics", *at, "--alter", "--topic", "made", "--partitions", 5)
+    assert "PartitionCount: 5" in java_tools.run("topics", *at, "--describe", "--topic", "made").stdout
+    java_tools.run("topics", *at, "--delete", "--topic", "made")
+    assert "made" not in java_tools.run("topics", *at, "--list").stdout.split()
+
+
+def test_creating_a_topic_twice_says_that_it_exists(at) -> None:
+    java_tools.run("topics", *at, "--create", "--topic", "twice")
+    again = java_tools.run("topics", *at, "--create", "--topic", "twice", check=False)
+    assert again.exit_code != 0
+    assert "already exists" in again.stdout + again.stderr
+    java_tools.run("topics", *at, "--create", "--topic", "twice", "--if-not-exists")
+
+
+def test_a_bad_setting_is_refused_with_its_name(at) -> None:
+    refused = java_tools.run("topics", *at, "--create", "--topic", "bad", "--config", "retention.ms=soon", check=False)
+    assert refused.exit_code != 0
+    assert "retention.ms" in refused.stdout + refused.stderr
+
+
+def test_settings_are_altered_described_and_taken_back(at) -> None:
+    java_tools.run("topics", *at, "--create", "--topic", "tuned")
+    entity = ("--entity-type", "topics", "--entity-name", "tuned")
+    java_tools.run("configs", *at, "--alter", *entity, "--add-config", "retention.ms=60000,max.message.bytes=2000000")
+    described = java_tools.run("configs", *at, "--describe", *entity).stdout
+    assert "retention.ms=60000" in described
+    assert "max.message.bytes=2000000" in described
+    java_tools.run("configs", *at, "--alter", *entity, "--delete-config", "retention.ms")
+    assert "retention.ms=60000" not in java_tools.run("configs", *at, "--describe", *entity).stdout
+    everything = java_tools.run("configs", *at, "--describe", "--all", *entity).stdout
+    assert "segment.bytes=1073741824" in everything
+
+
+def test_a_broker_tells_its_settings(at) -> None:
+    entity = ("--entity-type", "brokers", "--entity-name", "1", "--all")
+    listed = java_tools.run("configs", *at, "--describe", *entity, check=False)
+    assert "num.partitions=" in listed.stdout, str(listed)
+
+
+def test_get_offsets_answers_earliest_latest_and_by_time(at) -> None:
+    fill(at, "counted", 7)
+    topic = ("--topic", "counted")
+    assert java_tools.run("get-offsets", *at, *topic).stdout.strip() == "counted:0:7"
+    assert java_tools.run("get-offsets", *at, *topic, "--time", "earliest").stdout.strip() == "counted:0:0"
+    assert java_tools.run("get-offsets", *at, *topic, "--time", "max-timestamp").stdout.startswith("counted:0:")
+    assert java_tools.run("get-offsets", *at, *topic, "--time", "0").stdout.strip() == "counted:0:0"
+
+
+def test_deleted_records_move_the_start_of_the_log(at, tmp_path) -> None:
+    fill(at, "shortened", 10)
+    wanted = tmp_path / "offsets.json"
+    wanted.write_text(json.dumps({"partitions": [{"topic": "shortened", "partition": 0, "offset": 4}], "version": 1}))
+    assert "low_watermark: 4" in java_tools.run("delete-records", *at, "--offset-json-file", wanted).stdout
+    earliest = java_tools.run("get-offsets", *at, "--topic", "shortened", "--time", "earliest")
+    assert earliest.stdout.strip() == "shortened:0:4"
+
+
+def test_log_directories_are_described(at) -> None:
+    fill(at, "sized", 5)
+    said = java_tools.run("log-dirs", *at, "--describe", "--topic-list", "sized").stdout
+    described = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    directories = described["brokers"][0]["logDirs"]
+    sizes = [one["size"] for directory in directories for one in directory["partitions"]]
+    assert len(sizes) == 1
+    assert sizes[0] > 0
+
+
+def test_the_cluster_id_and_the_finalized_transaction_version_are_told(at) -> None:
+    assert "Cluster ID: " in java_tools.run("cluster", "cluster-id", *at).stdout
+    features = java_tools.run("features", *at, "describe").stdout
+    transaction = next(line for line in features.splitlines() if "transaction.version" in line)
+    assert "FinalizedVersionLevel: 2" in transaction
