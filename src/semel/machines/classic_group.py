@@ -132,6 +132,7 @@ class ClassicGroup:
         "protocol_name",
         "protocol_type",
         "replaced",
+        "replaces",
         "state",
         "state_timestamp_ms",
         "static_members",
@@ -163,6 +164,7 @@ class ClassicGroup:
         self.sync_deadline_ms: int | None = None
         # What is decided but not yet written: undone when the append fails.
         self.creating = False
+        self.replaces: object = None
         self.writing_assignment = False
         self.replaced: tuple[ClassicMember, ClassicMember] | None = None
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, Refused
+from semel.machines.assignors import Assignment
 from semel.machines.committed_offsets import CommittedOffset
 
 #: Epochs a member sends that are not epochs.
@@ -21,9 +22,8 @@ LEAVE_EPOCH = -1
 LEAVE_STATIC_EPOCH = -2
 UNKNOWN_MEMBER_EPOCH = -1
 
-#: topic id -> partitions
-Assignment = Mapping[UUID, frozenset[int]]
-NOTHING: Assignment = {}
+#: topic id -> partition -> the epoch in which the member was given it
+Owned = Mapping[UUID, Mapping[int, int]]
 
 
 class GroupState(enum.Enum):
@@ -60,8 +60,13 @@ class ConsumerMember:
     member_epoch: int = 0
     previous_member_epoch: int = 0
     state: MemberState = MemberState.STABLE
-    assigned: Assignment = field(default_factory=dict)
-    pending_revocation: Assignment = field(default_factory=dict)
+    assigned: Owned = field(default_factory=dict)
+    pending_revocation: Owned = field(default_factory=dict)
+
+    def given_in(self, topic_id: UUID, partition: int) -> int | None:
+        """The epoch in which the member was given a partition it still has."""
+        epoch = self.assigned.get(topic_id, {}).get(partition)
+        return self.pending_revocation.get(topic_id, {}).get(partition) if epoch is None else epoch
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == target_epoch
@@ -75,29 +80,17 @@ class ResolvedRegex(NamedTuple):
     timestamp_ms: int
 
 
-@dataclass(slots=True)
-class Session:
-    """What is expected of a member, and by when. In memory only: a new coordinator starts all of them afresh."""
-
-    deadline_ms: int
-    timer_at_ms: int
-    #: When the member must have revoked what it was asked to, and in which epoch it was asked.
-    revoke_by_ms: int | None = None
-    revoke_epoch: int = -1
-
-
 class ConsumerGroup:
     """The group as replayed."""
 
     __slots__ = (
+        "checked_topics",
         "epoch",
         "group_id",
         "members",
         "metadata_hash",
-        "metadata_refresh_wanted",
         "owners",
         "regexes",
-        "sessions",
         "static_members",
         "target",
         "target_epoch",
@@ -114,8 +107,8 @@ class ConsumerGroup:
         self.regexes: dict[str, ResolvedRegex] = {}
         #: partition -> the member that holds it, or has not yet let go of it
         self.owners: dict[tuple[UUID, int], str] = {}
-        self.sessions: dict[str, Session] = {}
-        self.metadata_refresh_wanted = True
+        #: The view of topics the subscriptions were last held against; another one means to look again.
+        self.checked_topics: object = None
 
     @property
     def state(self) -> GroupState:
@@ -136,19 +129,9 @@ class ConsumerGroup:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is not a member of {self.group_id}")
         return member
 
-    def subscribed_topics(self, members: Mapping[str, ConsumerMember] | None = None) -> frozenset[str]:
+    def subscribed_topics(self) -> frozenset[str]:
         """Every topic some member subscribes to, by name or by regular expression."""
-        topics: set[str] = set()
-        for member in (self.members if members is None else members).values():
-            topics |= self.topics_of(member)
-        return frozenset(topics)
-
-    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
-        if member.subscribed_topic_regex:
-            resolved = self.regexes.get(member.subscribed_topic_regex)
-            if resolved is not None:
-                return member.subscribed_topic_names | resolved.topics
-        return member.subscribed_topic_names
+        return frozenset().union(*(topics_of(member, self.regexes) for member in self.members.values()))
 
     def is_subscribed_to(self, topic: str) -> bool:
         return topic in self.subscribed_topics()
@@ -165,11 +148,6 @@ class ConsumerGroup:
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
         for place in _places(member):
-            holder = self.owners.get(place)
-            invariant(
-                holder is None or holder == member.member_id,
-                f"group {self.group_id}: {place} is held by {holder} and was given to {member.member_id}",
-            )
             self.owners[place] = member.member_id
 
     def remove_member(self, member_id: str) -> None:
@@ -177,7 +155,6 @@ class ConsumerGroup:
         if member is None:
             return
         self._release(member)
-        self.sessions.pop(member_id, None)
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
             del self.static_members[member.instance_id]
 
@@ -190,16 +167,27 @@ class ConsumerGroup:
 
     def validate_commit(
         self, member_id: str, group_instance_id: str | None, member_epoch: int, version: int, *, transactional: bool
-    ) -> None:
-        """Refuse a commit that does not come from a member in its current epoch."""
+    ) -> ConsumerMember | None:
+        """Refuse a commit that does not come from a member. If its epoch is behind, its partitions decide."""
         if member_epoch < 0 and not self.members:
-            return
+            return None
         if transactional and member_epoch == UNKNOWN_MEMBER_EPOCH and not member_id and group_instance_id is None:
-            return
+            return None
         member = self.member(member_id)
         if not transactional and version < 9:
             raise Refused(ErrorCode.UNSUPPORTED_VERSION, "members of this protocol commit with version 9 or newer")
-        self.validate_epoch(member, member_epoch)
+        if member_epoch > member.member_epoch:
+            self.validate_epoch(member, member_epoch)
+        return None if member_epoch == member.member_epoch else member
+
+    @staticmethod
+    def validate_commit_of(member: ConsumerMember, member_epoch: int, topic_id: UUID, partition: int) -> None:
+        """A member that has not heard of its newest epoch may commit what it has had since the one it knows."""
+        given_in = member.given_in(topic_id, partition)
+        if given_in is None or member_epoch < given_in:
+            raise Refused(
+                ErrorCode.STALE_MEMBER_EPOCH, f"partition {partition} is not the member's since {member_epoch}"
+            )
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
         if member_id is None and member_epoch < 0:
@@ -223,3 +211,9 @@ def _places(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
         for topic_id, partitions in assignment.items():
             for partition in partitions:
                 yield topic_id, partition
+
+
+def topics_of(member: ConsumerMember, regexes: Mapping[str, ResolvedRegex]) -> frozenset[str]:
+    """What a member subscribes to, by name and by regular expression."""
+    resolved = regexes.get(member.subscribed_topic_regex or "")
+    return member.subscribed_topic_names if resolved is None else member.subscribed_topic_names | resolved.topics

@@ -10,20 +10,28 @@ The host appends a decision's records and replays them before it calls the next 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from semel.errors import ErrorCode, Refused
+from semel.machines import consumer_records, group_views
 from semel.machines.classic_group import ClassicGroup, Parked, State
 from semel.machines.classic_rebalance import ClassicRebalance, refuse_join
 from semel.machines.committed_offsets import NO_TOPIC_ID, CommittedOffset, CommittedOffsets
 from semel.machines.consumer_group import ConsumerGroup
+from semel.machines.consumer_rebalance import ConsumerRebalance
 from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
 from semel.machines.group_offsets import GroupOffsets
 from semel.machines.group_records import group_tombstone, read
 from semel.machines.group_registry import Group, GroupRegistry, GroupSettings, Outcome, TopicInfo, TopicsView
+from semel.wire.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from semel.wire.messages.coordinator_records import (
+    ConsumerGroupMetadataKey,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -57,8 +65,6 @@ from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCo
 
 __all__ = ["GroupCoordinator", "GroupSettings", "TopicInfo", "TopicsView"]
 
-_Reply = TypeVar("_Reply")
-
 #: The most tombstones one decision of the retention check carries.
 _EXPIRED_AT_ONCE = 500
 
@@ -66,7 +72,16 @@ _EXPIRED_AT_ONCE = 500
 class GroupCoordinator:
     """Every group whose partition of `__consumer_offsets` this broker leads."""
 
-    __slots__ = ("_answers", "_check_offsets_at_ms", "_classic", "_now_ms", "_offset_requests", "_offsets", "_registry")
+    __slots__ = (
+        "_answers",
+        "_check_offsets_at_ms",
+        "_classic",
+        "_consumer",
+        "_now_ms",
+        "_offset_requests",
+        "_offsets",
+        "_registry",
+    )
 
     def __init__(self, settings: GroupSettings | None = None, topics: TopicsView | None = None) -> None:
         self._registry = GroupRegistry(settings or GroupSettings())
@@ -74,6 +89,7 @@ class GroupCoordinator:
         self._offsets = CommittedOffsets()
         self._offset_requests = GroupOffsets(self._registry, self._offsets)
         self._classic = ClassicRebalance(self._registry)
+        self._consumer = ConsumerRebalance(self._registry)
         #: Answers that replay brought about; the next tick hands them out.
         self._answers: list[Effect] = []
         self._check_offsets_at_ms: int | None = None
@@ -120,25 +136,27 @@ class GroupCoordinator:
                 <= self.settings.group_max_session_timeout_ms
             ):
                 raise Refused(ErrorCode.INVALID_SESSION_TIMEOUT, f"{request.session_timeout_ms} ms")
-            group = self._registry.groups.get(request.group_id)
-            if isinstance(group, ConsumerGroup):
+            existing = self._registry.groups.get(request.group_id)
+            if isinstance(existing, ConsumerGroup) and existing.members:
                 raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the group uses the consumer protocol")
-            created = group is None
-            if group is None:
-                if request.member_id:
-                    raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} does not exist")
-                group = ClassicGroup(request.group_id, now_ms)
+            created = not isinstance(existing, ClassicGroup)
+            if created and request.member_id:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} does not exist")
+            if isinstance(existing, ConsumerGroup):
+                # Nobody is left in it: it may change its protocol.
+                out.records += self._group_tombstones(existing)
+            group = existing if isinstance(existing, ClassicGroup) else ClassicGroup(request.group_id, now_ms)
             self._classic.join(
                 group, request, Parked(token, version), now_ms, client_id, client_host, new_member_id, out
             )
         except Refused as refused:
             return Decision(refuse_join(refused.code, version, request.member_id))
         if created:
+            # The group is in the log from its first breath, so that a restart knows it.
+            group.creating = True
+            group.replaces = existing
             self._registry.groups[request.group_id] = group
-            if not out.records:
-                # The group is in the log from its first breath, so that a restart knows it.
-                group.creating = True
-                out.records.append(self._classic.empty_group_record(group))
+            out.records.append(self._classic.empty_group_record(group))
         return cast("Decision[JoinGroupResponse]", out.decision(token=token))
 
     def sync_group(
@@ -180,6 +198,28 @@ class GroupCoordinator:
         if version < 3:
             reply = LeaveGroupResponse(error_code=results[0].error_code)
         return cast("Decision[LeaveGroupResponse]", out.decision(reply))
+
+    # The consumer protocol
+
+    def consumer_group_heartbeat(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        version: int,
+        now_ms: int,
+        client_id: str,
+        client_host: str,
+        new_member_id: Callable[[], str],
+    ) -> Decision[ConsumerGroupHeartbeatResponse]:
+        self._now_ms = now_ms
+        out = Outcome()
+        try:
+            if not request.group_id:
+                raise Refused(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            self._registry.require_served(request.group_id)
+            reply = self._consumer.heartbeat(request, version, now_ms, client_id, client_host, new_member_id, out)
+        except Refused as refused:
+            return Decision(ConsumerGroupHeartbeatResponse(error_code=refused.code, error_message=refused.why))
+        return cast("Decision[ConsumerGroupHeartbeatResponse]", out.decision(reply))
 
     # Offsets
 
@@ -228,63 +268,40 @@ class GroupCoordinator:
     def describe_groups(
         self, request: DescribeGroupsRequest, version: int, now_ms: int
     ) -> Decision[DescribeGroupsResponse]:
-        described = [self._described(group_id, version) for group_id in request.groups]
-        return Decision(DescribeGroupsResponse(groups=described))
+        groups = []
+        for group_id in request.groups:
+            try:
+                group = self._existing(group_id)
+                if not isinstance(group, ClassicGroup):
+                    raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a classic group.")
+                groups.append(group_views.described(group))
+            except Refused as refused:
+                groups.append(group_views.not_described(group_id, refused.code, refused.why, version))
+        return Decision(DescribeGroupsResponse(groups=groups))
 
-    def _described(self, group_id: str, version: int) -> DescribeGroupsResponse.DescribedGroup:
-        try:
-            group = self._existing(group_id)
-            if not isinstance(group, ClassicGroup):
-                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a classic group.")
-        except Refused as refused:
-            if refused.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-                return DescribeGroupsResponse.DescribedGroup(error_code=refused.code, group_id=group_id)
-            return DescribeGroupsResponse.DescribedGroup(
-                error_code=refused.code if version >= 6 else ErrorCode.NONE,
-                error_message=str(refused) if version >= 6 else None,
-                group_id=group_id,
-                group_state=State.DEAD.value,
-            )
-        stable = group.state is State.STABLE
-        return DescribeGroupsResponse.DescribedGroup(
-            group_id=group_id,
-            group_state=group.state.value,
-            protocol_type=group.protocol_type or "",
-            protocol_data=(group.protocol_name or "") if stable else "",
-            members=[
-                DescribeGroupsResponse.DescribedGroupMember(
-                    member_id=member.member_id,
-                    group_instance_id=member.group_instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    member_metadata=member.metadata(group.protocol_name) if stable else b"",
-                    member_assignment=member.assignment if stable else b"",
+    def consumer_group_describe(
+        self, request: ConsumerGroupDescribeRequest, version: int, now_ms: int
+    ) -> Decision[ConsumerGroupDescribeResponse]:
+        groups = []
+        for group_id in request.group_ids:
+            try:
+                group = self._existing(group_id)
+                if not isinstance(group, ConsumerGroup):
+                    raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+                groups.append(self._consumer.described(group))
+            except Refused as refused:
+                groups.append(
+                    ConsumerGroupDescribeResponse.DescribedGroup(
+                        error_code=refused.code, error_message=refused.why, group_id=group_id
+                    )
                 )
-                for member in group.members.values()
-            ],
-        )
+        return Decision(ConsumerGroupDescribeResponse(groups=groups))
 
     def list_groups(self, request: ListGroupsRequest, version: int, now_ms: int) -> Decision[ListGroupsResponse]:
         if self._registry.loading:
             return Decision(ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        states = {state.lower() for state in request.states_filter}
-        types = {kind.lower() for kind in request.types_filter}
-        listed = []
-        for group in self._registry.groups.values():
-            classic = isinstance(group, ClassicGroup)
-            kind = "Classic" if classic else "Consumer"
-            if (states and group.state.value.lower() not in states) or (types and kind.lower() not in types):
-                continue
-            protocol_type = (group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer"
-            listed.append(
-                ListGroupsResponse.ListedGroup(
-                    group_id=group.group_id,
-                    protocol_type=protocol_type,
-                    group_state=group.state.value,
-                    group_type=kind,
-                )
-            )
-        return Decision(ListGroupsResponse(groups=listed))
+        listed = (group_views.listed(group, request) for group in self._registry.groups.values())
+        return Decision(ListGroupsResponse(groups=[group for group in listed if group is not None]))
 
     # Time
 
@@ -295,13 +312,24 @@ class GroupCoordinator:
         if self._answers:
             decisions.append(Decision(None, effects=tuple(self._answers)))
             self._answers = []
+        changing: set[str] = set()
+        later = []
         for timer in self._registry.timers.due(now_ms):
             group = self._registry.groups.get(timer.group_id)
             out = Outcome()
             if isinstance(group, ClassicGroup):
                 self._classic.on_timer(group, timer, now_ms, out)
+            elif timer.group_id in changing:
+                # This group changes by replay alone: its next change has to wait for that.
+                later.append(timer)
+            else:
+                self._consumer.on_timer(group, timer, now_ms, out)
+                if out.records:
+                    changing.add(timer.group_id)
             if out.records or out.effects:
                 decisions.append(out.decision())
+        for timer in later:
+            self._registry.timers.set(timer.at_ms, timer.kind, timer.group_id, timer.member_id)
         if self._check_offsets_at_ms is None:
             self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
         elif self._check_offsets_at_ms <= now_ms:
@@ -353,8 +381,8 @@ class GroupCoordinator:
 
     # Memory
 
-    def load(self, partition: int, epoch: int) -> None:
-        """This broker leads the partition now; its records come next. `epoch` is the partition's leader epoch."""
+    def load(self, partition: int, coordinator_epoch: int) -> None:
+        """This broker leads the partition now, in this leader epoch; its records come next."""
         self.unload(partition)
         self._registry.begin_loading(partition)
 
@@ -368,6 +396,8 @@ class GroupCoordinator:
             self._replay_offset(record.partition, key, value, producer_id)
         elif isinstance(key, GroupMetadataKey):
             self._replay_group(record.partition, key.group, value)
+        else:
+            self._replay_consumer(key, value)
 
     def _replay_offset(
         self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int
@@ -400,12 +430,26 @@ class GroupCoordinator:
             self._registry.groups[group_id] = self._classic.read_group(group_id, value)
             return
         group.creating = False
+        group.replaces = None
         group.replaced = None
         if group.writing_assignment and group.generation_id == value.generation:
             out = Outcome()
             assignments = {member.member_id: bytes(member.assignment) for member in value.members}
             self._classic.assignment_written(group, assignments, self._now_ms, out)
             self._answers += out.effects
+
+    def _replay_consumer(self, key: Any, value: Any) -> None:
+        group = self._registry.groups.get(key.group_id)
+        if value is None and isinstance(key, ConsumerGroupMetadataKey):
+            if isinstance(group, ConsumerGroup):
+                del self._registry.groups[key.group_id]
+            return
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            # A group of offsets alone gives way: it was only there because nobody had joined yet.
+            group = self._registry.groups[key.group_id] = ConsumerGroup(key.group_id)
+        consumer_records.replay(group, key, value)
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
         """Everything written is replayed: serve. Members have a full session from now to show themselves."""
@@ -421,6 +465,8 @@ class GroupCoordinator:
                     self._classic.prepare_rebalance(group, now_ms, out)
                 if out.records or out.effects:
                     decisions.append(out.decision())
+            else:
+                self._consumer.start_sessions(group, now_ms)
         return decisions
 
     def unload(self, partition: int) -> list[Decision[Any]]:
@@ -429,34 +475,52 @@ class GroupCoordinator:
         for group in self._registry.groups_of(partition):
             if isinstance(group, ClassicGroup):
                 self._classic.end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
+            else:
+                self._consumer.end_sessions(group)
         ids = {group_id for group_id in self._offsets.known_groups() if self.partition_for(group_id) == partition}
         self._registry.drop(partition)
         self._offsets.drop_partition(partition, ids)
         return [out.decision()] if out.effects else []
 
-    def append_failed(self, decision: Decision[Any]) -> Decision[Any]:
-        """The records could not be written: everything is as before, and those who wait are told to try again."""
+    def append_failed(
+        self, decision: Decision[Any], code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    ) -> Decision[Any]:
+        """The records could not be written: everything is as before, and whoever waits is told.
+
+        `code` is the append's own error. The decision that comes back has the reply and the answers to give instead.
+        """
         out = Outcome()
         for effect in decision.effects:
-            out.effects.append(Answer(effect.token, _failed(effect.reply)) if isinstance(effect, Answer) else effect)
+            if isinstance(effect, Answer):
+                out.answer(effect.token, group_views.failed(effect.reply, code))
         for record in decision.records:
             found = read(record.key, None)
-            if found is None or not isinstance(found[0], GroupMetadataKey):
-                continue
-            group = self._registry.groups.get(found[0].group)
-            if not isinstance(group, ClassicGroup):
-                continue
-            if group.creating:
-                self._classic.end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
-                del self._registry.groups[group.group_id]
-            elif group.replaced is not None:
-                before, after = group.replaced
-                group.replaced = None
-                group.replace_static(after, before)
-                self._classic.expect(group, before, self._now_ms + before.session_timeout_ms)
-            elif group.writing_assignment:
-                self._classic.prepare_rebalance(group, self._now_ms, out)
-        return Decision(None if decision.reply is None else _failed(decision.reply), effects=tuple(out.effects))
+            key = None if found is None else found[0]
+            if isinstance(key, GroupMetadataKey):
+                group = self._registry.groups.get(key.group)
+                if isinstance(group, ClassicGroup):
+                    self._undo(group, out)
+            elif isinstance(key, ConsumerGroupMetadataKey):
+                group = self._registry.groups.get(key.group_id)
+                if isinstance(group, ConsumerGroup):
+                    group.checked_topics = None
+                    self._consumer.start_sessions(group, self._now_ms)
+        reply = None if decision.reply is None else group_views.failed(decision.reply, code)
+        return Decision(reply, effects=tuple(out.effects))
+
+    def _undo(self, group: ClassicGroup, out: Outcome) -> None:
+        if group.creating:
+            self._classic.end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
+            del self._registry.groups[group.group_id]
+            if isinstance(group.replaces, ConsumerGroup):
+                self._registry.groups[group.group_id] = group.replaces
+        elif group.replaced is not None:
+            before, after = group.replaced
+            group.replaced = None
+            group.replace_static(after, before)
+            self._classic.expect(group, before, self._now_ms + before.session_timeout_ms)
+        elif group.writing_assignment:
+            self._classic.prepare_rebalance(group, self._now_ms, out)
 
     # Shared
 
@@ -483,19 +547,6 @@ class GroupCoordinator:
         return self._offset_requests.tombstones(group.group_id) + self._group_tombstones(group)
 
     def _group_tombstones(self, group: Group) -> list[StateRecord]:
+        if isinstance(group, ConsumerGroup):
+            return self._consumer.records_of(group.group_id).end_of_group(group)
         return [group_tombstone(self.partition_for(group.group_id), group.group_id)]
-
-
-def _failed(reply: _Reply) -> _Reply:
-    """The same answer with COORDINATOR_NOT_AVAILABLE wherever it would have said that all is well."""
-    changed = copy.deepcopy(reply)
-    _spoil(changed)
-    return changed
-
-
-def _spoil(message: Any) -> None:
-    if getattr(message, "error_code", None) == ErrorCode.NONE:
-        message.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    for name in ("topics", "partitions", "results", "members", "groups"):
-        for part in getattr(message, name, ()):
-            _spoil(part)

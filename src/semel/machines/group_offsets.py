@@ -104,9 +104,14 @@ class GroupOffsets:
         if isinstance(group, ClassicGroup):
             group.validate_commit(request.member_id, request.group_instance_id, generation, transactional=False)
         else:
-            group.validate_commit(
+            behind = group.validate_commit(
                 request.member_id, request.group_instance_id, generation, version, transactional=False
             )
+            if behind is not None:
+                for topic in request.topics:
+                    topic_id = topic.topic_id if version >= TOPIC_IDS_SINCE else self._topic_id(topic.name)
+                    for partition in topic.partitions:
+                        group.validate_commit_of(behind, generation, topic_id, partition.partition_index)
         return group
 
     @staticmethod
@@ -175,9 +180,14 @@ class GroupOffsets:
             )
             return
         try:
-            group.validate_commit(
+            behind = group.validate_commit(
                 request.member_id, request.group_instance_id, request.generation_id, version, transactional=True
             )
+            if behind is not None:
+                for topic in request.topics:
+                    topic_id = self._topic_id(topic.name)
+                    for partition in topic.partitions:
+                        group.validate_commit_of(behind, request.generation_id, topic_id, partition.partition_index)
         except Refused as refused:
             # The transactional protocol has no word for a stale member epoch.
             if refused.code is ErrorCode.STALE_MEMBER_EPOCH:

@@ -1,0 +1,95 @@
+"""Groups as people and tools see them: what DescribeGroups and ListGroups answer, and answers that went wrong."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from semel.errors import ErrorCode
+from semel.machines.classic_group import ClassicGroup, State
+from semel.machines.group_registry import Group
+from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
+from semel.wire.messages.offsets import OffsetCommitResponse
+from semel.wire.messages.transactions import TxnOffsetCommitResponse
+
+_Reply = TypeVar("_Reply")
+
+#: What a failed append means to a client of the coordinator; any other code is passed on as it is.
+_APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+
+
+def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
+    """Assignments only mean something while the group is stable."""
+    stable = group.state is State.STABLE
+    return DescribeGroupsResponse.DescribedGroup(
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type or "",
+        protocol_data=(group.protocol_name or "") if stable else "",
+        members=[
+            DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(group.protocol_name) if stable else b"",
+                member_assignment=member.assignment if stable else b"",
+            )
+            for member in group.members.values()
+        ],
+    )
+
+
+def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> DescribeGroupsResponse.DescribedGroup:
+    """Before version 6 a group that is not there is described as dead."""
+    missing = code is ErrorCode.GROUP_ID_NOT_FOUND
+    return DescribeGroupsResponse.DescribedGroup(
+        error_code=ErrorCode.NONE if missing and version < 6 else code,
+        error_message=why if version >= 6 else None,
+        group_id=group_id,
+        group_state=State.DEAD.value if missing else "",
+    )
+
+
+def listed(group: Group, request: ListGroupsRequest) -> ListGroupsResponse.ListedGroup | None:
+    """The group in the list, unless a filter leaves it out."""
+    kind = "Classic" if isinstance(group, ClassicGroup) else "Consumer"
+    state = group.state.value
+    if request.states_filter and state.lower() not in {wanted.lower() for wanted in request.states_filter}:
+        return None
+    if request.types_filter and kind.lower() not in {wanted.lower() for wanted in request.types_filter}:
+        return None
+    return ListGroupsResponse.ListedGroup(
+        group_id=group.group_id,
+        protocol_type=(group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer",
+        group_state=state,
+        group_type=kind,
+    )
+
+
+def failed(reply: _Reply, append_error: ErrorCode) -> _Reply:
+    """The same answer with an error wherever it would have said that all is well."""
+    code = _APPEND_ERRORS.get(append_error, append_error)
+    if append_error in _TOO_LARGE and isinstance(reply, OffsetCommitResponse | TxnOffsetCommitResponse):
+        code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    changed = copy.deepcopy(reply)
+    _spoil(changed, code)
+    return changed
+
+
+def _spoil(message: Any, code: ErrorCode) -> None:
+    if getattr(message, "error_code", None) == ErrorCode.NONE:
+        message.error_code = code
+    for name in ("topics", "partitions", "results", "members", "groups"):
+        for part in getattr(message, name, ()):
+            _spoil(part, code)
