@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import Refused
+from semel.log.compaction import Compaction
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -23,6 +24,7 @@ class Background:
         self._broker = broker
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopped = False
+        self._compacting = False
 
     def start(self) -> None:
         """Begin."""
@@ -31,6 +33,7 @@ class Background:
         if settings["log.cleaner.enable"]:
             self._every(max(settings["log.cleaner.backoff.ms"], 1), self._compact)
         self._every(settings["producer.id.expiration.check.interval.ms"], self._expire_producers)
+        self._every(max(settings["log.flush.offset.checkpoint.interval.ms"], 1), self._checkpoint)
         if settings["connections.max.idle.ms"] > 0:
             self._every(settings["connections.max.idle.ms"], self._broker.close_idle_connections)
 
@@ -68,13 +71,34 @@ class Background:
         self._each("retention", lambda partition: partition.log.retain(now_ms))
 
     def _compact(self) -> None:
-        now_ms = self._broker.now_ms()
+        if not self._compacting:
+            self._compacting = True
+            self._broker.spawn(self._compact_all())
 
-        def compact(partition: Partition) -> None:
-            if "compact" in partition.topic.values["cleanup.policy"]:
-                partition.log.compact(now_ms)
+    async def _compact_all(self) -> None:
+        """Partition by partition; the long part of each runs on a thread while clients are served."""
+        try:
+            for partition in list(self._broker.topics.all_partitions()):
+                if self._stopped:
+                    return
+                if "compact" not in partition.topic.values["cleanup.policy"] or partition.opened is None:
+                    continue
+                compaction = Compaction.plan(partition.opened, self._broker.now_ms())
+                if compaction is None:
+                    continue
+                try:
+                    await self._broker.loop.run_in_executor(None, compaction.run)
+                    if partition.opened is not None:
+                        compaction.apply()
+                except OSError:
+                    # The old segments are untouched until the new ones are whole.
+                    logger.exception("compaction of %s failed", partition)
+                    compaction.abandon()
+        finally:
+            self._compacting = False
 
-        self._each("compaction", compact)
+    def _checkpoint(self) -> None:
+        self._broker.topics.checkpoint_recovery_points()
 
     def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]

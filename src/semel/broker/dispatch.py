@@ -55,6 +55,9 @@ class Dispatcher:
 
     def serve(self, connection: ServerConnection, frame: memoryview) -> Served:
         """Serve one request."""
+        if self._broker.fatal_error is not None:
+            connection.refuse("the broker stopped for a broken invariant")
+            return None
         try:
             header, body_offset = parse_request(frame)
         except Refused as error:

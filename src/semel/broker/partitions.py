@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.metadata_store import LocalMetadataStore
 from semel.config import TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
+from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
 from semel.log.partition_log import PartitionLog
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class TopicRegistry:
         self._now_ms = now_ms
         self._clean = clean
         self._version = -1
-        self._log_starts: dict[tuple[str, int], int] = {}
         self._recovery_points: dict[tuple[str, int], int] = {}
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
@@ -164,7 +163,6 @@ class TopicRegistry:
 
     def load(self) -> None:
         """Learn what exists from the store; after a crash, recover every log."""
-        self._log_starts = read_offsets(self._files, self._directory, LOG_START_OFFSETS)
         self._recovery_points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
         stored, self._version = self._store.get(_STORE_ENTRY)
         for name, row in (stored or {"topics": {}})["topics"].items():
@@ -184,22 +182,9 @@ class TopicRegistry:
         for partition in self.all_partitions():
             if partition.opened is not None:
                 partition.opened.close(self._now_ms())
-        self.checkpoint_log_starts()
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
             partition.detach()
-
-    def checkpoint_log_starts(self) -> None:
-        """Write down where each log begins, for when deletion cut into a segment."""
-        for partition in self.all_partitions():
-            log = partition.opened
-            if log is not None:
-                name = (partition.topic.name, partition.index)
-                if log.log_start_offset > log.segments[0].base_offset:
-                    self._log_starts[name] = log.log_start_offset
-                else:
-                    self._log_starts.pop(name, None)
-        write_offsets(self._files, self._directory, LOG_START_OFFSETS, self._log_starts)
 
     def checkpoint_recovery_points(self) -> None:
         """Write down how far each log is known to be on disk, so that recovery begins there."""
@@ -249,13 +234,12 @@ class TopicRegistry:
             log = partition.detach()
             if log is not None:
                 log.close(self._now_ms())
-            self._log_starts.pop((topic.name, partition.index), None)
-            self._recovery_points.pop((topic.name, partition.index), None)
             doomed = partition.directory.with_name(f"{topic.name}-{partition.index}.{uuid.uuid4().hex}-delete")
             if partition.directory.exists():
                 partition.directory.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
             partition.changed()
+        self._forget_offsets(topic.name)
         for told in self.deleted:
             told(topic)
         self._announce()
@@ -300,6 +284,15 @@ class TopicRegistry:
         self.topics[topic.name] = topic
         self.by_id[topic.topic_id] = topic
 
+    def _forget_offsets(self, name: str) -> None:
+        """A later topic of this name must not inherit where this one's logs began or were compacted to."""
+        self._recovery_points = {key: offset for key, offset in self._recovery_points.items() if key[0] != name}
+        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS):
+            offsets = read_offsets(self._files, self._directory, checkpoint)
+            kept = {key: offset for key, offset in offsets.items() if key[0] != name}
+            if len(kept) < len(offsets):
+                write_offsets(self._files, self._directory, checkpoint, kept)
+
     def _strike(self, topic: Topic) -> None:
         del self.topics[topic.name]
         del self.by_id[topic.topic_id]
@@ -320,7 +313,6 @@ class TopicRegistry:
             clean=self._clean,
             files=self._files,
             recovery_point=self._recovery_points.get(name),
-            log_start_offset=self._log_starts.get(name, 0),
             producer_id_expiration_ms=self._settings["producer.id.expiration.ms"],
         )
         log.verifies_transactions = self._settings["transaction.partition.verification.enable"]

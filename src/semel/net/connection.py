@@ -265,8 +265,8 @@ class ServerConnection(FramedProtocol):
         try:
             served = self._serve(self, frame)
         except BaseException as error:
-            self._failed(error)
-            raise
+            self._fail(error)
+            return
         if served is None:
             return
         if type(served) is list:
@@ -288,8 +288,8 @@ class ServerConnection(FramedProtocol):
                 self.close()
             return
         except BaseException as error:
-            self._failed(error)
-            raise
+            self._fail(error)
+            return
         finally:
             self._task = None
             if pool is not None:
@@ -297,3 +297,8 @@ class ServerConnection(FramedProtocol):
         if buffers is not None and not self.closed:
             self.transport.writelines(buffers)
         self._resume()
+
+    def _fail(self, error: BaseException) -> None:
+        """Serving failed in a way the dispatcher did not foresee: whoever runs this connection decides what it means."""
+        self._failed(error)
+        self.refuse(f"serving failed: {error}")

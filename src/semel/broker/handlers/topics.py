@@ -151,13 +151,7 @@ def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Ca
                     raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is the broker's own")
                 if "delete" not in partition.topic.values["cleanup.policy"]:
                     raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted, not deleted from")
-                log = partition.log
-                offset = log.high_watermark if asked.offset == -1 else asked.offset
-                if offset < 0:
-                    raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is negative")
-                log.delete_records_before(offset)
-                answer.low_watermark = log.log_start_offset
-                broker.topics.checkpoint_log_starts()
+                answer.low_watermark = partition.log.delete_records_before(asked.offset)
                 partition.changed()
             except Refused as error:
                 answer.error_code, answer.low_watermark = error.code, -1

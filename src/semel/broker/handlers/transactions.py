@@ -101,13 +101,14 @@ def describe_transactions(broker: BrokerServer, request: DescribeTransactionsReq
     host = broker.transactions
     for transactional_id in request.transactional_ids:
         host.ready_for(transactional_id)
-    return host.machine.describe_transactions(request)
+    return host.answer(host.machine.describe_transactions(request))
 
 
 def list_transactions(broker: BrokerServer, request: ListTransactionsRequest, call: Call) -> Any:
     """All transactional ids, filtered."""
-    broker.transactions.load_all()
-    return broker.transactions.machine.list_transactions(request, broker.now_ms())
+    host = broker.transactions
+    host.load_all()
+    return host.answer(host.machine.list_transactions(request, broker.now_ms()))
 
 
 def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
