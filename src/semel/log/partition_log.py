@@ -61,6 +61,7 @@ class PartitionLog(Reading, TimestampSearch):
         self.files = files
         self.adopt(loaded)
         self.high_watermark = loaded.end_offset
+        self.producers.replicated_to(self.high_watermark)
         self.log_start_offset = loaded.segments[0].base_offset
         self.leader_epoch = max(loaded.leader_epochs.latest, 0)
         self.topic_id = checkpoints.NO_TOPIC_ID

@@ -152,5 +152,6 @@ def truncate_to(log: PartitionLog, offset: int, now_ms: int) -> None:
     )
     log.adopt(loaded)
     log.high_watermark = min(log.high_watermark, log.end_offset)
+    log.producers.replicated_to(log.high_watermark)
     log.log_start_offset = min(log.log_start_offset, log.end_offset)
     log.write_leader_epochs()
