@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.wire import Malformed
-from semel.wire.apis import APIS, ApiKey
+from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 from semel.wire.frames import (
     RequestHeader,
     decode_request,
@@ -106,7 +106,7 @@ def test_the_table_of_apis_says_what_the_messages_say() -> None:
     assert sorted(APIS) == sorted(ApiKey)
     for api in APIS.values():
         for told in (about(api.request), about(api.response)):
-            newest = 6 if api.key is ApiKey.INIT_PRODUCER_ID else api.max_version
+            newest = INIT_PRODUCER_ID_TWO_PHASE_VERSION if api.key is ApiKey.INIT_PRODUCER_ID else api.max_version
             flexible = FOREVER if api.flexible_since is None else api.flexible_since
             assert (told.key, told.min_version, told.max_version, told.flexible) == (
                 api.key,
