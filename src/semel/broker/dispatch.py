@@ -124,4 +124,5 @@ class Dispatcher:
         reply.error_code = code
         if hasattr(reply, "error_message"):
             reply.error_message = str(error)
-        return reply
+        answer: object = reply
+        return answer

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import random
+import uuid
 from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode, Refused
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from semel.wire.messages.fetch import FetchRequest
+
+#: The topic's name, or from version 13 on its id.
+TopicName = str | uuid.UUID
 
 EVICTION_MS = 120_000
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1
@@ -38,8 +42,7 @@ class FetchedPartition:
         "topic",
     )
 
-    def __init__(self, topic: object, asked: FetchRequest.FetchPartition) -> None:
-        #: The topic's name, or from version 13 on its id.
+    def __init__(self, topic: TopicName, asked: FetchRequest.FetchPartition) -> None:
         self.topic = topic
         self.partition = asked.partition
         self.high_watermark = -1
@@ -54,7 +57,7 @@ class FetchedPartition:
 
 
 #: Partitions in the order they are served.
-Fetched = dict[tuple[object, int], FetchedPartition]
+Fetched = dict[tuple[TopicName, int], FetchedPartition]
 
 
 class FetchSession:
@@ -69,7 +72,7 @@ class FetchSession:
         self.epoch = 1
         self.last_used_ms = now_ms
 
-    def served_with_data(self, key: tuple[object, int]) -> None:
+    def served_with_data(self, key: tuple[TopicName, int]) -> None:
         """A partition that had its turn goes to the back, so that none starves behind a full response."""
         self.partitions[key] = self.partitions.pop(key)
 
@@ -119,7 +122,7 @@ class FetchSessions:
     @staticmethod
     def _merge(partitions: Fetched, request: FetchRequest, uses_topic_ids: bool) -> Fetched:
         for topic in request.topics:
-            name: object = topic.topic_id if uses_topic_ids else topic.topic
+            name: TopicName = topic.topic_id if uses_topic_ids else topic.topic
             for asked in topic.partitions:
                 known = partitions.get((name, asked.partition))
                 if known is None:

@@ -23,9 +23,7 @@ class GroupHost(CoordinatorHost):
     def __init__(self, broker: BrokerServer) -> None:
         settings = broker.settings
         self.machine = GroupCoordinator(
-            GroupSettings(
-                **{name: getattr(settings, name) for name in GroupSettings.__dataclass_fields__}
-            ),
+            GroupSettings(**{name: getattr(settings, name) for name in GroupSettings.__dataclass_fields__}),
             _topics(broker),
         )
         super().__init__(broker, CONSUMER_OFFSETS, self.machine)
@@ -86,6 +84,4 @@ class GroupHost(CoordinatorHost):
 
 
 def _topics(broker: BrokerServer) -> dict[str, TopicInfo]:
-    return {
-        topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in broker.topics.topics.values()
-    }
+    return {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in broker.topics.topics.values()}

@@ -4,8 +4,8 @@ Guarantees:
 
 - Every partition of the transaction gets its marker, or does not exist any more; what cannot be written now is tried
   again until it can.
-- A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with the
-  marker and never before (and are visible when the commit is answered).
+- A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with
+  the marker and never before (and are visible when the commit is answered).
 """
 
 from __future__ import annotations

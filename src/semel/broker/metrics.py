@@ -64,9 +64,7 @@ def render(broker: BrokerServer) -> str:
         "Open connections.",
         ("", broker.connection_count),
     )
-    row(
-        "semel_refused_connections_total", "counter", "Connections closed for what they sent.", ("", metrics.refused)
-    )
+    row("semel_refused_connections_total", "counter", "Connections closed for what they sent.", ("", metrics.refused))
     row(
         "kafka_network_memorypool_memorypoolused",
         "gauge",

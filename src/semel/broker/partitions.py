@@ -49,7 +49,9 @@ class Partition:
 
     __slots__ = ("_log", "_open", "directory", "index", "topic", "watchers")
 
-    def __init__(self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]) -> None:
+    def __init__(
+        self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]
+    ) -> None:
         self.topic = topic
         self.index = index
         self.directory = directory
@@ -166,9 +168,7 @@ class TopicRegistry:
         self._recovery_points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
         stored, self._version = self._store.get(_STORE_ENTRY)
         for name, row in (stored or {"topics": {}})["topics"].items():
-            topic = Topic(
-                name, uuid.UUID(row["id"]), row["configs"], topic_values(self._settings, row["configs"])
-            )
+            topic = Topic(name, uuid.UUID(row["id"]), row["configs"], topic_values(self._settings, row["configs"]))
             self._enlist(topic, row["partitions"])
         for path in self._directory.glob("*-delete"):
             shutil.rmtree(path, ignore_errors=True)

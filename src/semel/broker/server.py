@@ -84,6 +84,8 @@ class BrokerServer:
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
+        #: Set while nobody is connected.
+        self._all_gone: asyncio.Event
         self.loop: asyncio.AbstractEventLoop
         self.stopped: asyncio.Event
         self.data_path: Path
@@ -100,12 +102,12 @@ class BrokerServer:
         """Open the data, recover what needs it, listen."""
         self.loop = asyncio.get_running_loop()
         self.stopped = asyncio.Event()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
         directories = self.settings["log.dirs"]
         if len(directories) != 1:
             raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
-        self._data = DataDirectory(
-            Path(directories[0]), self.node_id, self.settings["semel.cluster.id"], self._files
-        )
+        self._data = DataDirectory(Path(directories[0]), self.node_id, self.settings["semel.cluster.id"], self._files)
         try:
             await self._open()
         except BaseException:
@@ -150,9 +152,7 @@ class BrokerServer:
         if self.settings["semel.metrics.port"] >= 0:
             from semel.broker.metrics_endpoint import serve_metrics
 
-            server = await serve_metrics(
-                self, self.settings["semel.metrics.host"], self.settings["semel.metrics.port"]
-            )
+            server = await serve_metrics(self, self.settings["semel.metrics.host"], self.settings["semel.metrics.port"])
             self._servers.append(server)
             self.metrics_port = server.sockets[0].getsockname()[1]
 
@@ -167,11 +167,12 @@ class BrokerServer:
         self._background.stop()
         for connection in tuple(self._connections):
             connection.close()
-        deadline = self.loop.time() + STOP_TIMEOUT_S
-        while self._connections and self.loop.time() < deadline:
-            await asyncio.sleep(0.005)
-        for connection in tuple(self._connections):
-            connection.transport.abort()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._all_gone.wait()
+        except TimeoutError:
+            for connection in tuple(self._connections):
+                connection.transport.abort()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,6 +232,7 @@ class BrokerServer:
         ):
             return False
         self._connections.add(connection)
+        self._all_gone.clear()
         self._per_address[address] += 1
         return True
 
@@ -238,6 +240,8 @@ class BrokerServer:
         """A connection is gone."""
         if connection in self._connections:
             self._connections.discard(connection)
+            if not self._connections:
+                self._all_gone.set()
             address = connection.peer[0]
             self._per_address[address] -= 1
             if not self._per_address[address]:

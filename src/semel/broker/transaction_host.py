@@ -50,7 +50,14 @@ class TransactionHost(CoordinatorHost):
         self._markers.send(effect)
 
     def admit(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int, *, verify_only: bool
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        topic: str,
+        partition: int,
+        *,
+        verify_only: bool,
     ) -> ErrorCode:
         """Whether a transactional append to this partition may go ahead.
 

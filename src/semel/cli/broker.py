@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from semel.config import BROKER, ConfigError, Values, read_properties
@@ -36,14 +36,10 @@ def start_without_click(arguments: Sequence[str]) -> None:
             sets.append(value)
         else:
             given[option] = value
-    run(
-        given.get("--listen"), given.get("--data"), given.get("--config"), sets, given.get("--log-level", "warning")
-    )
+    run(given.get("--listen"), given.get("--data"), given.get("--config"), sets, given.get("--log-level", "warning"))
 
 
-def gather_settings(
-    listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str]
-) -> Values:
+def gather_settings(listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str]) -> Values:
     """The file, then `--set`, then `--listen` and `--data`, each over the one before."""
     given: dict[str, object] = {}
     if config_file is not None:
@@ -121,8 +117,6 @@ def _command() -> Any:
     @click.group()
     def broker() -> None:
         """Run a broker."""
-
-    start: Callable[..., None]
 
     @broker.command()
     @click.option("--listen", metavar="HOST:PORT", help=f"Where to listen; port 0 is any free port. [{DEFAULT_LISTEN}]")

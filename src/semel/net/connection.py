@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 #: What goes onto the socket: buffers that are written one after the other, the length prefix included.
-Buffers = list[bytes | memoryview]
+Buffers = list[bytes | bytearray | memoryview]
 #: A served request gives its answer, nothing (no answer is expected), or a coroutine that will give either.
 Served = Buffers | None | Coroutine[Any, Any, Buffers | None]
 
@@ -299,6 +299,6 @@ class ServerConnection(FramedProtocol):
         self._resume()
 
     def _fail(self, error: BaseException) -> None:
-        """Serving failed in a way the dispatcher did not foresee: whoever runs this connection decides what it means."""
+        """Serving failed in a way nobody foresaw: whoever runs this connection decides what it means."""
         self._failed(error)
         self.refuse(f"serving failed: {error}")

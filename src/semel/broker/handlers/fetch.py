@@ -13,7 +13,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession
+from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession, TopicName
 from semel.broker.handlers.offsets import check_leader_epoch, refuse_replica
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
@@ -34,7 +34,7 @@ class _Round:
     __slots__ = ("data", "failed", "size_bytes")
 
     def __init__(self) -> None:
-        self.data: list[tuple[tuple[object, int], FetchedPartition, FetchResponse.PartitionData]] = []
+        self.data: list[tuple[tuple[TopicName, int], FetchedPartition, FetchResponse.PartitionData]] = []
         self.size_bytes = 0
         self.failed = False
 
@@ -97,7 +97,7 @@ def _stored_bytes(partitions: list[Partition]) -> int:
 def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
     if isinstance(one.topic, uuid.UUID):
         return broker.topics.by_topic_id(one.topic).partition(one.partition)
-    return broker.topics.partition(str(one.topic), one.partition)
+    return broker.topics.partition(one.topic, one.partition)
 
 
 def _read(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
@@ -143,10 +143,10 @@ def _response(
     broker: BrokerServer, round_: _Round, session: FetchSession | None, incremental: bool, version: int
 ) -> FetchResponse:
     broker.metrics.bytes_out += round_.size_bytes
-    topics: dict[object, FetchResponse.FetchableTopicResponse] = {}
+    topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     for key, one, data in round_.data:
         if session is not None:
-            has_data = len(data.records) > 0
+            has_data = bool(data.records)
             same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
             if incremental and not has_data and same and data.error_code == ErrorCode.NONE:
                 continue
@@ -158,8 +158,8 @@ def _response(
                 session.served_with_data(key)
         topic = topics.get(one.topic)
         if topic is None:
-            topic = topics[one.topic] = (
-                _TopicResponse(topic_id=one.topic) if isinstance(one.topic, uuid.UUID) else _TopicResponse(topic=str(one.topic))
-            )
+            name = one.topic
+            topic = _TopicResponse(topic_id=name) if isinstance(name, uuid.UUID) else _TopicResponse(topic=name)
+            topics[name] = topic
         topic.partitions.append(data)
     return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))

@@ -36,12 +36,15 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Meta
     else:
         topics = [_one(broker, row, call.version, request) for row in wanted]
     host, port = broker.endpoint
+    node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     return MetadataResponse(
-        brokers=[MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)],
+        brokers=[node],
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
-        cluster_authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
     )
 
 
@@ -158,11 +161,14 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             endpoint_type=request.endpoint_type,
         )
     host, port = broker.endpoint
+    node = DescribeClusterResponse.DescribeClusterBroker(
+        broker_id=broker.node_id, host=host, port=port, rack=broker.rack
+    )
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
-        brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(broker_id=broker.node_id, host=host, port=port, rack=broker.rack)
-        ],
-        cluster_authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
+        brokers=[node],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
     )

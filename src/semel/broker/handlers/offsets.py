@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
-from semel.wire.messages.fetch import ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+from semel.wire.messages.fetch import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
@@ -25,7 +30,9 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
         return
     leader_epoch = partition.log.leader_epoch
     if current_leader_epoch < leader_epoch:
-        raise Refused(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is over, it is {leader_epoch}")
+        raise Refused(
+            ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is over, now is {leader_epoch}"
+        )
     if current_leader_epoch > leader_epoch:
         raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} has not begun")
 

@@ -100,12 +100,17 @@ async def _after_flush(broker: BrokerServer, written: list[Partition], response:
     assert broker.flusher is not None
     failures = await broker.flusher.flushed([partition.log for partition in written])
     if failures:
-        by_name = {(partition.topic.name, partition.topic.topic_id, partition.index) for partition in written
-                   if partition.log in failures}
+        by_name = {
+            (partition.topic.name, partition.topic.topic_id, partition.index)
+            for partition in written
+            if partition.log in failures
+        }
         for topic in response.responses:
             for answer in topic.partition_responses:
-                if any(index == answer.index and (topic.name == name or topic.topic_id == topic_id)
-                       for name, topic_id, index in by_name):
+                if any(
+                    index == answer.index and (topic.name == name or topic.topic_id == topic_id)
+                    for name, topic_id, index in by_name
+                ):
                     answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
     return response
 
@@ -135,7 +140,9 @@ def _append(
     return appended
 
 
-def _verified(broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, batch: Batch, now_ms: int) -> Any:
+def _verified(
+    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, batch: Batch, now_ms: int
+) -> Any:
     """The guard to append with, once the coordinator knows this partition as part of the producer's transaction."""
     if request.transactional_id is None:
         raise Refused(

@@ -33,9 +33,7 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
         return InitProducerIdResponse(producer_id=broker.producer_ids.take(), producer_epoch=0)
     host = broker.transactions
     host.ready_for(request.transactional_id)
-    return host.answer(
-        host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
-    )
+    return host.answer(host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take))
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
@@ -135,6 +133,8 @@ def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, cal
                 answers.append(
                     WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
                 )
-            result.topics.append(WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=answers))
+            result.topics.append(
+                WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=answers)
+            )
         response.markers.append(result)
     return response
