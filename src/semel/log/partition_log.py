@@ -117,7 +117,8 @@ class PartitionLog(Reading, TimestampSearch):
         fresh = not files.exists(path)
         if fresh:
             files.make_directory(path)
-            files.replace(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", b"0\n0\n", durable=False)
+            first = checkpoints.encode_leader_epochs([(0, 0)])
+            files.replace(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, durable=False)
         parent = os.path.dirname(path)
         name = (topic, partition)
         if fresh:
@@ -126,13 +127,17 @@ class PartitionLog(Reading, TimestampSearch):
                 checkpoints.forget_offset(files, parent, checkpoint, name)
         if log_start_offset is None:
             log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
+        epochs = LeaderEpochs([(0, 0)]) if fresh else _read_leader_epochs(files, path)
+        if epochs is None:
+            # Only the batches know which epochs there were: all of them are looked at.
+            epochs, clean, recovery_point = LeaderEpochs(), False, 0
         contiguous_from = 0
         if not clean and not fresh:
             contiguous_from = checkpoints.read_offsets(files, parent, checkpoints.CLEANER_OFFSETS).get(name, 0)
         loaded = recovery.load(
             files,
             path,
-            LeaderEpochs() if fresh else _read_leader_epochs(files, path),
+            epochs,
             recovery.Circumstances(
                 clean=clean or fresh,
                 now_ms=now_ms,
@@ -158,7 +163,10 @@ class PartitionLog(Reading, TimestampSearch):
         path = f"{self.directory}/{checkpoints.PARTITION_METADATA}"
         stored = None
         if not fresh and self.files.exists(path):
-            stored = checkpoints.decode_partition_metadata(self.files.read(path))
+            try:
+                stored = checkpoints.decode_partition_metadata(self.files.read(path))
+            except checkpoints.DamagedCheckpoint as error:
+                logger.warning("%s is written anew: %s", path, error)
         if stored is not None and topic_id is not None and stored != topic_id:
             raise Refused(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.directory} belongs to topic id {stored}")
         self.topic_id = topic_id or stored or checkpoints.NO_TOPIC_ID
@@ -544,10 +552,10 @@ class PartitionLog(Reading, TimestampSearch):
             self.write_leader_epochs()
 
     def write_leader_epochs(self) -> None:
+        """Durable before the first batch of a new epoch is written: a batch of an unknown epoch is damage."""
         self.files.replace(
             f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}",
             checkpoints.encode_leader_epochs(self.leader_epochs.entries),
-            durable=False,
         )
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
@@ -557,11 +565,15 @@ class PartitionLog(Reading, TimestampSearch):
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
 
 
-def _read_leader_epochs(files: Files, directory: str) -> LeaderEpochs:
+def _read_leader_epochs(files: Files, directory: str) -> LeaderEpochs | None:
+    """None when the file is missing or torn: it is not fsynced when a partition is created."""
     path = f"{directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
-    if not files.exists(path):
-        return LeaderEpochs()
-    return LeaderEpochs(checkpoints.decode_leader_epochs(files.read(path)))
+    try:
+        entries = checkpoints.decode_leader_epochs(files.read(path))
+    except (FileNotFoundError, checkpoints.DamagedCheckpoint) as error:
+        logger.warning("%s is rebuilt from the log: %s", path, error)
+        return None
+    return LeaderEpochs(entries) if entries else None
 
 
 def _recompressed(batch: Batch, codec: int) -> Batch:

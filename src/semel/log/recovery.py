@@ -138,6 +138,8 @@ class _Loader:
         self.given = given
         self.epochs = leader_epochs
         self.epochs_changed = False
+        #: There was no checkpoint of leader epochs: what the batches say is all there is.
+        self.finds_epochs = not leader_epochs.entries
         self.repairs: list[str] = []
         self.sizes = files.sizes(directory)
         self.producers = ProducerStates()
@@ -376,7 +378,7 @@ class _Loader:
         if batch.base_offset > expected and expected >= self.contiguous_from:
             return f"a batch claims offset {batch.base_offset} where {expected} must stand"
         known = self.epochs.epoch_at(batch.base_offset)
-        if 0 <= batch.leader_epoch < known or known < batch.leader_epoch <= self.epochs.latest:
+        if batch.leader_epoch < known or (batch.leader_epoch > known and not self.finds_epochs):
             return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
         return ""
 
