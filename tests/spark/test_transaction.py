@@ -1,0 +1,262 @@
+"""The driver's half of the recovery table, against a real broker and without Spark: the rows that need no task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import semel
+from semel.client.cluster import Cluster
+from semel.client.loop_thread import LoopThread
+from semel.errors import KafkaError
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.spark.claims import ClaimRefused, ClaimServer
+from semel.spark.marker import Marker
+from semel.spark.transaction import CommitUnknown, DriverTransaction
+from semel.spark.writer import TARGET, WritePlan, choose_targets, write
+from semel.testing.fault_proxy import Cut, FaultProxy, every
+from semel.wire.apis import ApiKey
+from semel.wire.messages.transactions import ListTransactionsRequest
+from tests.support.waiting import until
+
+SOURCE = TopicPartition("payments", 0)
+
+
+class Driver:
+    """A driver process reduced to its transaction: what a test needs to play one micro-batch by hand."""
+
+    def __init__(self, bootstrap_servers: str, transactional_id: str = "pipeline", timeout_ms: int = 60_000) -> None:
+        self.loop = LoopThread("test-driver")
+        self.settings = (("bootstrap.servers", bootstrap_servers),)
+        self.cluster = self.loop.run(self._opened())
+        self.transaction = DriverTransaction(
+            self.cluster, transactional_id, transactional_id, timeout_ms=timeout_ms, deadline_ms=20_000
+        )
+        self.claims = ClaimServer("127.0.0.1", self._join)
+
+    async def _opened(self) -> Cluster:
+        cluster = Cluster(dict(self.settings))
+        await cluster.connect()
+        return cluster
+
+    def _join(self, topic: str, partition: int) -> None:
+        if not self.transaction.implicit_add:
+            self.loop.run(self.transaction.add_partition(topic, partition))
+
+    def begin(self) -> ProducerIdentity:
+        identity = self.loop.run(self.transaction.begin())
+        self.claims.book.open((identity.producer_id, identity.producer_epoch))
+        return identity
+
+    def plan(self) -> WritePlan:
+        identity = self.transaction.identity
+        assert identity is not None
+        return WritePlan(
+            self.settings, self.transaction.transactional_id, identity, self.claims.desk,
+            self.transaction.implicit_add, "ledger", deadline_ms=20_000,
+        )  # fmt: skip
+
+    def task(self, values: list[bytes], plan: WritePlan | None = None) -> list[dict[str, Any]]:
+        """One task that writes these rows: choose their partitions, then produce."""
+        plan = plan or self.plan()
+        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+        return [row for part in write(choose_targets(iter([rows]), plan), plan) for row in part.to_pylist()]
+
+    def commit(self, batch_id: int, offset: int = 10) -> None:
+        self.loop.run(self.transaction.commit_offsets({SOURCE: offset}, Marker("query", batch_id, "aa")))
+        self.loop.run(self.transaction.end(commit=True))
+
+    def ongoing(self) -> list[str]:
+        answer = self.loop.run(self.cluster.request_retrying(ListTransactionsRequest(state_filters=["Ongoing"])))
+        return [row.transactional_id for row in answer.transaction_states]
+
+    def close(self) -> None:
+        self.claims.close()
+        self.loop.run(self.cluster.close())
+        self.loop.close()
+
+
+@pytest.fixture
+def topics(semel_broker: semel.Broker) -> str:
+    admin = AdminClient({"bootstrap.servers": semel_broker.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(name, 1, 1) for name in ("payments", "ledger")]).values():
+        created.result(20)
+    return semel_broker.bootstrap_servers
+
+
+@pytest.fixture
+def driver(topics: str) -> Iterator[Driver]:
+    driver = Driver(topics)
+    yield driver
+    driver.close()
+
+
+def committed_values(bootstrap_servers: str) -> list[bytes | None]:
+    """What librdkafka, a client nobody here wrote, sees of the ledger under read_committed."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap_servers, "group.id": "proof", "isolation.level": "read_committed",
+         "enable.partition.eof": True, "enable.auto.commit": False}
+    )  # fmt: skip
+    consumer.assign([confluent_kafka.TopicPartition("ledger", 0, 0)])
+    found: list[bytes | None] = []
+    try:
+        while (message := consumer.poll(20)) is not None:
+            if message.error() is not None:
+                assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+                return found
+            found.append(message.value())
+        raise AssertionError("no end of the partition in 20 s")
+    finally:
+        consumer.close()
+
+
+def test_a_batch_becomes_visible_with_its_progress_and_not_before(driver: Driver, topics: str) -> None:
+    driver.begin()
+    driver.task([b"1", b"2"])
+    assert committed_values(topics) == []
+    driver.commit(0)
+    assert committed_values(topics) == [b"1", b"2"]
+    progress = driver.loop.run(driver.transaction.progress())
+    assert progress.marker == Marker("query", 0, "aa")
+    assert progress.offsets == {SOURCE: 10}
+
+
+def test_the_identity_that_end_txn_returned_serves_the_next_batch(driver: Driver, topics: str) -> None:
+    first = driver.begin()
+    driver.task([b"1"])
+    driver.commit(0)
+    second = driver.begin()
+    assert (second.producer_id, second.producer_epoch) > (first.producer_id, first.producer_epoch)
+    driver.task([b"2"])
+    driver.commit(1)
+    assert committed_values(topics) == [b"1", b"2"]
+
+
+def test_a_driver_that_dies_before_end_txn_leaves_nothing_visible_and_its_successor_can_write(
+    driver: Driver, topics: str
+) -> None:
+    driver.begin()
+    driver.task([b"lost"])
+    driver.loop.run(driver.transaction.commit_offsets({SOURCE: 10}, Marker("query", 0, "aa")))
+    successor = Driver(topics)
+    try:
+        successor.begin()
+        assert successor.loop.run(successor.transaction.progress()).marker is None
+        successor.task([b"kept"])
+        successor.commit(0)
+        assert committed_values(topics) == [b"kept"]
+    finally:
+        successor.close()
+
+
+def test_a_driver_that_dies_after_end_txn_is_known_by_its_marker(driver: Driver, topics: str) -> None:
+    driver.begin()
+    driver.task([b"1"])
+    driver.commit(0)
+    successor = Driver(topics)
+    try:
+        successor.begin()
+        assert successor.loop.run(successor.transaction.progress()).marker == Marker("query", 0, "aa")
+    finally:
+        successor.close()
+
+
+def test_of_two_drivers_with_one_id_the_older_is_fenced_at_its_next_call(driver: Driver, topics: str) -> None:
+    driver.begin()
+    driver.task([b"zombie"])
+    younger = Driver(topics)
+    try:
+        younger.begin()
+        with pytest.raises(KafkaError):
+            driver.loop.run(driver.transaction.commit_offsets({SOURCE: 10}, Marker("query", 0, "aa")))
+        with pytest.raises(CommitUnknown):
+            driver.loop.run(driver.transaction.end(commit=True))
+        younger.task([b"heir"])
+        younger.commit(0)
+        assert committed_values(topics) == [b"heir"]
+    finally:
+        younger.close()
+
+
+def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str) -> None:
+    driver.begin()
+    old_plan = driver.plan()
+    driver.task([b"first try"])
+    driver.loop.run(driver.transaction.end(commit=False))
+    driver.begin()
+    with pytest.raises(ClaimRefused):
+        driver.task([b"straggler"], old_plan)
+    rows = pa.RecordBatch.from_pydict({"value": [b"straggler"], TARGET: ["ledger\x000"]})
+    unguarded = WritePlan(old_plan.client_settings, old_plan.transactional_id, old_plan.identity, NoGuard(),  # type: ignore[arg-type]
+                          True, "ledger", deadline_ms=5_000)  # fmt: skip
+    with pytest.raises(KafkaError):  # even without the guard, the broker fences the old epoch
+        list(write(iter([rows]), unguarded))
+    driver.task([b"second try"])
+    driver.commit(0)
+    assert committed_values(topics) == [b"second try"]
+
+
+class NoGuard:
+    """The claim guard taken out."""
+
+    def claim(self, epoch: tuple[int, int], topic: str, partition: int) -> None:
+        """Grant everything."""
+
+
+def test_a_second_task_of_the_same_epoch_is_refused(driver: Driver) -> None:
+    driver.begin()
+    driver.task([b"1"])
+    with pytest.raises(ClaimRefused, match="already claimed"):
+        driver.task([b"other rows, same sequences"])
+
+
+def test_without_the_claim_guard_the_broker_would_drop_a_second_tasks_rows_in_silence(
+    driver: Driver, topics: str
+) -> None:
+    """Why the guard is required: the ablation shows the loss it prevents."""
+    driver.begin()
+    plan = driver.plan()
+    unguarded = WritePlan(plan.client_settings, plan.transactional_id, plan.identity, NoGuard(),  # type: ignore[arg-type]
+                          plan.implicit_add, "ledger")  # fmt: skip
+    driver.task([b"a"], unguarded)
+    driver.task([b"b"], unguarded)
+    driver.commit(0)
+    assert committed_values(topics) == [b"a"]
+
+
+def test_a_lost_answer_to_end_txn_is_asked_for_again(topics: str) -> None:
+    with FaultProxy(topics, every(2, ApiKey.END_TXN, Cut())) as proxy:
+        driver = Driver(proxy.bootstrap_servers)
+        try:
+            for batch in range(4):
+                driver.begin()
+                driver.task([b"%d" % batch])
+                driver.commit(batch)
+        finally:
+            driver.close()
+    assert committed_values(topics) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.semel(**{"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100})
+def test_a_batch_that_outlives_its_timeout_is_reported_with_the_setting_and_can_be_run_again(topics: str) -> None:
+    driver = Driver(topics, timeout_ms=300)
+    try:
+        driver.begin()
+        driver.task([b"slow"])
+        until(lambda: not driver.ongoing(), what="the coordinator to abort")
+        with pytest.raises((CommitUnknown, KafkaError)):
+            driver.commit(0)
+        driver.transaction.forget_identity()
+        driver.transaction.timeout_ms = 60_000
+        driver.begin()
+        assert driver.loop.run(driver.transaction.progress()).marker is None
+        driver.task([b"again"])
+        driver.commit(0)
+        assert committed_values(topics) == [b"again"]
+    finally:
+        driver.close()
