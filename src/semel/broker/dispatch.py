@@ -123,6 +123,6 @@ class Dispatcher:
             return None
         reply.error_code = code
         if hasattr(reply, "error_message"):
-            reply.error_message = str(error)
+            reply.error_message = error.why if isinstance(error, Refused) else str(error)
         answer: object = reply
         return answer

@@ -65,7 +65,7 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
                     )
                 )
         except Refused as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.why
     return DescribeConfigsResponse(results=results)
 
 
@@ -91,7 +91,7 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
                 overrides[config.name] = config.value
             broker.topics.configure(topic, overrides, validate_only=request.validate_only)
         except Refused as error:
-            response.error_code, response.error_message = error.code, str(error)
+            response.error_code, response.error_message = error.code, error.why
     return AlterConfigsResponse(responses=responses)
 
 
@@ -115,7 +115,7 @@ def incremental_alter_configs(
                 _change(topic, overrides, config)
             broker.topics.configure(topic, overrides, validate_only=request.validate_only)
         except Refused as error:
-            response.error_code, response.error_message = error.code, str(error)
+            response.error_code, response.error_message = error.code, error.why
     return IncrementalAlterConfigsResponse(responses=responses)
 
 

@@ -65,7 +65,7 @@ def describe_producers(
             try:
                 log = broker.topics.partition(row.name, index).log
             except Refused as error:
-                answer.error_code, answer.error_message = error.code, str(error)
+                answer.error_code, answer.error_message = error.code, error.why
                 continue
             answer.error_code = ErrorCode.NONE
             answer.active_producers = [

@@ -72,7 +72,7 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
                 broker.metrics.failed_produce += 1
                 answers.append(
                     _PartitionResponse(
-                        index=part.index, error_code=error.code, base_offset=-1, error_message=str(error) or None
+                        index=part.index, error_code=error.code, base_offset=-1, error_message=error.why or None
                     )
                 )
                 continue

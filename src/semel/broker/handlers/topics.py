@@ -38,7 +38,7 @@ def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             _create(broker, topic, request.validate_only, result)
         except Refused as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.why
     return CreateTopicsResponse(topics=results)
 
 
@@ -105,7 +105,7 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own")
             broker.topics.delete(topic)
         except Refused as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.why
     return DeleteTopicsResponse(responses=responses)
 
 
@@ -133,7 +133,7 @@ def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, ca
             if not request.validate_only:
                 broker.topics.add_partitions(topic, row.count)
         except Refused as error:
-            result.error_code, result.error_message = error.code, str(error)
+            result.error_code, result.error_message = error.code, error.why
     return CreatePartitionsResponse(results=results)
 
 

@@ -72,5 +72,5 @@ def update_features(broker: BrokerServer, request: UpdateFeaturesRequest, call: 
                 )
             results.append(UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature, error_message=None))
     except Refused as error:
-        return UpdateFeaturesResponse(error_code=error.code, error_message=str(error))
+        return UpdateFeaturesResponse(error_code=error.code, error_message=error.why)
     return UpdateFeaturesResponse(error_message=None, results=results)

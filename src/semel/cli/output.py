@@ -1,0 +1,47 @@
+"""How commands show what they found: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import click
+
+from semel.config import ConfigError
+from semel.errors import KafkaError
+
+
+def show(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print rows: all they hold as JSON, or the named columns, aligned, numbers to the right."""
+    if as_json:
+        click.echo(json.dumps(list(rows), indent=2, default=str))
+        return
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[i]) for line in cells), 0) for i, column in enumerate(columns)]
+    numeric = [bool(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    for line in ([column.upper().replace("_", " ") for column in columns], *cells):
+        padded = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={one}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+@contextmanager
+def errors_for_people() -> Iterator[None]:
+    """An error of the broker or in a setting ends the command with one line and exit code 1."""
+    try:
+        yield
+    except (KafkaError, ConfigError) as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,196 @@
+"""`semel topic`: create, list, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from semel.cli.output import errors_for_people, show
+from semel.client.answers import check
+from semel.client.blocking import BlockingCluster
+from semel.client.cluster import Controller, Leader
+from semel.wire.messages.admin import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+)
+from semel.wire.messages.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from semel.wire.messages.fetch import ListOffsetsRequest
+from semel.wire.messages.metadata import MetadataRequest
+
+TOPIC_RESOURCE = 2
+SET, DELETE = 0, 1
+FROM_TOPIC = 1
+EARLIEST, LATEST = -2, -1
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _options(command: Command) -> Command:
+    """What every subcommand takes."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
+    return click.option(
+        "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
+    )(command)
+
+
+def _cluster(bootstrap: str) -> BlockingCluster:
+    return BlockingCluster({"bootstrap.servers": bootstrap})
+
+
+def _pairs(given: Iterable[str]) -> dict[str, str]:
+    pairs = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign:
+            raise click.BadParameter(f"{pair}: expected name=value")
+        pairs[name] = value
+    return pairs
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe, change and delete topics."""
+
+
+@topic.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option(
+    "--partitions", type=int, default=-1, help="How many partitions; the broker's num.partitions if not given."
+)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; may be repeated.")
+@_options
+def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """Create topics."""
+    configs = [
+        CreateTopicsRequest.CreatableTopicConfig(name=name, value=value) for name, value in _pairs(settings).items()
+    ]
+    topics = [
+        CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=configs)
+        for name in names
+    ]
+    with errors_for_people(), _cluster(bootstrap) as cluster:
+        response = cluster.request(Controller(), CreateTopicsRequest(topics=topics))
+        rows = []
+        for result in response.topics:
+            check(result.error_code, f"creating {result.name}", result.error_message)
+            rows.append({"topic": result.name, "partitions": result.num_partitions, "id": str(result.topic_id)})
+        show(rows, ("topic", "partitions", "id"), as_json=as_json)
+
+
+@topic.command("list")
+@click.option("--internal", is_flag=True, help="Show the broker's own topics too.")
+@_options
+def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
+    """List topics."""
+    with errors_for_people(), _cluster(bootstrap) as cluster:
+        response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        rows = [
+            {"topic": one.name, "partitions": len(one.partitions), "id": str(one.topic_id), "internal": one.is_internal}
+            for one in sorted(response.topics, key=lambda one: one.name or "")
+            if internal or not one.is_internal
+        ]
+        show(rows, ("topic", "partitions", "id"), as_json=as_json)
+
+
+@topic.command()
+@click.argument("names", nargs=-1, required=True)
+@_options
+def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """Show settings, and the first and next offset of every partition."""
+    with errors_for_people(), _cluster(bootstrap) as cluster:
+        described = [_described(cluster, name) for name in names]
+        if as_json:
+            show(described, (), as_json=True)
+            return
+        for one in described:
+            settings = ", ".join(f"{name}={value}" for name, value in one["settings"].items())
+            click.echo(f"{one['topic']}  id {one['id']}  settings: {settings or 'all defaults'}")
+            show(one["partitions"], ("partition", "leader", "first_offset", "next_offset", "replicas"), as_json=False)
+
+
+def _described(cluster: BlockingCluster, name: str) -> dict[str, Any]:
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
+    found = cluster.request(None, asked).topics[0]
+    check(found.error_code, f"describing {name}")
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+    )
+    configs = cluster.request_retrying(DescribeConfigsRequest(resources=[resource])).results[0]
+    check(configs.error_code, f"describing {name}", configs.error_message)
+    return {
+        "topic": name,
+        "id": str(found.topic_id),
+        "settings": {row.name: row.value for row in configs.configs if row.config_source == FROM_TOPIC},
+        "partitions": [
+            {
+                "partition": one.partition_index,
+                "leader": one.leader_id,
+                "first_offset": _offset(cluster, name, one.partition_index, EARLIEST),
+                "next_offset": _offset(cluster, name, one.partition_index, LATEST),
+                "replicas": one.replica_nodes,
+            }
+            for one in sorted(found.partitions, key=lambda one: int(one.partition_index))
+        ],
+    }
+
+
+def _offset(cluster: BlockingCluster, name: str, partition: int, timestamp: int) -> int:
+    row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+    request = ListOffsetsRequest(
+        replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=[row])]
+    )
+    answer = cluster.request_retrying(request, to=Leader(name, partition)).topics[0].partitions[0]
+    check(answer.error_code, f"asking {name}-{partition} for its offsets")
+    return int(answer.offset)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=int, help="Grow to this many partitions.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a setting; may be repeated.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Go back to the broker's default; may be repeated.")
+@_options
+def alter(
+    name: str, partitions: int | None, settings: tuple[str, ...], unset: tuple[str, ...], bootstrap: str, as_json: bool
+) -> None:
+    """Change a topic's settings or its number of partitions."""
+    if partitions is None and not settings and not unset:
+        raise click.UsageError("nothing to change: give --partitions, --set or --unset")
+    row = IncrementalAlterConfigsRequest.AlterableConfig
+    changes = [row(name=key, config_operation=SET, value=value) for key, value in _pairs(settings).items()]
+    changes += [row(name=key, config_operation=DELETE, value=None) for key in unset]
+    with errors_for_people(), _cluster(bootstrap) as cluster:
+        if changes:
+            resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+                resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
+            )
+            altered = cluster.request(Controller(), IncrementalAlterConfigsRequest(resources=[resource])).responses[0]
+            check(altered.error_code, f"changing {name}", altered.error_message)
+        if partitions is not None:
+            growth = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=partitions, assignments=None)
+            grown = cluster.request(Controller(), CreatePartitionsRequest(topics=[growth], timeout_ms=30000))
+            check(grown.results[0].error_code, f"growing {name}", grown.results[0].error_message)
+        show(
+            [{"topic": name, "changed": [one.name for one in changes], "partitions": partitions}],
+            ("topic", "changed", "partitions"),
+            as_json=as_json,
+        )
+
+
+@topic.command()
+@click.argument("names", nargs=-1, required=True)
+@_options
+def delete(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """Delete topics and everything in them."""
+    request = DeleteTopicsRequest(
+        topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
+        topic_names=list(names),
+        timeout_ms=30000,
+    )
+    with errors_for_people(), _cluster(bootstrap) as cluster:
+        for result in cluster.request(Controller(), request).responses:
+            check(result.error_code, f"deleting {result.name}", result.error_message)
+        show([{"topic": name, "deleted": True} for name in names], ("topic", "deleted"), as_json=as_json)
