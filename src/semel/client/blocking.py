@@ -5,18 +5,25 @@ Nothing is decided here. Every object owns a private event loop in a thread, run
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from semel.client.cluster import Cluster, Target
+from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import BatchDelivery, Delivery
+from semel.client.fetcher import ConsumerRecord
+from semel.client.group_member import Callback
 from semel.client.loop_thread import LoopThread
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
+from semel.client.offset_requests import OffsetAndTimestamp
+from semel.client.offsets import PartitionLike
 from semel.client.producer import AsyncProducer, Text
 from semel.config import Values
-from semel.errors import Fatal
+from semel.errors import Fatal, KafkaError
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 
@@ -43,6 +50,14 @@ class _Face:
         except BaseException:
             self._thread.close()
             raise
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that does not wait, on the loop, where everything else happens."""
+
+        async def call() -> T:
+            return function(*arguments)
+
+        return self._thread.run(call())
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +178,137 @@ class Producer(_Face):
     def close(self, timeout_ms: float | None = None) -> None:
         """Deliver what was sent, abort an open transaction, and let go of the connections."""
         self._close(self._producer.close(timeout_ms))
+
+
+class Consumer(_Face):
+    """Reads records in order, and hides what was not committed.
+
+    >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}) as consumer:
+    ...     consumer.assign([("greetings", 0)])
+    ...     [record.value for record in consumer.poll(timeout_ms=10_000)]
+    [b'hello']
+
+    Without `isolation.level` a consumer reads committed records only. One thread at a time may use it.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-consumer")
+        self._consumer = self._make(lambda: AsyncConsumer(config))
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records one by one, for ever."""
+        while True:
+            yield from self.poll()
+
+    def assign(self, partitions: Iterable[PartitionLike]) -> None:
+        """Read these partitions, without asking a group. Pairs of topic and number will do."""
+        self._call(self._consumer.assign, partitions)
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str],
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Share these topics with the other members of group.id.
+
+        The callbacks get a list of partitions, in another thread than the caller's; `on_revoked` can still commit.
+        """
+        threaded = [_in_a_thread(callback) for callback in (on_assigned, on_revoked, on_lost)]
+        self._thread.run(self._consumer.subscribe(topics, *threaded))
+
+    def unsubscribe(self) -> None:
+        """Leave the group, or let go of what was assigned."""
+        self._thread.run(self._consumer.unsubscribe())
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._call(self._consumer.assignment)
+
+    def subscription(self) -> set[str]:
+        return self._call(self._consumer.subscription)
+
+    def group_metadata(self) -> GroupMetadata:
+        """For `producer.send_offsets_to_transaction`."""
+        return self._call(self._consumer.group_metadata)
+
+    def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
+        return self._thread.run(self._consumer.poll(timeout_ms, max_records))
+
+    def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
+        """Records as Arrow columns; no Python object is made for any of them."""
+        return self._thread.run(self._consumer.poll_arrow(timeout_ms, max_bytes))
+
+    def position(self, partition: PartitionLike) -> int:
+        """The offset of the next record to be read."""
+        return self._thread.run(self._consumer.position(partition))
+
+    def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:
+        """Read on from this offset."""
+        self._call(self._consumer.seek, partition, offset)
+
+    def seek_to_beginning(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        self._call(self._consumer.seek_to_beginning, partitions)
+
+    def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        self._call(self._consumer.seek_to_end, partitions)
+
+    def pause(self, partitions: Iterable[PartitionLike]) -> None:
+        """Get no records of these partitions until `resume`; they stay assigned."""
+        self._call(self._consumer.pause, partitions)
+
+    def resume(self, partitions: Iterable[PartitionLike]) -> None:
+        self._call(self._consumer.resume, partitions)
+
+    def paused(self) -> set[TopicPartition]:
+        return self._call(self._consumer.paused)
+
+    def lag(self, partition: PartitionLike) -> int | None:
+        """Offsets between the position and what can be read now, as of the last fetch."""
+        return self._call(self._consumer.lag, partition)
+
+    def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        return self._thread.run(self._consumer.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """The end of each partition: under read_committed, the last stable offset."""
+        return self._thread.run(self._consumer.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[PartitionLike, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition at or after a time in milliseconds; None where there is none."""
+        return self._thread.run(self._consumer.offsets_for_times(timestamps))
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions a topic has."""
+        return self._thread.run(self._consumer.partitions_for(topic))
+
+    def commit(self, offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None) -> None:
+        """Write down how far the group has read: up to what `poll` has returned, unless told otherwise."""
+        self._thread.run(self._consumer.commit(offsets))
+
+    def commit_soon(
+        self,
+        offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None,
+        on_done: Callable[[KafkaError | None], object] | None = None,
+    ) -> None:
+        """As `commit`, without waiting; `on_done` gets the error, or None."""
+        self._call(self._consumer.commit_soon, offsets, on_done)
+
+    def committed(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The group's committed offsets; partitions without one are left out."""
+        return self._thread.run(self._consumer.committed(partitions))
+
+    def close(self) -> None:
+        """Commit if enable.auto.commit says so, leave the group, and let go of the connections."""
+        self._close(self._consumer.close())
+
+
+def _in_a_thread(callback: Callback | None) -> Callback | None:
+    """Callbacks may use the consumer, which is blocking: so they must not run on its loop."""
+    return None if callback is None else lambda partitions: asyncio.to_thread(callback, partitions)
 
 
 class BlockingCluster(_Face):

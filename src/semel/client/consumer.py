@@ -1,0 +1,456 @@
+"""The consumer: records of assigned or subscribed partitions, in order, hiding what was not committed.
+
+The rules are in `machines`: `fetch_positions` knows where reading stands, `read_committed` what is shown, `membership`
+which partitions are this consumer's. Unless told otherwise a consumer shows committed records only
+(isolation.level=read_committed): Kafka's Java client shows everything, librdkafka and Semel do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from semel.client.cluster import Cluster
+from semel.client.connection import Connection
+from semel.client.fetcher import ConsumerRecord, Fetcher
+from semel.client.group_member import Callback, ClassicMember, Listener, Member
+from semel.client.offset_requests import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    OffsetAndTimestamp,
+    commit_offsets,
+    fetch_committed,
+    list_offsets,
+)
+from semel.client.offsets import PartitionLike, as_offsets, as_partition, as_partitions
+from semel.config import CONSUMER, ConfigError, Values
+from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, Retriable, error_for
+from semel.machines.contract import TopicPartition
+from semel.machines.fetch_positions import EARLIEST, LATEST, FetchPositions, Stage
+from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class AsyncConsumer:
+    """A consumer for asyncio. `semel.Consumer` is the same for blocking code.
+
+    Make it on the running loop and close it, or use it as `async with AsyncConsumer(config) as consumer`.
+    """
+
+    def __init__(
+        self,
+        config: Values | Mapping[str, object],
+        *,
+        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+    ) -> None:
+        self.config = values = config if isinstance(config, Values) else CONSUMER.parse(config)
+        if values["session.timeout.ms"] <= values["heartbeat.interval.ms"]:
+            raise ConfigError("heartbeat.interval.ms must be below session.timeout.ms: a third of it is usual")
+        self._cluster = Cluster(values, connect=connect)
+        self._positions = FetchPositions(values["auto.offset.reset"])
+        self._fetcher = Fetcher(self._cluster, self._positions, values)
+        self._isolation = READ_COMMITTED if values["isolation.level"] == "read_committed" else READ_UNCOMMITTED
+        self._member: Member | None = None
+        self._pattern: re.Pattern[str] | None = None
+        self._topics: frozenset[str] = frozenset()
+        self._listener = Listener()
+        self._settling: asyncio.Task[None] | None = None
+        self._locating: asyncio.Task[None] | None = None
+        self._committing: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._next_auto_commit = self._loop.time() + values["auto.commit.interval.ms"] / 1000
+        self._next_topic_check = self._loop.time() + values["metadata.max.age.ms"] / 1000
+        self._closed = False
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    # --- what to read ---------------------------------------------------------------------------------------------
+
+    def assign(self, partitions: Iterable[PartitionLike]) -> None:
+        """Read these partitions, without asking a group. Pairs of topic and number will do."""
+        self._check_open()
+        if self._member is not None:
+            raise Misuse(ErrorCode.INVALID_REQUEST, "assign() after subscribe(): unsubscribe() first")
+        self._positions.assign(as_partitions(partitions), with_group=self.config["group.id"] is not None)
+
+    async def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str],
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Share these topics with the other members of group.id; a compiled pattern follows topics as they come.
+
+        The callbacks get a list of partitions and may be coroutines; `on_revoked` can still commit.
+        """
+        self._check_open()
+        if self.config["group.id"] is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "subscribe() needs the setting group.id; or use assign()")
+        if self._member is None:
+            if self._positions.partitions:
+                raise Misuse(ErrorCode.INVALID_REQUEST, "subscribe() after assign(): unsubscribe() first")
+            self._member = self._new_member()
+        self._listener = Listener(on_assigned, on_revoked, on_lost)
+        self._pattern = topics if isinstance(topics, re.Pattern) else None
+        if self._pattern is not None:
+            await self._cluster.refresh_metadata(None)
+            self._topics = self._matching_topics()
+        else:
+            given = [topics] if isinstance(topics, str) else list(topics)  # type: ignore[arg-type]
+            self._topics = frozenset(given)
+        self._member.subscribe(self._topics, self._listener)
+
+    def _new_member(self) -> Member:
+        return ClassicMember(
+            self._cluster,
+            self.config,
+            apply=lambda partitions: self._positions.assign(partitions, with_group=True),
+            before_revoke=self._commit_before_revoke,
+            notify=self._fetcher.arrived.set,
+        )
+
+    def _matching_topics(self) -> frozenset[str]:
+        assert self._pattern is not None
+        return frozenset(
+            name
+            for name, info in self._cluster.metadata.topics.items()
+            if self._pattern.fullmatch(name) and not (info.is_internal and self.config["exclude.internal.topics"])
+        )
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, or let go of what was assigned."""
+        await self._stop_settling()
+        if self._member is not None:
+            await self._member.leave()
+            self._member = None
+        self._positions.assign((), with_group=False)
+
+    def assignment(self) -> set[TopicPartition]:
+        """What this consumer reads now."""
+        return set(self._positions.partitions)
+
+    def subscription(self) -> set[str]:
+        """The topics this consumer shares with its group."""
+        return set(self._topics) if self._member is not None else set()
+
+    def group_metadata(self) -> GroupMetadata:
+        """For `producer.send_offsets_to_transaction`: who commits, so that a stale member is refused (KIP-447)."""
+        if self.config["group.id"] is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "group_metadata() needs the setting group.id")
+        return GroupMetadata(self.config["group.id"]) if self._member is None else self._member.metadata
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
+        most = self.config["max.poll.records"] if max_records is None else max_records
+        return await self._poll(lambda: self._fetcher.take(most), timeout_ms)
+
+    async def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
+        """Records as Arrow columns (key, value, topic, partition, offset, timestamp, timestampType).
+
+        No Python object is made for any record. Takes whatever has arrived, up to about `max_bytes`, which is
+        fetch.max.bytes unless given; max.poll.records does not apply.
+        """
+        import pyarrow as pa
+
+        from semel.records.columns import schema
+
+        most = self.config["fetch.max.bytes"] if max_bytes is None else max_bytes
+        parts = await self._poll(lambda: self._fetcher.take_arrow(most), timeout_ms)
+        return pa.Table.from_batches(parts, schema=schema())
+
+    async def _poll(self, take: Callable[[], list[T]], timeout_ms: float) -> list[T]:
+        self._check_open()
+        deadline = self._loop.time() + timeout_ms / 1000
+        while True:
+            if self._member is not None:
+                self._member.polled()
+            self._fetcher.arrived.clear()
+            await self._settle_group(deadline)
+            self._auto_commit()
+            self._locate()
+            self._fetcher.raise_error()
+            taken = take()
+            self._fetcher.ask()
+            if taken:
+                return taken
+            left = deadline - self._loop.time()
+            if left <= 0:
+                return []
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self._fetcher.arrived.wait()
+            except TimeoutError:
+                continue
+
+    async def _settle_group(self, deadline: float) -> None:
+        """Take part in a rebalance, for as long as this poll may last; the next one goes on with it."""
+        member = self._member
+        if member is None:
+            return
+        await self._follow_topics(member)
+        if self._settling is None:
+            if not member.busy:
+                return
+            self._settling = self._loop.create_task(member.settle())
+            self._settling.add_done_callback(lambda _: self._fetcher.arrived.set())
+        await asyncio.wait([self._settling], timeout=max(0.0, deadline - self._loop.time()))
+        if self._settling.done():
+            task, self._settling = self._settling, None
+            task.result()
+
+    async def _follow_topics(self, member: Member) -> None:
+        """From time to time: are there new topics for the pattern, or new partitions for the group?"""
+        if self._loop.time() < self._next_topic_check:
+            return
+        self._next_topic_check = self._loop.time() + self.config["metadata.max.age.ms"] / 1000
+        before = {t: len(i.partitions) for t, i in self._cluster.metadata.topics.items() if t in self._topics}
+        try:
+            await self._cluster.refresh_metadata(None if self._pattern is not None else self._topics)
+        except Retriable:
+            return
+        if self._pattern is not None:
+            self._topics = self._matching_topics()
+            member.subscribe(self._topics, self._listener)
+        after = {t: len(i.partitions) for t, i in self._cluster.metadata.topics.items() if t in self._topics}
+        if any(after.get(topic) != count for topic, count in before.items()):
+            member.rejoin()
+
+    def _locate(self) -> None:
+        """Find positions that are not known, in the background."""
+        if self._locating is not None:
+            if not self._locating.done():
+                return
+            task, self._locating = self._locating, None
+            error = task.exception()
+            if isinstance(error, Retriable):
+                pass  # asked again below
+            elif error is not None:
+                raise error
+        if self._positions.needing_committed() or self._positions.needing_reset():
+            self._locating = self._loop.create_task(self._find_positions())
+            self._locating.add_done_callback(lambda _: self._fetcher.arrived.set())
+
+    async def _find_positions(self) -> None:
+        timeout_ms = self.config["default.api.timeout.ms"]
+        wanted = self._positions.needing_committed()
+        if wanted:
+            found = await self.committed(wanted)
+            for partition in wanted:
+                offset = found.get(partition)
+                if offset is None:
+                    self._positions.on_committed(partition, None)
+                else:
+                    self._positions.on_committed(partition, offset.offset, offset.leader_epoch)
+        resets = self._positions.needing_reset()
+        if resets:
+            offsets = await list_offsets(self._cluster, resets, isolation_level=self._isolation, timeout_ms=timeout_ms)
+            for partition, timestamp in resets.items():
+                answer = offsets[partition]
+                if answer.offset < 0:  # no record is that young: go on at the end
+                    ends = await self.end_offsets([partition])
+                    self._positions.on_offset(partition, timestamp, ends[partition])
+                else:
+                    self._positions.on_offset(partition, timestamp, answer.offset, answer.leader_epoch)
+
+    # --- positions ------------------------------------------------------------------------------------------------
+
+    async def position(self, partition: PartitionLike) -> int:
+        """The offset of the next record to be read."""
+        wanted = as_partition(partition)
+        entry = self._positions[wanted]
+        if entry.stage is not Stage.FETCHING:
+            await self._find_positions()
+            entry = self._positions[wanted]
+        return entry.position
+
+    def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:
+        """Read on from this offset."""
+        given = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        self._positions.seek(as_partition(partition), given.offset, given.leader_epoch)
+
+    def seek_to_beginning(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        """Read from the first record there is; without partitions, in all that are assigned."""
+        for partition in self._these_or_all(partitions):
+            self._positions.seek_by_time(partition, EARLIEST)
+
+    def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        """Read only what comes from now on; without partitions, in all that are assigned."""
+        for partition in self._these_or_all(partitions):
+            self._positions.seek_by_time(partition, LATEST)
+
+    def pause(self, partitions: Iterable[PartitionLike]) -> None:
+        """Get no records of these partitions until `resume`; they stay assigned."""
+        for partition in as_partitions(partitions):
+            self._positions.pause(partition)
+
+    def resume(self, partitions: Iterable[PartitionLike]) -> None:
+        for partition in as_partitions(partitions):
+            self._positions.resume(partition)
+        self._fetcher.arrived.set()
+
+    def paused(self) -> set[TopicPartition]:
+        return self._positions.paused
+
+    def lag(self, partition: PartitionLike) -> int | None:
+        """Offsets between the position and what can be read now, as of the last fetch; None before the first."""
+        entry = self._positions[as_partition(partition)]
+        end = entry.last_stable_offset if self._isolation == READ_COMMITTED else entry.high_watermark
+        return None if end < 0 or entry.position < 0 else max(0, end - entry.position)
+
+    async def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
+        return await self._offsets_at(partitions, EARLIEST)
+
+    async def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """The end of each partition: under read_committed, the last stable offset."""
+        return await self._offsets_at(partitions, LATEST)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[PartitionLike, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition at or after a time in milliseconds; None where there is none."""
+        wanted = {as_partition(partition): timestamp for partition, timestamp in timestamps.items()}
+        found = await list_offsets(
+            self._cluster,
+            wanted,
+            isolation_level=self._isolation,
+            timeout_ms=self.config["default.api.timeout.ms"],
+        )
+        return {partition: (answer if answer.offset >= 0 else None) for partition, answer in found.items()}
+
+    async def _offsets_at(self, partitions: Iterable[PartitionLike], timestamp: int) -> dict[TopicPartition, int]:
+        found = await list_offsets(
+            self._cluster,
+            dict.fromkeys(as_partitions(partitions), timestamp),
+            isolation_level=self._isolation,
+            timeout_ms=self.config["default.api.timeout.ms"],
+        )
+        return {partition: answer.offset for partition, answer in found.items()}
+
+    def _these_or_all(self, partitions: Iterable[PartitionLike] | None) -> list[TopicPartition]:
+        return list(self._positions.partitions) if partitions is None else as_partitions(partitions)
+
+    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions a topic has."""
+        info = await self._cluster.topic(
+            topic,
+            allow_auto_create=self.config["allow.auto.create.topics"],
+            timeout_ms=self.config["default.api.timeout.ms"],
+        )
+        return [TopicPartition(topic, row.partition) for row in info.partitions]
+
+    # --- committing -----------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None) -> None:
+        """Write down how far the group has read: up to what `poll` has returned, unless told otherwise.
+
+        Raises `CommitFailed` when the group has given this member's partitions away: do not count on what was done.
+        """
+        if self.config["group.id"] is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "commit() needs the setting group.id")
+        given = self._consumed() if offsets is None else as_offsets(offsets)
+        try:
+            await commit_offsets(
+                self._cluster, self.group_metadata(), given, timeout_ms=self.config["default.api.timeout.ms"]
+            )
+        except CommitFailed as error:
+            if self._member is not None:
+                self._member.on_commit_refused(error.code)
+            raise
+
+    def commit_soon(
+        self,
+        offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None,
+        on_done: Callable[[KafkaError | None], object] | None = None,
+    ) -> None:
+        """As `commit`, without waiting; `on_done` gets the error, or None."""
+        given = self._consumed() if offsets is None else as_offsets(offsets)
+
+        async def run() -> None:
+            failed: KafkaError | None = None
+            try:
+                await self.commit(given)  # type: ignore[arg-type]
+            except KafkaError as error:
+                failed = error
+            if on_done is not None:
+                on_done(failed)
+
+        task = self._loop.create_task(run())
+        self._committing.add(task)
+        task.add_done_callback(self._committing.discard)
+
+    async def committed(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The group's committed offsets; partitions without one are left out. Waits for open transactions."""
+        group_id = self.config["group.id"]
+        if group_id is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "committed() needs the setting group.id")
+        return await fetch_committed(
+            self._cluster, group_id, as_partitions(partitions), timeout_ms=self.config["default.api.timeout.ms"]
+        )
+
+    def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            partition: OffsetAndMetadata(entry.position, entry.leader_epoch)
+            for partition, entry in self._positions.positions().items()
+        }
+
+    def _auto_commit(self) -> None:
+        if not self._auto_commits or self._loop.time() < self._next_auto_commit:
+            return
+        self._next_auto_commit = self._loop.time() + self.config["auto.commit.interval.ms"] / 1000
+        if self._positions.positions() and not self._committing:
+            self.commit_soon()
+
+    @property
+    def _auto_commits(self) -> bool:
+        return bool(self.config["enable.auto.commit"]) and self.config["group.id"] is not None
+
+    async def _commit_before_revoke(self) -> None:
+        await asyncio.gather(*self._committing, return_exceptions=True)
+        if self._auto_commits:
+            try:
+                await self.commit()
+            except KafkaError:
+                return  # the group has moved on: whoever reads on, reads from the last commit that counted
+
+    # --- closing --------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error_for(ErrorCode.INVALID_REQUEST, "the consumer is closed")
+
+    async def _stop_settling(self) -> None:
+        for task in (self._settling, self._locating):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._settling = self._locating = None
+
+    async def close(self) -> None:
+        """Commit if enable.auto.commit says so, leave the group, and let go of the connections."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._stop_settling()
+        if self._member is not None:
+            await self._member.leave()
+        elif self._positions.positions():
+            await self._commit_before_revoke()
+        await self._fetcher.close()
+        for task in list(self._committing):
+            task.cancel()
+        await asyncio.gather(*self._committing, return_exceptions=True)
+        await self._cluster.close()

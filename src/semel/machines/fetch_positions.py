@@ -1,0 +1,201 @@
+"""Where a consumer stands in each of its partitions, and what it must find out before it can read on.
+
+Guarantees: a partition is read from exactly one position; data that was asked for before a seek, a reset or a new
+assignment is thrown away; a position only moves forward by what was read, or by the caller's word. Without a committed
+offset, or when an offset is gone, `auto.offset.reset` decides, and "none" makes it the caller's problem, loudly.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from semel.errors import ErrorCode, KafkaError, Misuse, OffsetOutOfRange
+from semel.machines.contract import TopicPartition
+
+#: What ListOffsets takes in place of a timestamp.
+LATEST, EARLIEST = -1, -2
+_RESET_TIMESTAMPS = {"earliest": EARLIEST, "latest": LATEST}
+
+
+class Stage(enum.Enum):
+    """How much is known of a partition's position."""
+
+    NEEDS_COMMITTED = "the committed offset must be looked up"
+    NEEDS_RESET = "an offset must be looked up by timestamp"
+    FETCHING = "the position is known"
+
+
+class Event(enum.Enum):
+    """What changes that."""
+
+    COMMITTED_FOUND = "a committed offset"
+    COMMITTED_MISSING = "no committed offset"
+    OFFSET_FOUND = "an offset by timestamp"
+    OUT_OF_RANGE = "the offset is gone"
+    SEEK = "seek()"
+    SEEK_BY_TIME = "seek_to_beginning() or seek_to_end()"
+
+
+#: From (stage, event) to the next stage; a blank cell means that the event comes too late and is dropped.
+STEPS: dict[Stage, dict[Event, Stage]] = {
+    Stage.NEEDS_COMMITTED: {
+        Event.COMMITTED_FOUND: Stage.FETCHING,
+        Event.COMMITTED_MISSING: Stage.NEEDS_RESET,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+    },
+    Stage.NEEDS_RESET: {
+        Event.OFFSET_FOUND: Stage.FETCHING,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+    },
+    Stage.FETCHING: {
+        Event.OUT_OF_RANGE: Stage.NEEDS_RESET,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+    },
+}
+
+
+@dataclass(slots=True)
+class PartitionPosition:
+    """One partition as its reader sees it."""
+
+    stage: Stage = Stage.NEEDS_COMMITTED
+    position: int = -1
+    leader_epoch: int = -1
+    reset_timestamp: int = LATEST
+    paused: bool = False
+    #: Raised by every jump: an answer to a fetch of an older generation is thrown away.
+    generation: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class FetchPositions:
+    """The positions of one consumer. `reset_policy` is auto.offset.reset."""
+
+    reset_policy: str = "latest"
+    partitions: dict[TopicPartition, PartitionPosition] = field(default_factory=dict)
+
+    def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
+        """Read these partitions and no others; those already read go on where they are.
+
+        Without a group there are no committed offsets, and a new partition starts where the policy says.
+        """
+        wanted = list(wanted)
+        for gone in set(self.partitions) - set(wanted):
+            del self.partitions[gone]
+        for partition in wanted:
+            if partition not in self.partitions:
+                self.partitions[partition] = PartitionPosition()
+                if not with_group:
+                    self.on_committed(partition, None)
+
+    def __getitem__(self, partition: TopicPartition) -> PartitionPosition:
+        found = self.partitions.get(partition)
+        if found is None:
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{partition} is not assigned to this consumer")
+        return found
+
+    # --- what the caller says -------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        if offset < 0:
+            raise Misuse(ErrorCode.OFFSET_OUT_OF_RANGE, f"seek of {partition} to {offset}: offsets start at 0")
+        self._jump(self[partition], Event.SEEK, offset, leader_epoch)
+
+    def seek_by_time(self, partition: TopicPartition, timestamp: int) -> None:
+        """Look an offset up: `EARLIEST`, `LATEST`, or a timestamp in milliseconds."""
+        entry = self[partition]
+        entry.reset_timestamp = timestamp
+        self._jump(entry, Event.SEEK_BY_TIME, -1)
+
+    def pause(self, partition: TopicPartition) -> None:
+        self[partition].paused = True
+
+    def resume(self, partition: TopicPartition) -> None:
+        self[partition].paused = False
+
+    @property
+    def paused(self) -> set[TopicPartition]:
+        return {partition for partition, entry in self.partitions.items() if entry.paused}
+
+    # --- what must be found out -----------------------------------------------------------------------------------
+
+    def needing_committed(self) -> list[TopicPartition]:
+        return [p for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_COMMITTED]
+
+    def needing_reset(self) -> dict[TopicPartition, int]:
+        """Partitions whose offset must be looked up, and the timestamp to look it up by."""
+        return {p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_RESET}
+
+    def on_committed(self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1) -> None:
+        """The group's offset for this partition, or None when it has none."""
+        entry = self.partitions.get(partition)
+        if entry is None or entry.stage is not Stage.NEEDS_COMMITTED:
+            return
+        if offset is not None and offset >= 0:
+            self._jump(entry, Event.COMMITTED_FOUND, offset, leader_epoch)
+            return
+        entry.reset_timestamp = self._reset_timestamp(partition, "the group has no committed offset for it")
+        self._jump(entry, Event.COMMITTED_MISSING, -1)
+
+    def on_offset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int = -1) -> None:
+        """The offset that was looked up by `timestamp`."""
+        entry = self.partitions.get(partition)
+        if entry is not None and entry.reset_timestamp == timestamp:
+            self._jump(entry, Event.OFFSET_FOUND, offset, leader_epoch)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def fetchable(self) -> list[tuple[TopicPartition, PartitionPosition]]:
+        """Partitions that can be asked for data."""
+        return [
+            (partition, entry)
+            for partition, entry in self.partitions.items()
+            if entry.stage is Stage.FETCHING and not entry.paused
+        ]
+
+    def is_current(self, partition: TopicPartition, generation: int) -> bool:
+        """Whether data asked for in this generation of the position may still be used."""
+        entry = self.partitions.get(partition)
+        return entry is not None and entry.generation == generation and entry.stage is Stage.FETCHING
+
+    def advance(self, partition: TopicPartition, position: int, leader_epoch: int) -> None:
+        """Everything below `position` was read."""
+        entry = self[partition]
+        if position > entry.position:
+            entry.position, entry.leader_epoch = position, leader_epoch
+
+    def on_out_of_range(self, partition: TopicPartition, generation: int) -> None:
+        """The broker does not hold the position. Raises `OffsetOutOfRange` when the policy is "none"."""
+        if not self.is_current(partition, generation):
+            return
+        entry = self.partitions[partition]
+        entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is not there any more")
+        self._jump(entry, Event.OUT_OF_RANGE, -1)
+
+    def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
+        """Partitions whose position is known: what a commit writes down."""
+        return {p: entry for p, entry in self.partitions.items() if entry.stage is Stage.FETCHING}
+
+    def _jump(self, entry: PartitionPosition, event: Event, position: int, leader_epoch: int = -1) -> None:
+        following = STEPS[entry.stage].get(event)
+        if following is None:
+            return
+        entry.stage, entry.position, entry.leader_epoch = following, position, leader_epoch
+        entry.generation += 1
+
+    def _reset_timestamp(self, partition: TopicPartition, why: str) -> int:
+        timestamp = _RESET_TIMESTAMPS.get(self.reset_policy)
+        if timestamp is None:
+            raise self._no_reset(partition, why)
+        return timestamp
+
+    def _no_reset(self, partition: TopicPartition, why: str) -> KafkaError:
+        return OffsetOutOfRange(ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition}: {why}, and auto.offset.reset=none")
