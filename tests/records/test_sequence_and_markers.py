@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from semel.errors import ErrorCode, Refused
 from semel.records.batch import Batch, build, check
 from semel.records.markers import Marker, control_batch, read_marker
-from semel.records.sequence import MAX_SEQUENCE, in_sequence, last_sequence, next_sequence, previous_sequence
+from semel.records.sequence import MAX_SEQUENCE, in_sequence, last_sequence, next_sequence
 
 sequences = st.integers(0, MAX_SEQUENCE)
 
@@ -27,7 +27,6 @@ def test_a_batch_that_follows_another_is_in_sequence(base: int, count: int) -> N
     following = next_sequence(base, count)
     assert 0 <= following <= MAX_SEQUENCE
     assert in_sequence(last_sequence(base, count), following)
-    assert previous_sequence(following, count) == base
 
 
 @pytest.mark.parametrize("commit", [True, False])

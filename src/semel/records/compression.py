@@ -34,7 +34,7 @@ def codec_named(name: str) -> int:
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`data` as codec number `codec` writes it; codec 0 gives the bytes themselves."""
+    """`data` as codec number `codec` writes it; codec 0 gives the bytes themselves. Gzip and zstd know levels."""
     if codec == NONE:
         return bytes(data)
     if codec == GZIP:

@@ -17,11 +17,6 @@ def last_sequence(base_sequence: int, record_count: int) -> int:
     return (base_sequence + record_count - 1) & MAX_SEQUENCE
 
 
-def previous_sequence(sequence: int, count: int) -> int:
-    """The sequence `count` records before `sequence`."""
-    return (sequence - count) & MAX_SEQUENCE
-
-
 def in_sequence(last: int, first: int) -> bool:
     """Does a batch that starts at `first` directly follow one that ended at `last`?"""
     return first == next_sequence(last, 1)
