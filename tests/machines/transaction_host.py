@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from semel.errors import ErrorCode
 from semel.machines.contract import Decision, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
 from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
+from semel.machines.transaction_log_records import record_of
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
 from semel.wire.messages.transactions import (
@@ -209,8 +210,6 @@ class Host:
 
     def place(self, metadata: TransactionMetadata) -> None:
         """Put an id into a given condition, through the log as always."""
-        from semel.machines.transaction_log_records import record_of
-
         partition = self.coordinator.partition_for(metadata.transactional_id)
         self.perform(Decision(None, (record_of(metadata, partition),)))
 
