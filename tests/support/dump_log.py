@@ -12,8 +12,11 @@ KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 
 #: Words that DumpLogSegments uses for what is wrong; it ends with 0 even then.
 _COMPLAINT = re.compile(
-    r"isvalid: false|[Mm]ismatch|[Oo]ut of order|non-?consecutive|corrupt|[Ee]xception|[Ff]ailed|do not match", re.I
+    r"isvalid: false|mismatch|out of order|is followed by|corrupt|exception|failed|do not match|not found", re.I
 )
+#: What it says of nothing wrong: a segment whose first offset is not 0 follows "-1", and logging is not set up.
+_NOISE = re.compile(r"^\s*-1 is followed by |^SLF4J")
+_GAP = re.compile(r" is followed by ")
 
 
 def dump(files: Iterable[Path], *options: str) -> str:
@@ -29,8 +32,12 @@ def files_of(data: Path, *kinds: str) -> list[Path]:
     return [path for path in found if path.suffix == ".log" or path.stat().st_size > 0]
 
 
-def complaints(data: Path) -> list[str]:
-    """Everything Kafka finds wrong in a data directory: batches (deep), indexes, transaction indexes, snapshots."""
+def complaints(data: Path, *, gaps: bool = True) -> list[str]:
+    """Everything Kafka finds wrong in a data directory: batches (deep), indexes, transaction indexes, snapshots.
+
+    `gaps=False` for a compacted log, where offsets are rightly missing.
+    """
     said = dump(files_of(data), "--deep-iteration")
     said += dump(files_of(data, ".index", ".timeindex"), "--index-sanity-check")
-    return [line for line in said.splitlines() if _COMPLAINT.search(line)]
+    found = [line for line in said.splitlines() if _COMPLAINT.search(line) and not _NOISE.search(line)]
+    return found if gaps else [line for line in found if not _GAP.search(line)]
