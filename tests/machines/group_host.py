@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -316,6 +315,3 @@ class Host:
             return -1, ErrorCode(reply.error_code)
         found = reply.topics[0].partitions[0]
         return found.committed_offset, ErrorCode(found.error_code)
-
-
-NewMemberId = Callable[[], str]

@@ -330,9 +330,7 @@ class GroupCoordinator:
                 decisions.append(out.decision())
         for timer in later:
             self._registry.timers.set(timer.at_ms, timer.kind, timer.group_id, timer.member_id)
-        if self._check_offsets_at_ms is None:
-            self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
-        elif self._check_offsets_at_ms <= now_ms:
+        if self._check_offsets_at_ms is not None and self._check_offsets_at_ms <= now_ms:
             self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
             decisions += self._expire_offsets(now_ms)
         return decisions
@@ -455,6 +453,8 @@ class GroupCoordinator:
         """Everything written is replayed: serve. Members have a full session from now to show themselves."""
         self._now_ms = now_ms
         self._registry.finish_loading(partition)
+        if self._check_offsets_at_ms is None:
+            self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
         decisions: list[Decision[Any]] = []
         for group in self._registry.groups_of(partition):
             if isinstance(group, ClassicGroup):
