@@ -218,6 +218,12 @@ class _Loader:
         )
 
     def _segments(self) -> list[Segment]:
+        bases = set(self._bases())
+        for name in list(self.sizes):
+            stem, _, kind = name.partition(".")
+            if f".{kind}" in SEGMENT_SUFFIXES[1:] and stem.isdigit() and int(stem) not in bases:
+                # A segment's log goes first: what is left of it means nothing.
+                self._remove(name)
         segments = [
             Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
             for base in self._bases()
