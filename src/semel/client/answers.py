@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from semel.errors import ErrorCode, KafkaError, error_for
+from semel.errors import ErrorCode, KafkaError, Misuse, error_for
 from semel.wire.schema import Struct, fields_of
 
 _CODE_FIELDS = ("error_code", "partition_error_code")
@@ -40,8 +40,12 @@ def failure(code: int, what: str, message: str | None = None) -> KafkaError | No
     return error_for(row, f"{what}: {message or row.meaning}")
 
 
-def check(code: int, what: str, message: str | None = None) -> None:
-    """Raise the exception for an error code in an answer; `what` says what was being done."""
+def check(code: int, what: str, message: str | None = None, *, final: bool = False) -> None:
+    """Raise the exception for an error code in an answer; `what` says what was being done.
+
+    With `final`, asking again would not help even where the code says that it may: a topic to be deleted is not there.
+    """
     error = failure(code, what, message)
-    if error is not None:
-        raise error
+    if error is None:
+        return
+    raise Misuse(error.code, error.why) if final and error.code.retriable else error

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from semel.client.blocking_admin import Admin
 from semel.client.cluster import Cluster, Target
 from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import BatchDelivery, Delivery
+from semel.client.face import Face
 from semel.client.fetcher import ConsumerRecord
 from semel.client.group_member import Callback
-from semel.client.loop_thread import LoopThread
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
 from semel.client.offset_requests import OffsetAndTimestamp
 from semel.client.offsets import PartitionLike
@@ -30,58 +30,10 @@ from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 if TYPE_CHECKING:
     import pyarrow as pa
 
-T = TypeVar("T")
+__all__ = ["Admin", "BlockingCluster", "Consumer", "Producer"]
 
 
-class _Face:
-    """What the faces share: a loop thread, and closing."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = LoopThread(name)
-
-    def _make(self, factory: Callable[[], T]) -> T:
-        """Make something on the loop; if that fails, leave no thread behind."""
-
-        async def make() -> T:
-            return factory()
-
-        try:
-            return self._thread.run(make())
-        except BaseException:
-            self._thread.close()
-            raise
-
-    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call something that does not wait, on the loop, where everything else happens."""
-
-        async def call() -> T:
-            return function(*arguments)
-
-        return self._thread.run(call())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def _close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run the last coroutine, then stop the thread; closing twice does no harm."""
-        if self._thread.is_closed:
-            last.close()
-            return
-        try:
-            self._thread.run(last)
-        finally:
-            self._thread.close()
-
-
-class Producer(_Face):
+class Producer(Face):
     """Sends records, each exactly once and in order, alone or in transactions.
 
     >>> with Producer({"bootstrap.servers": broker}) as producer:
@@ -180,7 +132,7 @@ class Producer(_Face):
         self._close(self._producer.close(timeout_ms))
 
 
-class Consumer(_Face):
+class Consumer(Face):
     """Reads records in order, and hides what was not committed.
 
     >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}) as consumer:
@@ -311,7 +263,7 @@ def _in_a_thread(callback: Callback | None) -> Callback | None:
     return None if callback is None else lambda partitions: asyncio.to_thread(callback, partitions)
 
 
-class BlockingCluster(_Face):
+class BlockingCluster(Face):
     """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
 
     Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.

@@ -1,0 +1,34 @@
+"""The admin client: topics, groups and transactions, each in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from semel.client.admin_groups import GroupAdmin
+from semel.client.admin_topics import TopicAdmin
+from semel.client.admin_transactions import TransactionAdmin
+from semel.client.cluster import Cluster
+from semel.client.connection import Connection
+from semel.config import ADMIN, Values
+
+
+class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
+    """An administrator for asyncio. `semel.Admin` is the same for blocking code."""
+
+    def __init__(
+        self,
+        config: Values | Mapping[str, object],
+        *,
+        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+    ) -> None:
+        self.config = config if isinstance(config, Values) else ADMIN.parse(config)
+        self.cluster = Cluster(self.config, connect=connect)
+
+    async def __aenter__(self) -> AsyncAdmin:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.cluster.close()
