@@ -139,8 +139,8 @@ class CoordinatorHost:
     async def _answer_after_flush(self, decision: Decision[Any], reply: Any) -> Any:
         assert self.broker.flusher is not None
         topic = self.broker.topics.get(self.topic_name)
-        logs = {log for record in decision.records if (log := topic.partitions[record.partition].opened) is not None}
-        if logs and await self.broker.flusher.flushed(logs):
+        written = {topic.partitions[record.partition] for record in decision.records}
+        if written and await self.broker.flusher.flushed(written):
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
         self.perform_all(decision.effects)
         return reply

@@ -1,7 +1,7 @@
 """Grouped fsync: everything written before an fsync began is served by it, however many are waiting.
 
-A round takes all logs that somebody waits for and fsyncs them on a thread. Who comes while it runs waits for the next
-round, together with everybody else who came meanwhile.
+A round takes all partitions that somebody waits for and fsyncs them on a thread. Who comes while it runs waits for the
+next round, together with everybody else who came meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from semel.broker.partitions import Partition
     from semel.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -23,27 +24,32 @@ class Flusher:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
-        self._wanted: set[PartitionLog] = set()
-        self._next: asyncio.Task[frozenset[PartitionLog]] | None = None
+        self._wanted: set[Partition] = set()
+        self._next: asyncio.Task[frozenset[Partition]] | None = None
         self._one_at_a_time = asyncio.Lock()
         self.rounds = 0
 
-    async def flushed(self, logs: Iterable[PartitionLog]) -> frozenset[PartitionLog]:
-        """Return once everything these logs hold now is on disk; the logs where that failed come back."""
-        mine = frozenset(logs)
+    async def flushed(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
+        """Return once everything these partitions hold now is on disk; those where that failed come back."""
+        mine = frozenset(partitions)
         self._wanted |= mine
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._round())
         return mine & await asyncio.shield(self._next)
 
-    async def _round(self) -> frozenset[PartitionLog]:
+    async def _round(self) -> frozenset[Partition]:
         async with self._one_at_a_time:
             wanted, self._wanted, self._next = self._wanted, set(), None
             self.rounds += 1
-            jobs = [(log, log.prepare_flush()) for log in wanted if log.failed is None]
+            # A partition that was deleted meanwhile has nothing left to make durable.
+            logs = {partition: partition.opened for partition in wanted}
+            jobs = [(p, log, log.prepare_flush()) for p, log in logs.items() if log is not None and log.failed is None]
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
-        for log, offset in reached.items():
-            log.advance_high_watermark(offset)
+        for partition, offset in reached.items():
+            log = logs[partition]
+            if log is not None:
+                log.advance_high_watermark(offset)
+                partition.changed()
         return frozenset(wanted - reached.keys())
 
     def close(self) -> None:
@@ -51,13 +57,13 @@ class Flusher:
         self._threads.shutdown(wait=True)
 
 
-def _flush_all(jobs: list[tuple[PartitionLog, Callable[[], int]]]) -> dict[PartitionLog, int]:
+def _flush_all(jobs: list[tuple[Partition, PartitionLog, Callable[[], int]]]) -> dict[Partition, int]:
     reached = {}
-    for log, flush in jobs:
+    for partition, log, flush in jobs:
         try:
-            reached[log] = flush()
+            reached[partition] = flush()
         except OSError as error:
             # What the disk did with it is unknown: the partition takes no more writes until a restart has looked.
             log.failed = error
-            logger.exception("fsync of %s-%d failed", log.topic, log.partition)
+            logger.exception("fsync of %s failed", partition)
     return reached

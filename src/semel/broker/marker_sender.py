@@ -95,10 +95,10 @@ class MarkerSender:
     async def _report_after_flush(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
         """The transaction is complete only once its markers are as durable as the record that says so."""
         assert self._broker.flusher is not None
-        logs = {}
+        marked = {}
         for target in done:
             topic = self._broker.topics.topics.get(target.topic)
             if topic is not None and target.partition < len(topic.partitions):
-                logs[topic.partitions[target.partition].log] = target
-        failed = {logs[log] for log in await self._broker.flusher.flushed(logs)}
+                marked[topic.partitions[target.partition]] = target
+        failed = {marked[partition] for partition in await self._broker.flusher.flushed(marked)}
         self._report(markers, [target for target in done if target not in failed])

@@ -46,52 +46,79 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
     except Refused as error:
         return FetchResponse(error_code=error.code)
-    round_ = _read(broker, request, call, fetched)
+    round_ = _read(broker, request, fetched)
     if round_.failed or round_.size_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not fetched:
-        return _response(broker, round_, session, incremental, call.version)
-    return _wait(broker, request, call, fetched, session, incremental, round_)
+        return _response(broker, round_, session, incremental)
+    # Before anybody else can append: a coroutine starts later, and what happens until then must not be missed.
+    partitions = [_find(broker, one) for one in fetched.values()]
+    progress = _Progress(partitions, request.isolation_level)
+    return _wait(broker, request, fetched, session, incremental, round_.size_bytes, progress)
+
+
+class _Progress:
+    """How far the partitions of a waiting fetch had come when it last looked."""
+
+    __slots__ = ("_isolation", "partitions", "stored_bytes", "visible")
+
+    def __init__(self, partitions: list[Partition], isolation: int) -> None:
+        self.partitions = partitions
+        self._isolation = isolation
+        self.visible, self.stored_bytes = self._measure()
+
+    def _measure(self) -> tuple[int, int]:
+        visible = stored_bytes = 0
+        for partition in self.partitions:
+            log = partition.opened
+            if log is None:
+                # Deleted meanwhile: different from anything measured before.
+                return -1, 0
+            visible += log.last_stable_offset if self._isolation else log.high_watermark
+            stored_bytes += log.size_bytes
+        return visible, stored_bytes
+
+    def is_worth_a_look(self, missing_bytes: int) -> bool:
+        """Whether reading again may find the bytes that were missing."""
+        visible, stored_bytes = self._measure()
+        if visible == self.visible:
+            return False
+        # Reading committed, one small marker may make much visible; otherwise what was stored since tells.
+        grown_bytes = stored_bytes - self.stored_bytes
+        if visible >= 0 and not self._isolation and 0 <= grown_bytes < missing_bytes:
+            return False
+        self.visible, self.stored_bytes = visible, stored_bytes
+        return True
 
 
 async def _wait(
     broker: BrokerServer,
     request: FetchRequest,
-    call: Call,
     fetched: Fetched,
     session: FetchSession | None,
     incremental: bool,
-    round_: _Round,
+    size_bytes: int,
+    progress: _Progress,
 ) -> FetchResponse:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + request.max_wait_ms / 1000
+    deadline = broker.loop.time() + request.max_wait_ms / 1000
     changed = asyncio.Event()
-    partitions = [_find(broker, one) for one in fetched.values()]
-    for partition in partitions:
+    for partition in progress.partitions:
         partition.watchers.add(changed.set)
-    stored_bytes = _stored_bytes(partitions)
     try:
         while True:
+            if progress.is_worth_a_look(request.min_bytes - size_bytes):
+                round_ = _read(broker, request, fetched)
+                if round_.failed or round_.size_bytes >= request.min_bytes:
+                    return _response(broker, round_, session, incremental)
+                size_bytes = round_.size_bytes
             try:
                 async with asyncio.timeout_at(deadline):
                     await changed.wait()
             except TimeoutError:
                 break
             changed.clear()
-            # Reading committed, a small marker may make much visible; otherwise what was appended tells.
-            grown_bytes = _stored_bytes(partitions) - stored_bytes
-            if request.isolation_level == 0 and 0 <= grown_bytes < request.min_bytes - round_.size_bytes:
-                continue
-            round_ = _read(broker, request, call, fetched)
-            stored_bytes = _stored_bytes(partitions)
-            if round_.failed or round_.size_bytes >= request.min_bytes:
-                return _response(broker, round_, session, incremental, call.version)
     finally:
-        for partition in partitions:
+        for partition in progress.partitions:
             partition.watchers.discard(changed.set)
-    return _response(broker, _read(broker, request, call, fetched), session, incremental, call.version)
-
-
-def _stored_bytes(partitions: list[Partition]) -> int:
-    return sum(partition.log.size_bytes for partition in partitions if partition.opened is not None)
+    return _response(broker, _read(broker, request, fetched), session, incremental)
 
 
 def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
@@ -100,7 +127,7 @@ def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
     return broker.topics.partition(one.topic, one.partition)
 
 
-def _read(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
+def _read(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Round:
     round_ = _Round()
     left_bytes = min(request.max_bytes, broker.fetch_max_bytes)
     isolation = request.isolation_level
@@ -139,9 +166,7 @@ def _read(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetc
     return round_
 
 
-def _response(
-    broker: BrokerServer, round_: _Round, session: FetchSession | None, incremental: bool, version: int
-) -> FetchResponse:
+def _response(broker: BrokerServer, round_: _Round, session: FetchSession | None, incremental: bool) -> FetchResponse:
     broker.metrics.bytes_out += round_.size_bytes
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     for key, one, data in round_.data:

@@ -21,6 +21,7 @@ from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
 
 _TopicResponse = ProduceResponse.TopicProduceResponse
@@ -51,7 +52,7 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     acks, version = request.acks, call.version
     now_ms = broker.now_ms()
     topics = broker.topics
-    written: list[Partition] = []
+    written: list[tuple[Partition, _PartitionResponse]] = []
     failed = False
     responses = []
     for data in request.topic_data:
@@ -76,15 +77,14 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
                     )
                 )
                 continue
-            written.append(partition)
-            answers.append(
-                _PartitionResponse(
-                    index=part.index,
-                    base_offset=appended.base_offset,
-                    log_append_time_ms=appended.append_time_ms,
-                    log_start_offset=appended.log_start_offset,
-                )
+            answer = _PartitionResponse(
+                index=part.index,
+                base_offset=appended.base_offset,
+                log_append_time_ms=appended.append_time_ms,
+                log_start_offset=appended.log_start_offset,
             )
+            answers.append(answer)
+            written.append((partition, answer))
         responses.append(_TopicResponse(name=data.name, topic_id=data.topic_id, partition_responses=answers))
     if acks == 0:
         if failed:
@@ -92,26 +92,17 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
         return None
     response = ProduceResponse(responses=responses)
     if broker.flusher is not None and written:
-        return _after_flush(broker, written, response)
+        return _after_flush(broker.flusher, written, response)
     return response
 
 
-async def _after_flush(broker: BrokerServer, written: list[Partition], response: ProduceResponse) -> ProduceResponse:
-    assert broker.flusher is not None
-    failures = await broker.flusher.flushed([partition.log for partition in written])
-    if failures:
-        by_name = {
-            (partition.topic.name, partition.topic.topic_id, partition.index)
-            for partition in written
-            if partition.log in failures
-        }
-        for topic in response.responses:
-            for answer in topic.partition_responses:
-                if any(
-                    index == answer.index and (topic.name == name or topic.topic_id == topic_id)
-                    for name, topic_id, index in by_name
-                ):
-                    answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
+async def _after_flush(
+    flusher: Flusher, written: list[tuple[Partition, _PartitionResponse]], response: ProduceResponse
+) -> ProduceResponse:
+    failed = await flusher.flushed([partition for partition, _ in written])
+    for partition, answer in written:
+        if partition in failed:
+            answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
     return response
 
 

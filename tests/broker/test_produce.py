@@ -1,0 +1,173 @@
+"""Produce as clients meet it on the wire."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.errors import ErrorCode
+from semel.wire.messages.produce import ProduceRequest
+from tests.broker.raw import Raw, batch, now_ms, produce_request, stored_batches, values_of
+
+
+def test_a_batch_gets_the_next_offsets_and_is_read_back(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    assert raw.produce(topic, batch(b"a", b"b")).base_offset == 0
+    assert raw.produce(topic, batch(b"c")).base_offset == 2
+    assert raw.values(topic) == [b"a", b"b", b"c"]
+
+
+def test_a_retried_batch_is_answered_with_its_first_offset_and_stored_once(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    sent = batch(b"once", producer_id=7001, producer_epoch=0, base_sequence=0)
+    assert raw.produce(topic, sent).base_offset == 0
+    raw.produce(topic, batch(b"other"))
+    again = raw.produce(topic, sent)
+    assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 0)
+    assert raw.values(topic) == [b"once", b"other"]
+
+
+def test_a_gap_in_the_sequence_is_refused(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    raw.produce(topic, batch(b"0", producer_id=7002, producer_epoch=0, base_sequence=0))
+    gap = raw.produce(topic, batch(b"2", producer_id=7002, producer_epoch=0, base_sequence=2))
+    assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert raw.values(topic) == [b"0"]
+
+
+def test_an_older_epoch_is_fenced(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    raw.produce(topic, batch(b"new", producer_id=7003, producer_epoch=5, base_sequence=0))
+    old = raw.produce(topic, batch(b"old", producer_id=7003, producer_epoch=4, base_sequence=0))
+    assert old.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+@pytest.mark.parametrize("acks", [2, -2, 17])
+def test_only_the_three_kinds_of_acks_are_known(raw: Raw, topic: str, acks: int) -> None:
+    raw.create(topic)
+    assert raw.produce(topic, batch(), acks=acks).error_code == ErrorCode.INVALID_REQUIRED_ACKS
+    assert raw.values(topic) == []
+
+
+def test_acks_0_is_not_answered_and_the_next_request_is(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    raw.send(produce_request(topic, batch(b"quiet"), acks=0), 12)
+    assert raw.values(topic) == [b"quiet"]
+
+
+def test_an_error_with_acks_0_closes_the_connection(broker: Broker) -> None:
+    with Raw(broker) as connection:
+        connection.send(produce_request("no-such-topic", batch(), acks=0), 12)
+        assert connection.is_closed()
+
+
+def test_a_batch_over_the_limit_is_refused_and_the_limit_can_be_changed(raw: Raw, topic: str) -> None:
+    raw.create(topic, max_message_bytes="200")
+    assert raw.produce(topic, batch(b"x" * 300)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert raw.produce(topic, batch(b"x")).error_code == ErrorCode.NONE
+
+
+def test_unknown_topics_and_partitions_are_told_apart_from_unknown_ids(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    assert raw.produce("nowhere", batch()).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert raw.produce(topic, batch(), partition=5).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    request = produce_request("", batch())
+    request.topic_data[0].topic_id = uuid.uuid4()
+    assert raw.ask(request, 13).responses[0].partition_responses[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_a_topic_may_be_named_by_its_id(raw: Raw, topic: str) -> None:
+    topic_id = raw.create(topic)
+    request = produce_request("", batch(b"by id"))
+    request.topic_data[0].topic_id = topic_id
+    answer = raw.ask(request, 13).responses[0]
+    assert answer.topic_id == topic_id
+    assert answer.partition_responses[0].error_code == ErrorCode.NONE
+    assert raw.values(topic) == [b"by id"]
+
+
+def test_log_append_time_is_the_brokers_clock(raw: Raw, topic: str) -> None:
+    raw.create(topic, message_timestamp_type="LogAppendTime")
+    before = now_ms()
+    answer = raw.produce(topic, batch(b"late", timestamp_ms=1))
+    assert answer.log_append_time_ms >= before
+    stored = stored_batches(raw.fetch(topic))[0]
+    assert stored.max_timestamp == answer.log_append_time_ms
+    assert stored.timestamp_type == 1
+
+
+def test_timestamps_too_far_from_the_brokers_clock_are_refused(raw: Raw, topic: str) -> None:
+    raw.create(topic, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000")
+    assert raw.produce(topic, batch(timestamp_ms=now_ms() - 120_000)).error_code == ErrorCode.INVALID_TIMESTAMP
+    assert raw.produce(topic, batch(timestamp_ms=now_ms() + 120_000)).error_code == ErrorCode.INVALID_TIMESTAMP
+    assert raw.produce(topic, batch(timestamp_ms=now_ms())).error_code == ErrorCode.NONE
+
+
+def test_a_compacted_topic_wants_keys(raw: Raw, topic: str) -> None:
+    raw.create(topic, cleanup_policy="compact")
+    assert raw.produce(topic, batch(b"no key")).error_code == ErrorCode.INVALID_RECORD
+    assert raw.produce(topic, batch(b"keyed", key=b"k")).error_code == ErrorCode.NONE
+
+
+def test_more_replicas_in_sync_than_brokers_refuses_acks_all_only(raw: Raw, topic: str) -> None:
+    raw.create(topic, min_insync_replicas="2")
+    assert raw.produce(topic, batch()).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert raw.produce(topic, batch(), acks=1).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("name", ["__transaction_state", "__consumer_offsets"])
+def test_clients_cannot_write_into_the_brokers_own_topics(broker: Broker, raw: Raw, name: str) -> None:
+    raw.topic_id(name)
+    assert raw.produce(name, batch(key=b"k")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    with Raw(broker, client_id="__admin_client") as tool:
+        assert tool.produce(name, batch(key=b"k")).error_code != ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_damaged_two_and_no_batches_are_refused_whole(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    good = batch(b"good")
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    assert raw.produce(topic, bytes(flipped)).error_code == ErrorCode.CORRUPT_MESSAGE
+    assert raw.produce(topic, good + good).error_code == ErrorCode.INVALID_RECORD
+    assert raw.produce(topic, b"").error_code == ErrorCode.INVALID_RECORD
+    assert raw.produce(topic, good[:40]).error_code != ErrorCode.NONE
+    assert raw.ask(produce_request(topic, None), 12).responses[0].partition_responses[0].error_code != ErrorCode.NONE
+    assert raw.values(topic) == []
+
+
+def test_a_control_batch_from_a_client_is_refused(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    forged = batch(b"\0\0\0\0\0\0", key=b"\0\0\0\1", control=True, transactional=True, producer_id=1, producer_epoch=0)
+    assert raw.produce(topic, forged, transactional_id="forger").error_code != ErrorCode.NONE
+    assert stored_batches(raw.fetch(topic, max_wait_ms=0)) == []
+
+
+def test_a_refused_partition_does_not_keep_the_others_from_being_written(raw: Raw, topic: str) -> None:
+    raw.create(topic, partitions=2)
+    part = ProduceRequest.PartitionProduceData
+    request = produce_request(topic, batch(b"fine"))
+    request.topic_data[0].partition_data += [part(index=9, records=batch()), part(index=1, records=batch(b"too"))]
+    codes = [row.error_code for row in raw.ask(request, 12).responses[0].partition_responses]
+    assert codes == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+    assert values_of(raw.fetch(topic)) == [b"fine"]
+    assert values_of(raw.fetch(topic, partition=1)) == [b"too"]
+
+
+def test_five_requests_in_flight_are_answered_in_order(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    sent = [
+        raw.send(produce_request(topic, batch(b"%d" % n, producer_id=7004, producer_epoch=0, base_sequence=n)), 12)
+        for n in range(5)
+    ]
+    offsets = [raw.receive(one).responses[0].partition_responses[0].base_offset for one in sent]
+    assert offsets == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_every_version_by_name_is_served(raw: Raw, topic: str, version: int) -> None:
+    raw.create(topic)
+    answer = raw.produce(topic, batch(b"v"), version=version)
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
