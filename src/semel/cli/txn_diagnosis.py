@@ -1,0 +1,251 @@
+"""Why is a partition's last stable offset not moving? The answer in words, from two views of the same transaction.
+
+The partition knows which producer opened a transaction in it and at which offset. The coordinator knows which
+transaction that producer has open and what became of it. Where the two agree there is someone to wait for; where the
+coordinator knows of nothing, nobody will ever close it: it hangs. Nothing here talks to a broker.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from semel.machines.contract import TopicPartition
+from semel.machines.transaction_metadata import NO_TIMEOUT_MS
+from semel.machines.transaction_states import PREPARED, STATES_BY_TITLE, State
+
+#: How long after its timeout a transaction may still be on its way to being aborted.
+GRACE_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInPartition:
+    """The partition's view of one open transaction."""
+
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinated:
+    """The coordinator's view of the transactional id behind a producer id."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    partitions: frozenset[TopicPartition]
+
+
+class Verdict(enum.Enum):
+    """What the two views together say."""
+
+    IN_PROGRESS = "in progress"
+    PREPARED_OUTSIDE = "two-phase"
+    OVERDUE = "overdue"
+    COMPLETING = "completing"
+    HANGING = "hanging"
+
+    @property
+    def is_trouble(self) -> bool:
+        """Will it not end by itself?"""
+        return self in (Verdict.OVERDUE, Verdict.HANGING)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One transaction that holds a partition's last stable offset back, explained."""
+
+    partition: TopicPartition
+    last_stable_offset: int
+    high_watermark: int
+    opened: OpenInPartition
+    coordinated: Coordinated | None
+    verdict: Verdict
+    age_ms: int
+
+    @property
+    def holds_readers(self) -> bool:
+        """Is this the one at which readers of committed data stop?"""
+        return self.opened.first_offset <= self.last_stable_offset
+
+    @property
+    def who(self) -> str:
+        identity = f"producer id {self.opened.producer_id}, epoch {self.opened.producer_epoch}"
+        if self.coordinated is None:
+            return f"an unknown transactional id ({identity})"
+        return f"transactional id {self.coordinated.transactional_id!r} ({identity})"
+
+    def as_dict(self) -> dict[str, object]:
+        coordinated: dict[str, object] | None = None
+        if self.coordinated is not None:
+            coordinated = asdict(self.coordinated)
+            coordinated["partitions"] = sorted(map(str, self.coordinated.partitions))
+        return {
+            "topic": self.partition.topic,
+            "partition": self.partition.partition,
+            "last_stable_offset": self.last_stable_offset,
+            "high_watermark": self.high_watermark,
+            "verdict": self.verdict.value,
+            "holds_readers": self.holds_readers,
+            "age_ms": self.age_ms,
+            "partition_view": asdict(self.opened),
+            "coordinator_view": coordinated,
+            "meaning": meaning(self),
+            "advice": advice(self),
+        }
+
+
+def judge(
+    partition: TopicPartition,
+    last_stable_offset: int,
+    high_watermark: int,
+    opened: OpenInPartition,
+    coordinated: Coordinated | None,
+    now_ms: int,
+) -> Finding:
+    """Hold the partition's view beside the coordinator's."""
+    verdict = _verdict(partition, opened, coordinated, now_ms)
+    if verdict is not Verdict.HANGING and coordinated is not None and coordinated.start_ms >= 0:
+        began_ms = coordinated.start_ms
+    else:
+        began_ms = opened.last_timestamp_ms if opened.last_timestamp_ms >= 0 else now_ms
+    return Finding(
+        partition, last_stable_offset, high_watermark, opened, coordinated, verdict, max(0, now_ms - began_ms)
+    )
+
+
+def _verdict(
+    partition: TopicPartition, opened: OpenInPartition, coordinated: Coordinated | None, now_ms: int
+) -> Verdict:
+    if coordinated is None or coordinated.producer_id != opened.producer_id:
+        return Verdict.HANGING
+    state = STATES_BY_TITLE.get(coordinated.state)
+    if state in PREPARED and partition in coordinated.partitions:
+        return Verdict.COMPLETING
+    if state is not State.ONGOING or partition not in coordinated.partitions:
+        return Verdict.HANGING
+    if coordinated.timeout_ms == NO_TIMEOUT_MS:
+        return Verdict.PREPARED_OUTSIDE
+    overdue = now_ms > coordinated.start_ms + coordinated.timeout_ms + GRACE_MS
+    return Verdict.OVERDUE if overdue else Verdict.IN_PROGRESS
+
+
+def meaning(finding: Finding) -> str:
+    """What is going on, in a sentence or two."""
+    coordinated = finding.coordinated
+    match finding.verdict:
+        case Verdict.HANGING:
+            known = "knows of no such transaction"
+            if coordinated is not None:
+                known = f"says {coordinated.transactional_id!r} is {coordinated.state}, without this partition"
+            return (
+                f"The partition waits for a marker that nobody will write: the coordinator {known}. The transaction "
+                "hangs and will never end by itself."
+            )
+        case Verdict.COMPLETING:
+            assert coordinated is not None
+            outcome = "committed" if coordinated.state == State.PREPARE_COMMIT.title else "aborted"
+            return (
+                f"The transaction is decided: it will be {outcome}. Its marker is on the way to this partition and is "
+                "retried until it is written."
+            )
+        case Verdict.PREPARED_OUTSIDE:
+            return (
+                "The transaction takes part in a two-phase commit: it has no timeout and stays open until its outside "
+                "coordinator ends it."
+            )
+        case Verdict.OVERDUE:
+            assert coordinated is not None
+            return (
+                f"The transaction is open for longer than its timeout of {duration(coordinated.timeout_ms)}: the "
+                "coordinator should have aborted it by now."
+            )
+        case Verdict.IN_PROGRESS:
+            assert coordinated is not None
+            left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
+            return (
+                "The producer has a transaction open, as it should be. If it does not end it, the coordinator aborts "
+                f"it in {duration(left_ms)} at the latest."
+            )
+
+
+def advice(finding: Finding) -> str:
+    """What is safe to do."""
+    match finding.verdict:
+        case Verdict.HANGING:
+            return "It is safe to write the missing abort marker (--fix): no record of it was ever committed."
+        case Verdict.COMPLETING:
+            return (
+                "Leave it: an outcome that is decided must not be changed. If it stays like this, look at the log of "
+                "the broker that leads this partition."
+            )
+        case Verdict.PREPARED_OUTSIDE:
+            return (
+                "Ask its outside coordinator first: aborting (--fix) loses what it may already have promised to "
+                "commit. Abort only if that coordinator is gone for good."
+            )
+        case Verdict.OVERDUE:
+            return "It is safe to abort it (--fix): its producer is fenced, and its records stay invisible."
+        case Verdict.IN_PROGRESS:
+            return (
+                "Wait, or look at why its producer is slow. Aborting it now (--fix) is safe for the data, but fences "
+                "the producer, which then has to start again."
+            )
+
+
+def explain(finding: Finding) -> str:
+    """Everything about it, for a person to read."""
+    opened, coordinated = finding.opened, finding.coordinated
+    held_back = finding.high_watermark - finding.last_stable_offset
+    lines = [f"{finding.partition}: {finding.verdict.value}"]
+    if finding.holds_readers:
+        lines.append(
+            f"  Readers of committed data stop at offset {finding.last_stable_offset}; the log goes on to "
+            f"{finding.high_watermark}, so {held_back} offsets are held back."
+        )
+    else:
+        lines.append(f"  Also open, behind the offset at which readers stop ({finding.last_stable_offset}).")
+    lines.append(f"  Held by      {finding.who}, for {duration(finding.age_ms)}.")
+    lines.append(
+        f"  Partition    open since offset {opened.first_offset}, last sequence {opened.last_sequence}, "
+        f"last written {moment(opened.last_timestamp_ms)}."
+    )
+    if coordinated is None:
+        lines.append("  Coordinator  no transactional id has this producer id.")
+    else:
+        partitions = ", ".join(sorted(map(str, coordinated.partitions))) or "none"
+        timeout = "none" if coordinated.timeout_ms == NO_TIMEOUT_MS else duration(coordinated.timeout_ms)
+        lines.append(
+            f"  Coordinator  {coordinated.state}, epoch {coordinated.producer_epoch}, begun "
+            f"{moment(coordinated.start_ms)}, timeout {timeout}, partitions: {partitions}."
+        )
+    lines.append(f"  Meaning      {meaning(finding)}")
+    lines.append(f"  Safe to do   {advice(finding)}")
+    return "\n".join(lines)
+
+
+def duration(span_ms: int) -> str:
+    """A span of time as people say it: `4 min 12 s`."""
+    seconds, milliseconds = divmod(span_ms, 1000)
+    if seconds == 0:
+        return f"{milliseconds} ms"
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    shown = [f"{count} {unit}" for count, unit in parts if count]
+    return " ".join(shown[:2])
+
+
+def moment(at_ms: int) -> str:
+    if at_ms < 0:
+        return "never"
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,219 @@
+"""What `semel txn` asks the brokers, and the two ways it ends a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from semel.cli.txn_diagnosis import Coordinated, Finding, OpenInPartition, Verdict, judge
+from semel.client.answers import check
+from semel.client.blocking import BlockingCluster
+from semel.client.cluster import Coordinator, Leader
+from semel.errors import ErrorCode, error_for
+from semel.machines.contract import TopicPartition
+from semel.wire.messages.fetch import ListOffsetsRequest
+from semel.wire.messages.metadata import MetadataRequest
+from semel.wire.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    WriteTxnMarkersRequest,
+)
+
+LATEST = -1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+#: The timeout an id gets when it is fenced by hand; its next producer sets its own.
+FENCING_TIMEOUT_MS = 60_000
+
+
+def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[TopicPartition]:
+    """The partitions meant by topics (`ledger`) and partitions (`ledger-0`), or all there are."""
+    response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    known = {
+        topic.name: [
+            TopicPartition(topic.name, number) for number in sorted(p.partition_index for p in topic.partitions)
+        ]
+        for topic in sorted(response.topics, key=lambda topic: topic.name or "")
+    }
+    if not places:
+        return [partition for partitions in known.values() for partition in partitions]
+    chosen: dict[TopicPartition, None] = {}
+    for place in places:
+        name, _, number = place.rpartition("-")
+        if place in known:
+            chosen.update(dict.fromkeys(known[place]))
+        elif number.isdecimal() and TopicPartition(name, int(number)) in known.get(name, ()):
+            chosen[TopicPartition(name, int(number))] = None
+        else:
+            raise error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic or partition {place!r}")
+    return list(chosen)
+
+
+def listed(cluster: BlockingCluster, request: ListTransactionsRequest) -> list[ListTransactionsResponse]:
+    """Every broker's answer: each knows the transactional ids it coordinates."""
+    cluster.connect()
+    answers: list[ListTransactionsResponse] = cluster.request_all(
+        [(node_id, request) for node_id in sorted(cluster.metadata.nodes)]
+    )
+    for answer in answers:
+        check(answer.error_code, "listing transactions")
+    return answers
+
+
+def described(cluster: BlockingCluster, transactional_id: str) -> Coordinated:
+    """The coordinator's view; raises if it does not know the id."""
+    answer = cluster.request_retrying(
+        DescribeTransactionsRequest(transactional_ids=[transactional_id]),
+        to=Coordinator("transaction", transactional_id),
+    ).transaction_states[0]
+    check(answer.error_code, f"describing {transactional_id!r}")
+    return Coordinated(
+        transactional_id=transactional_id,
+        state=answer.transaction_state,
+        producer_id=answer.producer_id,
+        producer_epoch=answer.producer_epoch,
+        timeout_ms=answer.transaction_timeout_ms,
+        start_ms=answer.transaction_start_time_ms,
+        partitions=frozenset(
+            TopicPartition(topic.topic, partition) for topic in answer.topics for partition in topic.partitions
+        ),
+    )
+
+
+def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int]) -> dict[int, Coordinated]:
+    """The coordinator's view of whoever owns these producer ids."""
+    if not producer_ids:
+        return {}
+    request = ListTransactionsRequest(producer_id_filters=sorted(producer_ids))
+    return {
+        int(state.producer_id): described(cluster, state.transactional_id)
+        for answer in listed(cluster, request)
+        for state in answer.transaction_states
+    }
+
+
+def open_in(
+    cluster: BlockingCluster, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, list[OpenInPartition]]:
+    """The partitions' view: who has a transaction open, the oldest first. A partition with none is left out."""
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for partition in partitions:
+        leader = cluster.leader(partition.topic, partition.partition)
+        by_leader.setdefault(leader, {}).setdefault(partition.topic, []).append(partition.partition)
+    row = DescribeProducersRequest.TopicRequest
+    requests = [
+        (
+            leader,
+            DescribeProducersRequest(
+                topics=[row(name=topic, partition_indexes=numbers) for topic, numbers in topics.items()]
+            ),
+        )
+        for leader, topics in by_leader.items()
+    ]
+    found: dict[TopicPartition, list[OpenInPartition]] = {}
+    for answer in cluster.request_all(requests):
+        for topic in answer.topics:
+            for described_partition in topic.partitions:
+                partition = TopicPartition(topic.name, described_partition.partition_index)
+                what = f"asking {partition} for its producers"
+                check(described_partition.error_code, what, described_partition.error_message)
+                if opened := _open_of(described_partition.active_producers):
+                    found[partition] = opened
+    return found
+
+
+def _open_of(producers: Iterable[DescribeProducersResponse.ProducerState]) -> list[OpenInPartition]:
+    opened = [
+        OpenInPartition(
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            first_offset=producer.current_txn_start_offset,
+            last_sequence=producer.last_sequence,
+            last_timestamp_ms=producer.last_timestamp,
+            coordinator_epoch=producer.coordinator_epoch,
+        )
+        for producer in producers
+        if producer.current_txn_start_offset >= 0
+    ]
+    return sorted(opened, key=lambda each: each.first_offset)
+
+
+def end_offset(cluster: BlockingCluster, partition: TopicPartition, isolation_level: int) -> int:
+    """The high watermark, or for readers of committed data the last stable offset."""
+    row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition.partition, timestamp=LATEST)
+    request = ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=isolation_level,
+        topics=[ListOffsetsRequest.ListOffsetsTopic(name=partition.topic, partitions=[row])],
+    )
+    leader = Leader(partition.topic, partition.partition)
+    answer = cluster.request_retrying(request, to=leader).topics[0].partitions[0]
+    check(answer.error_code, f"asking {partition} for its offsets")
+    return int(answer.offset)
+
+
+def findings(cluster: BlockingCluster, partitions: Sequence[TopicPartition], now_ms: int) -> list[Finding]:
+    """Every transaction that is open in these partitions, judged."""
+    opened = open_in(cluster, partitions)
+    owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
+    # The partitions are asked once more: what ended while the coordinator was asked holds nothing back.
+    still_open = open_in(cluster, list(opened))
+    judged: list[Finding] = []
+    for partition, found in still_open.items():
+        last_stable_offset = end_offset(cluster, partition, READ_COMMITTED)
+        high_watermark = end_offset(cluster, partition, READ_UNCOMMITTED)
+        judged.extend(
+            judge(partition, last_stable_offset, high_watermark, each, owners.get(each.producer_id), now_ms)
+            for each in found
+            if any(each.first_offset == before.first_offset for before in opened[partition])
+        )
+    return judged
+
+
+def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> bool:
+    """Does the finding still stand? Asked right before something is done about it."""
+    return any(
+        (each.opened.producer_id, each.opened.first_offset, each.verdict)
+        == (finding.opened.producer_id, finding.opened.first_offset, finding.verdict)
+        for each in findings(cluster, [finding.partition], now_ms)
+    )
+
+
+def mend(cluster: BlockingCluster, finding: Finding) -> str:
+    """Do what is safe, and say what was done."""
+    if finding.verdict is Verdict.HANGING:
+        write_abort_marker(cluster, finding.partition, finding.opened)
+        return f"wrote the missing abort marker into {finding.partition}"
+    assert finding.coordinated is not None
+    transactional_id = finding.coordinated.transactional_id
+    fence(cluster, transactional_id)
+    return f"aborted the transaction of {transactional_id!r} and fenced its producer"
+
+
+def fence(cluster: BlockingCluster, transactional_id: str) -> None:
+    """Take the transactional id over: whatever it has open is aborted, and whoever held it is fenced."""
+    answer = cluster.request_retrying(
+        InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS),
+        to=Coordinator("transaction", transactional_id),
+    )
+    check(answer.error_code, f"fencing {transactional_id!r}")
+
+
+def write_abort_marker(cluster: BlockingCluster, partition: TopicPartition, opened: OpenInPartition) -> None:
+    """End a transaction that its coordinator knows nothing of, in this partition only."""
+    marker = WriteTxnMarkersRequest.WritableTxnMarker(
+        producer_id=opened.producer_id,
+        producer_epoch=opened.producer_epoch,
+        transaction_result=False,
+        topics=[
+            WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])
+        ],
+        coordinator_epoch=max(0, opened.coordinator_epoch),
+    )
+    answer = cluster.request_retrying(
+        WriteTxnMarkersRequest(markers=[marker]), to=Leader(partition.topic, partition.partition)
+    )
+    code = answer.markers[0].topics[0].partitions[0].error_code
+    check(ErrorCode.of(code), f"writing an abort marker into {partition}")

@@ -1,0 +1,115 @@
+"""What the doctor says about a transaction that holds readers back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from semel.cli.txn_diagnosis import (
+    GRACE_MS,
+    Coordinated,
+    Finding,
+    OpenInPartition,
+    Verdict,
+    advice,
+    duration,
+    explain,
+    judge,
+    meaning,
+    moment,
+)
+from semel.machines.contract import TopicPartition
+
+NOW_MS = 1_800_000_000_000
+LEDGER = TopicPartition("ledger", 0)
+OPENED = OpenInPartition(
+    producer_id=1000,
+    producer_epoch=3,
+    first_offset=42,
+    last_sequence=17,
+    last_timestamp_ms=NOW_MS - 20_000,
+    coordinator_epoch=0,
+)
+ONGOING = Coordinated("payments", "Ongoing", 1000, 3, 60_000, NOW_MS - 25_000, frozenset((LEDGER,)))
+
+
+def judged(coordinated: Coordinated | None, opened: OpenInPartition = OPENED) -> Finding:
+    return judge(LEDGER, 42, 50, opened, coordinated, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("coordinated", "verdict", "trouble"),
+    [
+        (ONGOING, Verdict.IN_PROGRESS, False),
+        (replace(ONGOING, start_ms=NOW_MS - 60_000 - GRACE_MS - 1), Verdict.OVERDUE, True),
+        (replace(ONGOING, timeout_ms=2147483647, start_ms=0), Verdict.PREPARED_OUTSIDE, False),
+        (replace(ONGOING, state="PrepareCommit", producer_epoch=4), Verdict.COMPLETING, False),
+        (replace(ONGOING, state="PrepareAbort", producer_epoch=4), Verdict.COMPLETING, False),
+        (replace(ONGOING, state="PrepareAbort", partitions=frozenset()), Verdict.HANGING, True),
+        (replace(ONGOING, state="CompleteCommit", partitions=frozenset()), Verdict.HANGING, True),
+        (replace(ONGOING, state="Empty", partitions=frozenset()), Verdict.HANGING, True),
+        (replace(ONGOING, partitions=frozenset((TopicPartition("other", 0),))), Verdict.HANGING, True),
+        (replace(ONGOING, producer_id=1001), Verdict.HANGING, True),
+        (None, Verdict.HANGING, True),
+    ],
+)
+def test_the_two_views_together_give_the_verdict(
+    coordinated: Coordinated | None, verdict: Verdict, trouble: bool
+) -> None:
+    finding = judged(coordinated)
+    assert finding.verdict is verdict
+    assert finding.verdict.is_trouble is trouble
+    assert meaning(finding).endswith(".") and advice(finding).endswith(".")
+    assert finding.as_dict()["verdict"] == verdict.value
+
+
+def test_it_says_who_since_when_and_how_much_is_held_back() -> None:
+    text = explain(judged(ONGOING))
+    assert "Readers of committed data stop at offset 42; the log goes on to 50, so 8 offsets are held back." in text
+    assert "transactional id 'payments' (producer id 1000, epoch 3), for 25 s" in text
+    assert "open since offset 42, last sequence 17" in text
+    assert "Ongoing, epoch 3" in text and "timeout 1 min, partitions: ledger-0" in text
+    assert "aborts it in 35 s at the latest" in text
+
+
+def test_a_hanging_one_is_said_to_be_unknown_and_safe_to_end() -> None:
+    text = explain(judged(None))
+    assert "an unknown transactional id (producer id 1000, epoch 3), for 20 s" in text
+    assert "the coordinator knows of no such transaction" in text
+    assert "safe to write the missing abort marker" in text
+    finished = judged(replace(ONGOING, state="CompleteCommit", partitions=frozenset()))
+    assert "says 'payments' is CompleteCommit, without this partition" in meaning(finished)
+
+
+def test_a_decided_outcome_is_to_be_left_alone() -> None:
+    finding = judged(replace(ONGOING, state="PrepareCommit"))
+    assert "it will be committed" in meaning(finding)
+    assert advice(finding).startswith("Leave it")
+    assert "it will be aborted" in meaning(judged(replace(ONGOING, state="PrepareAbort")))
+
+
+def test_one_that_is_open_behind_the_first_is_said_to_be_so() -> None:
+    finding = judged(ONGOING, replace(OPENED, first_offset=45))
+    assert not finding.holds_readers
+    assert "Also open, behind the offset at which readers stop (42)." in explain(finding)
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "said"),
+    [
+        (0, "0 ms"),
+        (250, "250 ms"),
+        (1_000, "1 s"),
+        (252_000, "4 min 12 s"),
+        (3_600_000, "1 h"),
+        (90_061_000, "1 d 1 h"),
+    ],
+)
+def test_spans_of_time_are_said_as_people_say_them(span_ms: int, said: str) -> None:
+    assert duration(span_ms) == said
+
+
+def test_a_moment_is_in_universal_time() -> None:
+    assert moment(0) == "1970-01-01 00:00:00 UTC"
+    assert moment(-1) == "never"
