@@ -140,7 +140,9 @@ def send(log: PartitionLog, producer_id: int, sequence: int, *values: bytes | No
     return log.append(data, NOW, guard=guard).base_offset
 
 
-def end(log: PartitionLog, producer_id: int, *, commit: bool, epoch: int = 0, version: int = 1, coordinator: int = 0) -> int:
+def end(
+    log: PartitionLog, producer_id: int, *, commit: bool, epoch: int = 0, version: int = 1, coordinator: int = 0
+) -> int:
     return log.append_marker(producer_id, epoch, commit, coordinator, version, NOW).base_offset
 
 

@@ -148,7 +148,8 @@ def test_every_failure_at_any_step_leaves_acknowledged_records_once(tmp_path: Pa
         files.fail_at = None
         crash(log)
         again = open_log(data, clean=False, segment_bytes=400)
-        found = [int(record.value[: len(record.value) // 30]) for record in read_all(again) if len(record.value or b"") > 1]
+        values = [record.value or b"" for record in read_all(again)]
+        found = [int(value[: len(value) // 30]) for value in values if len(value) > 1]
         assert found[: len(acknowledged)] == acknowledged
         assert found == sorted(set(found))
         crash(again)

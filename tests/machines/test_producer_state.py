@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,14 @@ class Partition:
         return offset
 
     def mark(
-        self, producer_id: int, epoch: int, *, commit: bool = True, coordinator: int = 0, version: int = 2, at_ms: int = 0
+        self,
+        producer_id: int,
+        epoch: int,
+        *,
+        commit: bool = True,
+        coordinator: int = 0,
+        version: int = 2,
+        at_ms: int = 0,
     ) -> int:
         original = self.states.check_marker(producer_id, epoch, coordinator, version)
         if original is not None:
@@ -386,7 +395,7 @@ def test_whatever_is_sent_no_sequence_is_written_twice_and_none_is_skipped(
             log.append((producer_id, epoch, first, count))
     for producer_id in range(3):
         mine = [entry for entry in log if entry[0] == producer_id]
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in itertools.pairwise(mine):
             assert after[1] >= before[1]
             expected = (before[2] + before[3]) % 2**31 if after[1] == before[1] else 0
             assert after[2] == expected

@@ -30,6 +30,9 @@ class Files:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o644)
 
+    def open_to_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 
@@ -112,6 +115,9 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         return os.path.exists(path)
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
 
     def modified_ms(self, path: Path) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000

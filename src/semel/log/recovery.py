@@ -393,11 +393,11 @@ class _Loader:
         segment = segments[number]
         if end_offset < (self.given.recovery_point or 0):
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, in a part of the log that was safely on disk")
-        later = _valid_batch_after(segment, valid_bytes, end_offset)
+        later = valid_batch_after(segment, valid_bytes, end_offset)
         if later is not None:
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, yet a valid batch follows at byte {later}")
         for other in segments[number + 1 :]:
-            if _valid_batch_after(other, -1, end_offset) is not None:
+            if valid_batch_after(other, -1, end_offset) is not None:
                 raise DamagedLog(
                     segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {other.log_path}"
                 )
@@ -432,7 +432,7 @@ class _Loader:
         )
 
 
-def _valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
+def valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
     """Where, after `position`, a whole valid batch of a later offset begins; None when there is nothing to lose."""
     window = 8 * 1024 * 1024
     start = position + 1

@@ -1,0 +1,74 @@
+"""`semel log`: look into the files of a log, and hear in words what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from semel.cli.output import show
+from semel.log.inspection import Inspection, inspect
+
+_WIDEST = 60
+
+
+@click.group()
+def log() -> None:
+    """Look into log files."""
+
+
+@log.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
+@click.option("--records", is_flag=True, help="Show a log's records too; those of coordinators in words.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.pass_context
+def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json: bool) -> None:
+    """Print and verify files of a log: batches, indexes, producer state, checkpoints. A directory stands for all of
+    its files. Ends with 1 when something is wrong."""
+    inspections = [inspect(str(path), records=records) for path in _expanded(files)]
+    if as_json:
+        click.echo(json.dumps([asdict(inspection) for inspection in inspections], indent=2, default=str))
+    else:
+        for inspection in inspections:
+            _print(inspection)
+    if any(inspection.problems for inspection in inspections):
+        context.exit(1)
+
+
+def _expanded(files: Sequence[Path]) -> list[Path]:
+    expanded: list[Path] = []
+    for path in files:
+        if path.is_dir():
+            expanded.extend(sorted(inner for inner in path.iterdir() if inner.is_file()))
+        else:
+            expanded.append(path)
+    return expanded
+
+
+def _print(inspection: Inspection) -> None:
+    click.echo(f"{inspection.path}: {inspection.kind}, {_count(len(inspection.rows))}")
+    if inspection.rows:
+        columns: dict[str, None] = {}
+        for row in inspection.rows:
+            columns.update(dict.fromkeys(row))
+        show([_shortened(row) for row in inspection.rows], list(columns), as_json=False)
+    for problem in inspection.problems:
+        click.secho(f"WRONG: {problem}", fg="red")
+    if not inspection.problems:
+        click.echo("nothing wrong")
+    click.echo()
+
+
+def _count(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
+def _shortened(row: Mapping[str, object]) -> dict[str, object]:
+    return {name: value if name == "what" else _short(value) for name, value in row.items()}
+
+
+def _short(value: object) -> object:
+    return value[: _WIDEST - 1] + "…" if isinstance(value, str) and len(value) > _WIDEST else value

@@ -1,0 +1,80 @@
+"""Records of the internal topics in words: what a coordinator remembered with each of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from semel.errors import Refused
+from semel.machines.transaction_states import State
+from semel.wire import decode_versioned
+from semel.wire.messages import coordinator_records as stored
+
+#: Type of a group coordinator's record (the version its key begins with) -> key class, value class.
+_GROUP_RECORDS: dict[int, tuple[type[Any], type[Any]]] = {
+    0: (stored.OffsetCommitKey, stored.OffsetCommitValue),
+    1: (stored.OffsetCommitKey, stored.OffsetCommitValue),
+    2: (stored.GroupMetadataKey, stored.GroupMetadataValue),
+    3: (stored.ConsumerGroupMetadataKey, stored.ConsumerGroupMetadataValue),
+    4: (stored.ConsumerGroupPartitionMetadataKey, stored.ConsumerGroupPartitionMetadataValue),
+    5: (stored.ConsumerGroupMemberMetadataKey, stored.ConsumerGroupMemberMetadataValue),
+    6: (stored.ConsumerGroupTargetAssignmentMetadataKey, stored.ConsumerGroupTargetAssignmentMetadataValue),
+    7: (stored.ConsumerGroupTargetAssignmentMemberKey, stored.ConsumerGroupTargetAssignmentMemberValue),
+    8: (stored.ConsumerGroupCurrentMemberAssignmentKey, stored.ConsumerGroupCurrentMemberAssignmentValue),
+    16: (stored.ConsumerGroupRegularExpressionKey, stored.ConsumerGroupRegularExpressionValue),
+}
+
+
+def in_words(topic: str, key: bytes | None, value: bytes | None) -> str:
+    """What a record of this topic says; "record" for a topic of users."""
+    try:
+        if topic == "__transaction_state":
+            return _transaction(key or b"", value)
+        if topic == "__consumer_offsets":
+            return _group(key or b"", value)
+    except Refused as refused:
+        return f"not readable as a coordinator's record: {refused.why}"
+    return "record"
+
+
+def _transaction(key: bytes, value: bytes | None) -> str:
+    transactional_id = decode_versioned(stored.TransactionLogKey, key).transactional_id
+    if value is None:
+        return f"transactional id {transactional_id!r} is forgotten"
+    held = decode_versioned(stored.TransactionLogValue, value)
+    partitions = [
+        f"{schema.topic}-{partition}"
+        for schema in held.transaction_partitions or ()
+        for partition in schema.partition_ids
+    ]
+    known = {int(state): state.title for state in State}
+    state = known.get(held.transaction_status, f"state {held.transaction_status}")
+    words = (
+        f"transactional id {transactional_id!r} is {state}, producer {held.producer_id} epoch {held.producer_epoch}, "
+        f"timeout {held.transaction_timeout_ms} ms"
+    )
+    return words + (f", in {', '.join(partitions)}" if partitions else "")
+
+
+def _group(key: bytes, value: bytes | None) -> str:
+    kind = int.from_bytes(key[:2], "big", signed=True)
+    if kind not in _GROUP_RECORDS:
+        return f"a record of type {kind}, which is not known here"
+    key_class, value_class = _GROUP_RECORDS[kind]
+    named = decode_versioned(key_class, key)
+    held = None if value is None else decode_versioned(value_class, value)
+    if isinstance(named, stored.OffsetCommitKey):
+        where = f"group {named.group!r} on {named.topic}-{named.partition}"
+        if held is None:
+            return f"{where} has no offset any more"
+        return f"{where} is at offset {held.offset}" + (f" ({held.metadata})" if held.metadata else "")
+    if isinstance(named, stored.GroupMetadataKey):
+        if held is None:
+            return f"group {named.group!r} is forgotten"
+        return f"group {named.group!r} is at generation {held.generation} with {len(held.members)} members"
+    return f"{_fields(named)}: {'forgotten' if held is None else _fields(held)}"
+
+
+def _fields(message: Any) -> str:
+    name = type(message).__name__.removesuffix("Key").removesuffix("Value")
+    return name + "(" + ", ".join(f"{field.name}={getattr(message, field.name)!r}" for field in fields(message)) + ")"

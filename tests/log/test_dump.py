@@ -1,0 +1,141 @@
+"""`semel log dump`: every kind of file, told in words, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from semel.cli.log import log as log_command
+from semel.log.partition_log import PartitionLog
+from semel.records.batch import build
+from semel.wire import encode_versioned
+from semel.wire.messages.coordinator_records import (
+    OffsetCommitKey,
+    OffsetCommitValue,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+from tests.log.disk import NOW, InlineFiles, batch, end, open_log, send, settings
+
+LOG = "00000000000000000000.log"
+
+
+def dump(*arguments: object) -> Result:
+    return CliRunner().invoke(log_command, ["dump", *map(str, arguments)])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    log = PartitionLog.open(
+        tmp_path / "t-0",
+        "t",
+        0,
+        settings(index_interval_bytes=100),
+        NOW,
+        topic_id=uuid.UUID(int=7),
+        clean=True,
+        files=InlineFiles(),
+    )
+    for number in range(5):
+        log.append(batch(1, number, b"value %d" % number, timestamp_ms=NOW + number), NOW)
+        send(log, 7, number, b"t")
+        end(log, 7, commit=number % 2 == 0)
+    log.close(NOW)
+    return tmp_path / "t-0"
+
+
+def test_every_kind_of_file_is_shown_and_nothing_is_wrong(directory: Path) -> None:
+    result = dump(directory)
+    assert result.exit_code == 0, result.output
+    for words in ("record batches", "offset index", "time index", "aborted transactions", "producer state"):
+        assert words in result.output
+    assert "leader epochs" in result.output and "partition metadata" in result.output
+    assert "COMMIT by coordinator epoch 0" in result.output and "ABORT" in result.output
+    assert "WRONG" not in result.output
+
+
+def test_json_says_the_same_to_programs(directory: Path) -> None:
+    (told,) = json.loads(dump(directory / LOG, "--json", "--records").output)
+    assert told["kind"] == "record batches" and told["problems"] == []
+    assert [row["value"] for row in told["rows"] if "value" in row][:2] == ["value 0", "t"]
+
+
+def test_a_torn_tail_and_damage_are_told_apart(directory: Path) -> None:
+    path = directory / LOG
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    torn = dump(path)
+    assert torn.exit_code == 1 and "a write that was cut short" in torn.output
+    path.write_bytes(whole[:8] + b"\0\0\0\0" + whole[12:])
+    damaged = dump(path)
+    assert damaged.exit_code == 1 and "a valid batch follows" in damaged.output
+    path.write_bytes(whole[:65] + b"\xff" + whole[66:])
+    flipped = dump(path)
+    assert flipped.exit_code == 1 and "the batch at byte 0 (offset 0): the batch's CRC-32C" in flipped.output
+
+
+def test_the_same_record_twice_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / LOG
+    twice = [
+        build([(b"k", b"v")], producer_id=1, producer_epoch=0, base_sequence=5, base_offset=offset, timestamp_ms=NOW)
+        for offset in (0, 1)
+    ]
+    path.write_bytes(b"".join(twice))
+    result = dump(path)
+    assert result.exit_code == 1 and "the same record twice" in result.output
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex", ".snapshot"])
+def test_a_file_cut_short_or_changed_is_seen(directory: Path, suffix: str) -> None:
+    path = next(directory.glob(f"*{suffix}"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert dump(path).exit_code == 1
+    changed = bytearray(whole)
+    changed[9] ^= 3
+    path.write_bytes(changed)
+    assert dump(path).exit_code == 1
+
+
+def test_a_checkpoint_that_lies_about_its_length_is_seen(directory: Path) -> None:
+    path = directory / "leader-epoch-checkpoint"
+    path.write_text("0\n2\n0 0\n")
+    result = dump(path)
+    assert result.exit_code == 1 and "claims 2 entries and has 1" in result.output
+
+
+def test_records_of_coordinators_are_told_in_words(tmp_path: Path) -> None:
+    transactions = tmp_path / "__transaction_state-3"
+    transactions.mkdir()
+    value = TransactionLogValue(
+        producer_id=9,
+        producer_epoch=2,
+        transaction_timeout_ms=60000,
+        transaction_status=1,
+        transaction_partitions=[TransactionLogValue.PartitionsSchema(topic="ledger", partition_ids=[0, 2])],
+    )
+    key = encode_versioned(TransactionLogKey(transactional_id="payments"), 0)
+    (transactions / LOG).write_bytes(build([(key, encode_versioned(value, 1)), (key, None)], timestamp_ms=NOW))
+    said = dump(transactions / LOG, "--records").output
+    assert "transactional id 'payments' is Ongoing, producer 9 epoch 2" in said
+    assert "in ledger-0, ledger-2" in said and "'payments' is forgotten" in said
+
+    offsets = tmp_path / "__consumer_offsets-7"
+    offsets.mkdir()
+    key = encode_versioned(OffsetCommitKey(group="readers", topic="ledger", partition=2), 1)
+    committed = encode_versioned(OffsetCommitValue(offset=57), 3)
+    (offsets / LOG).write_bytes(build([(key, committed), (key, None), (b"\0\x63", b"")], timestamp_ms=NOW))
+    said = dump(offsets / LOG, "--records").output
+    assert "group 'readers' on ledger-2 is at offset 57" in said
+    assert "has no offset any more" in said and "not known here" in said
+
+
+def test_dumping_changes_nothing(directory: Path) -> None:
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    dump(directory, "--records")
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    assert open_log(directory.parent).end_offset == 15
