@@ -66,9 +66,18 @@ class TransactionHost(CoordinatorHost):
         self.ready_for(transactional_id)
         asked = TopicPartition(topic, partition)
         if verify_only:
-            code = self.machine.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
-            return ErrorCode.INVALID_TXN_STATE if code == ErrorCode.TRANSACTION_ABORTABLE else code
+            return _as_clients_know_it(
+                self.machine.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
+            )
         decision = self.machine.add_implicitly(
             transactional_id, producer_id, producer_epoch, (asked,), self.broker.now_ms()
         )
-        return ErrorCode(self.settle(decision))
+        return _as_clients_know_it(ErrorCode(self.settle(decision)))
+
+
+def _as_clients_know_it(code: ErrorCode) -> ErrorCode:
+    """A producer in the middle of writing is told what it knows how to handle."""
+    return {
+        ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    }.get(code, code)
