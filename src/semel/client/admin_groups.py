@@ -12,7 +12,7 @@ from semel.client.cluster import Cluster, Coordinator
 from semel.client.offset_requests import commit_offsets, fetch_committed
 from semel.client.offsets import PartitionLike, as_offsets, as_partitions, by_topic
 from semel.config import Values
-from semel.errors import ErrorCode, Refused
+from semel.errors import CommitFailed, ErrorCode, Misuse, Refused
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 from semel.wire import decode_versioned
@@ -124,7 +124,12 @@ class GroupAdmin:
         self, group_id: str, offsets: Mapping[PartitionLike, OffsetAndMetadata | int]
     ) -> None:
         """Set the offsets of a group without members."""
-        await commit_offsets(self.cluster, GroupMetadata(group_id), as_offsets(offsets), timeout_ms=self._timeout_ms)
+        given = as_offsets(offsets)
+        try:
+            await commit_offsets(self.cluster, GroupMetadata(group_id), given, timeout_ms=self._timeout_ms)
+        except CommitFailed as refused:
+            why = f"group '{group_id}' has members, whose offsets are their own: stop them first"
+            raise Misuse(ErrorCode.NON_EMPTY_GROUP, why) from refused
 
     async def delete_group_offsets(self, group_id: str, partitions: Iterable[PartitionLike]) -> None:
         """Forget the group's offsets for these partitions, which it must not be reading."""

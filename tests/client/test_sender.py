@@ -1,0 +1,414 @@
+"""Order and exactly-once through every retry: named scenarios, and a model broker under random faults."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semel.errors import ErrorCode, OutOfOrderSequence, RecordTooLarge, RequestTimedOut
+from semel.machines.accumulator import Accumulator, ProducerBatch, stamped
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.sender import Answer, Produce, Sender
+from semel.machines.transaction_manager import MAX_EPOCH, State, TransactionManager
+from semel.records.batch import Batch, build, check, read_records
+from semel.records.sequence import next_sequence
+
+P0, P1 = TopicPartition("ledger", 0), TopicPartition("ledger", 1)
+OK = Answer(ErrorCode.NONE, base_offset=0)
+
+
+def idempotent(producer_epoch: int = 0) -> TransactionManager:
+    return TransactionManager(None, state=State.READY, identity=ProducerIdentity(7, producer_epoch))
+
+
+def in_transaction(*partitions: TopicPartition) -> TransactionManager:
+    manager = TransactionManager("payments", state=State.READY, identity=ProducerIdentity(7, 0))
+    manager.begin()
+    for partition in partitions:
+        manager.write(partition)
+    return manager
+
+
+def make(manager: TransactionManager | None, **limits: int) -> Sender:
+    sizes = {name: limits.pop(name) for name in ("batch_size_bytes", "buffer_memory_bytes") if name in limits}
+    # One record fills a batch unless a test says otherwise, and nothing lingers.
+    accumulator = Accumulator(**{"batch_size_bytes": 1, "linger_ms": 0, **sizes})
+    return Sender(accumulator, manager, **limits)
+
+
+def put(sender: Sender, value: bytes, partition: TopicPartition = P0, now_ms: int = 0) -> ProducerBatch:
+    appended = sender.accumulator.append(partition, None, value, (), now_ms, now_ms)
+    assert appended is not None
+    return appended[0]
+
+
+def poll(sender: Sender, now_ms: int = 0) -> list[Produce]:
+    return sender.poll(now_ms, lambda partition: 1)[0]
+
+
+def values(request: Produce) -> list[bytes | None]:
+    return [record.value for batch in request.batches for record in read_records(Batch.parse(batch.data or b""))]
+
+
+def sequences(request: Produce) -> list[int]:
+    return [Batch.parse(batch.data or b"").base_sequence for batch in request.batches]
+
+
+def test_five_requests_are_in_flight_and_no_more() -> None:
+    sender = make(idempotent())
+    for number in range(7):
+        put(sender, b"%d" % number)
+    sent = [poll(sender) for _ in range(6)]
+    assert [values(r[0]) for r in sent[:5]] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"]]
+    assert sent[5] == []
+    sender.on_answers(sent[0][0], [OK], 0)
+    assert values(poll(sender)[0]) == [b"5"]
+
+
+def test_scenario_36_when_the_first_fails_the_rest_is_retried_in_order_without_a_bump_or_a_duplicate() -> None:
+    manager = idempotent()
+    sender = make(manager)
+    batches = [put(sender, b"%d" % number) for number in range(5)]
+    sent = [poll(sender)[0] for _ in batches]
+    sender.on_answers(sent[0], [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
+    for request in sent[1:]:
+        sender.on_answers(request, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    assert poll(sender, 99) == [], "not before the backoff"
+    written = []
+    for now_ms in range(100, 2_000, 100):
+        for request in poll(sender, now_ms):
+            assert len(poll(sender, now_ms)) == 0, "retries go one at a time"
+            written += values(request)
+            sender.on_answers(request, [OK], now_ms)
+    assert written == [b"0", b"1", b"2", b"3", b"4"]
+    assert manager.identity == ProducerIdentity(7, 0)
+    assert all(batch.done and batch.error is None for batch in batches)
+
+
+def test_scenario_37_a_retried_batch_is_byte_identical() -> None:
+    sender = make(idempotent())
+    put(sender, b"once")
+    first = poll(sender)[0]
+    data = first.batches[0].data
+    sender.on_no_answer(first, ErrorCode.NETWORK_EXCEPTION, 0)
+    sender.stale_leaders.clear()
+    second = poll(sender, 100)[0]
+    assert second.batches[0].data is data
+    check(Batch.parse(data or b""))
+
+
+def test_scenario_38_an_epoch_bump_resets_idle_partitions_and_keeps_order_in_busy_ones() -> None:
+    manager = idempotent()
+    sender = make(manager)
+    put(sender, b"idle", P1)
+    sender.on_answers(poll(sender)[0], [OK], 0)
+    put(sender, b"busy 0", P1)
+    busy = poll(sender)[0]
+    put(sender, b"lost", P0)
+    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    restarted = poll(sender)[0]
+    assert manager.identity == ProducerIdentity(7, 1)
+    assert (values(restarted), sequences(restarted)) == ([b"lost"], [0])
+    sender.on_answers(restarted, [OK], 0)
+    put(sender, b"busy 1", P1)
+    assert poll(sender) == [], "a batch of the old epoch is on its way: nothing overtakes it under the new one"
+    sender.on_answers(busy, [OK], 0)
+    after = poll(sender)[0]
+    assert (values(after), sequences(after)) == ([b"busy 1"], [0])
+    assert Batch.parse(after.batches[0].data or b"").producer_epoch == 1
+
+
+def test_scenario_39_memory_of_a_batch_given_up_on_its_way_is_held_until_the_connection_lets_go() -> None:
+    sender = make(idempotent(), delivery_timeout_ms=1_000)
+    batch = put(sender, b"slow")
+    data = b""
+    request = poll(sender)[0]
+    data, used = request.batches[0].data or b"", sender.accumulator.used_bytes
+    poll(sender, 1_000)
+    assert isinstance(batch.error, RequestTimedOut)
+    assert sender.accumulator.used_bytes == used
+    assert request.batches[0].data is data
+    check(Batch.parse(data))
+    sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, 1_001)
+    assert sender.accumulator.used_bytes == 0
+
+
+def test_unresolved_sequences_hold_new_batches_back_until_the_epoch_changed() -> None:
+    manager = idempotent()
+    sender = make(manager, delivery_timeout_ms=1_000)
+    put(sender, b"unknown", now_ms=0)
+    request = poll(sender, 0)[0]
+    put(sender, b"next", now_ms=900)
+    poll(sender, 1_000)
+    assert poll(sender, 1_000) == []
+    sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, 1_001)
+    sender.stale_leaders.clear()
+    after = poll(sender, 1_100)[0]
+    assert (values(after), sequences(after)) == ([b"next"], [0])
+    assert manager.identity == ProducerIdentity(7, 1)
+
+
+def test_a_late_acknowledgement_resolves_the_sequences_without_a_new_epoch() -> None:
+    manager = idempotent()
+    sender = make(manager, delivery_timeout_ms=1_000)
+    put(sender, b"slow", now_ms=0)
+    request = poll(sender, 0)[0]
+    put(sender, b"next", now_ms=900)
+    poll(sender, 1_000)
+    sender.on_answers(request, [OK], 1_001)
+    after = poll(sender, 1_001)[0]
+    assert (values(after), sequences(after)) == ([b"next"], [1])
+    assert manager.identity == ProducerIdentity(7, 0)
+
+
+def test_a_refused_record_does_not_drag_down_what_was_sent_after_it() -> None:
+    manager = idempotent()
+    sender = make(manager)
+    bad, good = put(sender, b"bad"), put(sender, b"good")
+    first, second = poll(sender)[0], poll(sender)[0]
+    sender.on_answers(first, [Answer(ErrorCode.INVALID_RECORD)], 0)
+    sender.on_answers(second, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    again = poll(sender, 1_000)[0]
+    assert (values(again), sequences(again)) == ([b"good"], [0])
+    sender.on_answers(again, [OK], 1_000)
+    assert bad.error is not None
+    assert good.error is None
+
+
+def test_a_lost_prefix_in_a_transaction_makes_it_abortable() -> None:
+    manager = in_transaction(P0)
+    sender = make(manager)
+    batch = put(sender, b"debit")
+    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    assert isinstance(batch.error, OutOfOrderSequence)
+    assert manager.state is State.ABORTABLE_ERROR
+
+
+def test_under_v1_nothing_goes_to_a_partition_that_was_not_announced() -> None:
+    manager = TransactionManager("payments", version=1, state=State.READY, identity=ProducerIdentity(7, 0))
+    manager.begin()
+    manager.write(P0)
+    sender = make(manager)
+    put(sender, b"debit")
+    assert poll(sender) == []
+
+
+def test_the_next_transaction_starts_at_sequence_zero_under_the_epoch_the_commit_gave() -> None:
+    manager = in_transaction(P0)
+    sender = make(manager)
+    put(sender, b"first")
+    sender.on_answers(poll(sender)[0], [OK], 0)
+    manager.identity = ProducerIdentity(7, 1)
+    put(sender, b"second")
+    request = poll(sender)[0]
+    assert sequences(request) == [0]
+    batch = Batch.parse(request.batches[0].data or b"")
+    assert (batch.producer_epoch, batch.is_transactional) == (1, True)
+
+
+def test_a_batch_too_large_for_its_topic_is_sent_in_halves_with_its_own_sequences() -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    places = [sender.accumulator.append(P0, None, b"%d" % number, (), 5, 0) for number in range(5)]
+    sender.accumulator.close_all()
+    batch = places[0][0]  # type: ignore[index]
+    request = poll(sender)[0]
+    sender.on_answers(request, [Answer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
+    first = poll(sender)[0]
+    assert (values(first), sequences(first)) == ([b"0", b"1"], [0])
+    sender.on_answers(first, [Answer(ErrorCode.NONE, base_offset=40)], 0)
+    assert not batch.done
+    second = poll(sender)[0]
+    assert (values(second), sequences(second)) == ([b"2", b"3", b"4"], [2])
+    sender.on_answers(second, [Answer(ErrorCode.NONE, base_offset=42)], 0)
+    assert [batch.outcome(number)[0] for number in range(5)] == [40, 41, 42, 43, 44]
+    assert sender.finished() == [batch]
+    assert sender.accumulator.used_bytes == 0
+
+
+def test_a_leader_that_moved_is_looked_up_before_the_retry() -> None:
+    sender = make(idempotent())
+    put(sender, b"x")
+    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)], 0)
+    assert sender.stale_leaders == {P0}
+    assert poll(sender, 5_000) == []
+    sender.stale_leaders.clear()
+    assert len(poll(sender, 5_000)) == 1
+
+
+def test_without_idempotence_batches_carry_no_identity() -> None:
+    sender = make(None, retries=1)
+    batch = put(sender, b"plain")
+    request = poll(sender)[0]
+    assert Batch.parse(request.batches[0].data or b"").producer_id == -1
+    sender.on_answers(request, [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
+    sender.on_answers(poll(sender, 1_000)[0], [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 1_000)
+    assert batch.error is not None, "retries=1 allows one"
+
+
+def test_the_buffer_is_bounded_and_a_full_one_sends_at_once() -> None:
+    sender = make(idempotent(), batch_size_bytes=300, buffer_memory_bytes=400)
+    sender.accumulator.linger_ms = 10_000
+    put(sender, b"x" * 150)
+    assert sender.accumulator.append(P1, None, b"y" * 300, (), 0, 0) is None
+    assert len(poll(sender)) == 1, "no lingering while somebody waits for memory"
+
+
+def test_a_record_larger_than_any_request_is_refused_at_once() -> None:
+    accumulator = Accumulator(max_request_bytes=1_000)
+    with pytest.raises(RecordTooLarge, match=r"max\.request\.size"):
+        accumulator.append(P0, None, b"x" * 1_000, (), 0, 0)
+
+
+def test_a_batch_lingers_until_its_time_or_until_it_is_full() -> None:
+    accumulator = Accumulator(batch_size_bytes=200, linger_ms=5)
+    accumulator.append(P0, b"k", b"v", (), 100, 100)
+    assert accumulator.ready_at_ms(P0) == 105
+    accumulator.append(P0, b"k", b"v" * 150, (), 100, 100)
+    assert accumulator.ready_at_ms(P0) == 0, "the first batch closed because the second record did not fit"
+    assert accumulator.take(P0).record_count == 1
+
+
+def test_restamping_changes_the_identity_and_nothing_else() -> None:
+    data = build([(b"k", b"v", [("h", b"1")])], timestamp_ms=3, producer_id=1, producer_epoch=2, base_sequence=3)
+    other = Batch.parse(stamped(data, 4, 5, 6, True))
+    check(other)
+    assert (other.producer_id, other.producer_epoch, other.base_sequence) == (4, 5, 6)
+    assert other.is_transactional
+    assert list(read_records(other)) == list(read_records(Batch.parse(data)))
+    assert stamped(stamped(data, 4, 5, 6, True), 1, 2, 3, False) == data
+
+
+class ModelBroker:
+    """One partition as a broker keeps it: last five batches per epoch, gaps refused, duplicates answered."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes | None] = []
+        self.epoch = -1
+        self.next_sequence = 0
+        self.recent: deque[tuple[int, int, int]] = deque(maxlen=5)
+
+    def append(self, data: bytes) -> Answer:
+        batch = Batch.parse(data)
+        check(batch)
+        if batch.producer_epoch < self.epoch:
+            return Answer(ErrorCode.INVALID_PRODUCER_EPOCH)
+        if batch.producer_epoch > self.epoch:
+            if batch.base_sequence != 0:
+                return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            self.epoch, self.next_sequence = batch.producer_epoch, 0
+            self.recent.clear()
+        for first, count, offset in self.recent:
+            if (first, count) == (batch.base_sequence, batch.record_count):
+                return Answer(ErrorCode.NONE, base_offset=offset)
+        if batch.base_sequence != self.next_sequence:
+            return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        offset = len(self.log)
+        self.log += [record.value for record in read_records(batch)]
+        self.next_sequence = next_sequence(self.next_sequence, batch.record_count)
+        self.recent.append((batch.base_sequence, batch.record_count, offset))
+        return Answer(ErrorCode.NONE, base_offset=offset)
+
+
+Fault = st.sampled_from(["none"] * 4 + ["request lost", "answer lost", "refused for now", "answer late"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.DataObject) -> None:
+    """Requests and answers are lost, refused and late, at random, with five in flight; nobody gives up."""
+    manager = idempotent()
+    sender = make(manager, batch_size_bytes=data.draw(st.sampled_from([1, 120])))
+    brokers = {P0: ModelBroker(), P1: ModelBroker()}
+    sent: dict[TopicPartition, list[bytes]] = {P0: [], P1: []}
+    numbers = itertools.count()
+    wire: list[Produce] = []
+    late: list[tuple[Produce, list[Answer]]] = []
+    batches: list[ProducerBatch] = []
+    for now_ms in range(0, 100_000, 500):
+        quiet = now_ms > 20_000
+        if not quiet:
+            for _ in range(data.draw(st.integers(0, 3))):
+                partition = data.draw(st.sampled_from([P0, P1]))
+                value = b"%d" % next(numbers)
+                batches.append(put(sender, value, partition, now_ms))
+                sent[partition].append(value)
+        wire += poll(sender, now_ms)
+        wire += poll(sender, now_ms)
+        for request, answers in late:
+            sender.on_answers(request, answers, now_ms)
+        late = []
+        arrived, wire = wire, []
+        for request in arrived:
+            fault = "none" if quiet else data.draw(Fault)
+            if fault == "request lost":
+                sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
+                continue
+            if fault == "refused for now":
+                answers = [Answer(ErrorCode.NOT_ENOUGH_REPLICAS) for _ in request.batches]
+            else:
+                answers = [brokers[b.partition].append(b.data or b"") for b in request.batches]
+            if fault == "answer lost":
+                sender.on_no_answer(request, ErrorCode.REQUEST_TIMED_OUT, now_ms)
+            elif fault == "answer late":
+                late.append((request, answers))
+            else:
+                sender.on_answers(request, answers, now_ms)
+        sender.stale_leaders.clear()
+        if quiet and not sender.busy and sender.accumulator.is_empty and not late:
+            break
+    assert {partition: broker.log for partition, broker in brokers.items()} == sent
+    assert all(batch.done and batch.error is None for batch in batches)
+    assert sender.accumulator.used_bytes == 0
+    assert manager.identity == ProducerIdentity(7, 0), "nothing here asks for a new epoch"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_acknowledged_is_there(
+    data: st.DataObject,
+) -> None:
+    """As above with deadlines that pass: a record that was given up is in the log once or not at all."""
+    manager = idempotent(data.draw(st.sampled_from([0, MAX_EPOCH - 2])))
+    sender = make(manager, delivery_timeout_ms=2_000)
+    broker = ModelBroker()
+    batches: list[tuple[bytes, ProducerBatch]] = []
+    numbers = itertools.count()
+    held: list[Produce] = []
+    for now_ms in range(0, 60_000, 250):
+        quiet = now_ms > 10_000
+        if manager.state is State.INITIALIZING:
+            # The epochs ran out: a new producer id, of which the partition knows nothing.
+            manager.state, manager.identity = State.READY, ProducerIdentity(manager.identity.producer_id + 100, 0)
+            broker.epoch, broker.next_sequence = -1, 0
+            broker.recent.clear()
+        if not quiet and data.draw(st.booleans()):
+            value = b"%d" % next(numbers)
+            batches.append((value, put(sender, value, P0, now_ms)))
+        requests = poll(sender, now_ms)
+        for request in requests + (held if quiet or data.draw(st.booleans()) else []):
+            late = request in held
+            fault = "none" if quiet or late else data.draw(Fault)
+            if fault == "answer late":
+                held.append(request)
+                continue
+            if late:
+                held.remove(request)
+            if fault == "request lost":
+                sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
+            elif fault == "answer lost":
+                broker.append(request.batches[0].data or b"")
+                sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
+            elif fault == "refused for now":
+                sender.on_answers(request, [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], now_ms)
+            else:
+                sender.on_answers(request, [broker.append(request.batches[0].data or b"")], now_ms)
+        sender.stale_leaders.clear()
+    assert broker.log == sorted(broker.log, key=lambda value: int(value or b"0")), "order"
+    assert len(broker.log) == len(set(broker.log)), "once"
+    assert all(batch.done for _, batch in batches)
+    assert {value for value, batch in batches if batch.error is None} <= set(broker.log)
+    assert sender.accumulator.used_bytes == 0
