@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 import os
 import uuid
 from bisect import bisect_right
 from pathlib import Path
 
 from semel.log.files import Files
+
+logger = logging.getLogger(__name__)
 
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
@@ -136,6 +139,17 @@ def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
         if later[0] <= earlier[0] or later[1] < earlier[1]:
             raise DamagedCheckpoint(f"epoch {later[0]} at {later[1]} cannot follow {earlier[0]} at {earlier[1]}")
     return rows
+
+
+def read_leader_epochs(files: Files, directory: str) -> LeaderEpochs | None:
+    """None when the file is missing or torn: it is not fsynced when a partition is created."""
+    path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
+    try:
+        entries = decode_leader_epochs(files.read(path))
+    except (FileNotFoundError, DamagedCheckpoint) as error:
+        logger.warning("%s is rebuilt from the log: %s", path, error)
+        return None
+    return LeaderEpochs(entries) if entries else None
 
 
 # Offsets per partition, for a data directory

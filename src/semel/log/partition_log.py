@@ -19,23 +19,23 @@ from uuid import UUID
 
 from semel.config import Values
 from semel.errors import ErrorCode, Refused
-from semel.log import checkpoints, recovery, retention
+from semel.log import checkpoints, durability, recovery, retention
+from semel.log.admission import Admission, recompressed
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.compaction import Compacted, Compaction
 from semel.log.files import Files
 from semel.log.indexes import AbortedTransaction
 from semel.log.reading import Reading
-from semel.log.segment import SNAPSHOT_SUFFIX, Segment, file_stem
-from semel.log.snapshots import SNAPSHOTS_KEPT, encode_snapshot
+from semel.log.segment import Segment
+from semel.log.snapshots import encode_snapshot
 from semel.log.timestamps import TimestampSearch
 from semel.machines.producer_state import Guard
-from semel.records.batch import Batch, build, check, place, read_records
-from semel.records.layout import CODEC_MASK, TRANSACTIONAL
+from semel.records.batch import Batch, place
+from semel.records.layout import TRANSACTIONAL
 from semel.records.markers import control_batch
 
 logger = logging.getLogger(__name__)
 
-_CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _DEFAULT_PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 
@@ -127,7 +127,7 @@ class PartitionLog(Reading, TimestampSearch):
                 checkpoints.forget_offset(files, parent, checkpoint, name)
         if log_start_offset is None:
             log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
-        epochs = LeaderEpochs([(0, 0)]) if fresh else _read_leader_epochs(files, path)
+        epochs = LeaderEpochs([(0, 0)]) if fresh else checkpoints.read_leader_epochs(files, path)
         if epochs is None:
             # Only the batches know which epochs there were: all of them are looked at.
             epochs, clean, recovery_point = LeaderEpochs(), False, 0
@@ -179,7 +179,7 @@ class PartitionLog(Reading, TimestampSearch):
         if self.failed is None:
             self.flush()
             if self.end_offset > (self.snapshots[-1] if self.snapshots else self._bases[0]):
-                self._write_snapshot(self.end_offset, encode_snapshot(self.producers))
+                durability.write_snapshot(self, self.end_offset, encode_snapshot(self.producers))
         for segment in self.segments:
             segment.close()
 
@@ -197,12 +197,8 @@ class PartitionLog(Reading, TimestampSearch):
         self._index_bytes: int = config["segment.index.bytes"]
         self._segment_ms: int = config["segment.ms"]
         self._index_interval_bytes: int = config["index.interval.bytes"]
-        self._max_message_bytes: int = config["max.message.bytes"]
-        self._after_max_ms: int = config["message.timestamp.after.max.ms"]
-        self._before_max_ms: int = config["message.timestamp.before.max.ms"]
-        self._append_time = config["message.timestamp.type"] == "LogAppendTime"
-        self._codec: int | None = _CODECS.get(config["compression.type"])
-        self._compacted = "compact" in config["cleanup.policy"]
+        self._admission = Admission(config)
+        self._append_time = self._admission.append_time
 
     # Appending
 
@@ -212,21 +208,7 @@ class PartitionLog(Reading, TimestampSearch):
         """A client's batch: check, write, remember. `Refused` leaves everything as it was."""
         if self.failed is not None:
             raise self._refusal()
-        batch = Batch.parse(data)
-        size = len(batch.data)
-        if size != len(data):
-            raise Refused(ErrorCode.INVALID_RECORD, "a partition is sent exactly one batch at a time")
-        if size > self._max_message_bytes:
-            raise Refused(
-                ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {size} bytes, max.message.bytes is {self._max_message_bytes}"
-            )
-        if size > self._segment_bytes:
-            raise Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
-        if batch.base_offset != 0:
-            raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
-        check(batch, framing=not batch.attributes & CODEC_MASK, require_keys=self._compacted)
-        if not self._append_time:
-            self._check_timestamps(batch, now_ms)
+        batch = self._admission.check(data, now_ms)
         producer_id = batch.producer_id
         if producer_id >= 0:
             transactional = batch.attributes & TRANSACTIONAL != 0
@@ -240,8 +222,9 @@ class PartitionLog(Reading, TimestampSearch):
                 )
             if transactional and self.verifies_transactions:
                 self.producers.check_verified(producer_id, batch.producer_epoch, guard)
-        if self._codec is not None and self._codec != batch.codec:
-            batch = _recompressed(batch, self._codec)
+        codec = self._admission.codec
+        if codec is not None and codec != batch.codec:
+            batch = recompressed(batch, codec)
         return self._write(batch, now_ms)
 
     def append_internal(
@@ -254,11 +237,7 @@ class PartitionLog(Reading, TimestampSearch):
         """
         if self.failed is not None:
             raise self._refusal()
-        batch = Batch.parse(data)
-        if len(batch.data) != len(data):
-            raise Refused(ErrorCode.INVALID_RECORD, "exactly one batch at a time")
-        if len(data) > max(self._max_message_bytes, self._segment_bytes):
-            raise Refused(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes is larger than a segment")
+        batch = self._admission.check_internal(data)
         if batch.producer_id >= 0:
             self.producers.check_epoch(batch.producer_id, batch.producer_epoch)
             if guard is not None and batch.is_transactional:
@@ -356,14 +335,6 @@ class PartitionLog(Reading, TimestampSearch):
             self.advance_high_watermark(last_offset + 1)
         return Appended(offset, last_offset, append_time_ms, self.log_start_offset)
 
-    def _check_timestamps(self, batch: Batch, now_ms: int) -> None:
-        newest = batch.max_timestamp
-        if newest - now_ms > self._after_max_ms or now_ms - max(batch.base_timestamp, 0) > self._before_max_ms:
-            raise Refused(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"timestamps from {batch.base_timestamp} to {newest} are too far from the broker's clock, {now_ms}",
-            )
-
     def start_verification(
         self,
         producer_id: int,
@@ -404,27 +375,8 @@ class PartitionLog(Reading, TimestampSearch):
         self.segments.append(segment)
         self._bases.append(offset)
         self._active = segment
-        state = encode_snapshot(self.producers)
-        sync = self.prepare_flush()
-
-        def make_durable() -> None:
-            try:
-                sync()
-                self._write_snapshot(offset, state)
-            except OSError as error:
-                # Off the owner's thread, where a write may be under way: only the flag is raised, nothing is cut.
-                self.failed = self.failed or error
-                logger.error("%s-%d takes no more writes: %s", self.topic, self.partition, error)
-
-        self.files.in_background(make_durable)
+        self.files.in_background(durability.snapshot_job(self, offset))
         return segment
-
-    def _write_snapshot(self, offset: int, state: bytes) -> None:
-        self.files.replace(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}", state)
-        kept = [*(known for known in self.snapshots if known != offset), offset]
-        self.snapshots = kept[-SNAPSHOTS_KEPT:]
-        for old in kept[:-SNAPSHOTS_KEPT]:
-            self.files.remove(f"{self.directory}/{file_stem(old)}{SNAPSHOT_SUFFIX}")
 
     @property
     def size_bytes(self) -> int:
@@ -502,35 +454,7 @@ class PartitionLog(Reading, TimestampSearch):
 
     def prepare_flush(self) -> Callable[[], int]:
         """What to run, on any thread, to make everything written so far durable; it answers the offset reached."""
-        files = self.files
-        end_offset = self.end_offset
-        dirty: list[tuple[Segment, int, int]] = []
-        for segment in reversed(self.segments):
-            if segment.synced_bytes >= segment.size_bytes:
-                if segment.base_offset < self.recovery_point:
-                    break
-                continue
-            segment.write_indexes()
-            dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
-
-        def flush() -> int:
-            try:
-                for segment, descriptor, _ in dirty:
-                    files.sync(descriptor)
-                    for path in segment.paths()[1:]:
-                        if files.exists(path):
-                            files.sync_path(path)
-                if dirty:
-                    files.sync_directory(self.directory)
-            finally:
-                for _, descriptor, _ in dirty:
-                    files.close(descriptor)
-            for segment, _, size in dirty:
-                segment.synced_bytes = max(segment.synced_bytes, size)
-            self.recovery_point = max(self.recovery_point, end_offset)
-            return end_offset
-
-        return flush
+        return durability.prepare_flush(self)
 
     def flush(self) -> int:
         """Everything written so far is durable when this returns; the answer is the offset reached."""
@@ -563,29 +487,3 @@ class PartitionLog(Reading, TimestampSearch):
         if epoch == self.leader_epoch:
             return epoch, self.end_offset
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
-
-
-def _read_leader_epochs(files: Files, directory: str) -> LeaderEpochs | None:
-    """None when the file is missing or torn: it is not fsynced when a partition is created."""
-    path = f"{directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
-    try:
-        entries = checkpoints.decode_leader_epochs(files.read(path))
-    except (FileNotFoundError, checkpoints.DamagedCheckpoint) as error:
-        logger.warning("%s is rebuilt from the log: %s", path, error)
-        return None
-    return LeaderEpochs(entries) if entries else None
-
-
-def _recompressed(batch: Batch, codec: int) -> Batch:
-    """The same records under the codec the topic asks for."""
-    return Batch.parse(
-        build(
-            read_records(batch),
-            codec=codec,
-            producer_id=batch.producer_id,
-            producer_epoch=batch.producer_epoch,
-            base_sequence=batch.base_sequence,
-            transactional=batch.is_transactional,
-            timestamp_ms=batch.base_timestamp,
-        )
-    )

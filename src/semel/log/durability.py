@@ -1,0 +1,79 @@
+"""Making a log durable, off the thread that owns it.
+
+Everything here is split in two: what to sync is decided on the log's thread, through descriptors of our own, and the
+syncing itself may happen anywhere. A snapshot of producer state is written only after everything below its offset has
+been synced: whoever finds one may rely on the log up to there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from semel.log.segment import SNAPSHOT_SUFFIX, Segment, file_stem
+from semel.log.snapshots import SNAPSHOTS_KEPT, encode_snapshot
+
+if TYPE_CHECKING:
+    from semel.log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_flush(log: PartitionLog) -> Callable[[], int]:
+    """What to run to make everything written so far durable; it answers the offset reached."""
+    files = log.files
+    end_offset = log.end_offset
+    dirty: list[tuple[Segment, int, int]] = []
+    for segment in reversed(log.segments):
+        if segment.synced_bytes >= segment.size_bytes:
+            if segment.base_offset < log.recovery_point:
+                break
+            continue
+        segment.write_indexes()
+        dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
+
+    def flush() -> int:
+        try:
+            for segment, descriptor, _ in dirty:
+                files.sync(descriptor)
+                for path in segment.paths()[1:]:
+                    if files.exists(path):
+                        files.sync_path(path)
+            if dirty:
+                files.sync_directory(log.directory)
+        finally:
+            for _, descriptor, _ in dirty:
+                files.close(descriptor)
+        for segment, _, size in dirty:
+            segment.synced_bytes = max(segment.synced_bytes, size)
+        log.recovery_point = max(log.recovery_point, end_offset)
+        return end_offset
+
+    return flush
+
+
+def snapshot_job(log: PartitionLog, offset: int) -> Callable[[], None]:
+    """What to run in the background after a roll: sync what was written, then write the snapshot that says so."""
+    state = encode_snapshot(log.producers)
+    flush = prepare_flush(log)
+
+    def make_durable() -> None:
+        try:
+            flush()
+            write_snapshot(log, offset, state)
+        except OSError as error:
+            # Off the owner's thread, where a write may be under way: only the flag is raised, nothing is cut.
+            log.failed = log.failed or error
+            logger.error("%s-%d takes no more writes: %s", log.topic, log.partition, error)
+
+    return make_durable
+
+
+def write_snapshot(log: PartitionLog, offset: int, state: bytes) -> None:
+    """Write a snapshot durably and let go of the oldest."""
+    log.files.replace(f"{log.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}", state)
+    kept = [*(known for known in log.snapshots if known != offset), offset]
+    log.snapshots = kept[-SNAPSHOTS_KEPT:]
+    for old in kept[:-SNAPSHOTS_KEPT]:
+        log.files.remove(f"{log.directory}/{file_stem(old)}{SNAPSHOT_SUFFIX}")
