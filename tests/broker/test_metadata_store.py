@@ -1,0 +1,76 @@
+"""The metadata store and the producer ids that are claimed through it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semel.broker.metadata_store import Conflict, LocalMetadataStore, ProducerIds
+from semel.errors import ErrorCode, Refused
+from semel.log.files import Files
+
+
+def test_an_update_needs_the_version_it_read(tmp_path: Path) -> None:
+    store = LocalMetadataStore(tmp_path, Files())
+    assert store.get("entry") == (None, -1)
+    assert store.update("entry", {"a": 1}, -1) == 0
+    assert store.update("entry", {"a": 2}, 0) == 1
+    with pytest.raises(Conflict):
+        store.update("entry", {"a": 3}, 0)
+    with pytest.raises(Conflict):
+        store.update("entry", {"a": 3}, -1)
+    assert LocalMetadataStore(tmp_path, Files()).get("entry") == ({"a": 2}, 1)
+
+
+def test_producer_ids_come_in_claimed_blocks_of_a_thousand(tmp_path: Path) -> None:
+    store = LocalMetadataStore(tmp_path, Files())
+    ids = ProducerIds(store, broker=35)
+    assert [ids.take() for _ in range(1001)] == list(range(1001))
+    block, _ = store.get("latest_producer_id_block")
+    assert block == {"version": 1, "broker": 35, "block_start": "1000", "block_end": "1999"}
+    text = (tmp_path / "latest_producer_id_block").read_text().splitlines()[1]
+    assert json.loads(text) == block
+
+
+def test_a_restart_never_hands_out_an_id_again(tmp_path: Path) -> None:
+    seen: set[int] = set()
+    for _ in range(3):
+        ids = ProducerIds(LocalMetadataStore(tmp_path, Files()), broker=1)
+        taken = {ids.take() for _ in range(1500)}
+        assert not taken & seen
+        seen |= taken
+
+
+def test_two_brokers_on_one_store_share_no_id(tmp_path: Path) -> None:
+    one = ProducerIds(LocalMetadataStore(tmp_path, Files()), broker=1)
+    two = ProducerIds(LocalMetadataStore(tmp_path, Files()), broker=2)
+    assert not {one.take() for _ in range(2500)} & {two.take() for _ in range(2500)}
+
+
+def test_a_claim_that_loses_the_race_takes_the_next_block(tmp_path: Path) -> None:
+    class Raced(LocalMetadataStore):
+        raced = False
+
+        def update(self, name: str, value: object, expected_version: int) -> int:
+            if not self.raced:
+                self.raced = True
+                rival = ProducerIds(LocalMetadataStore(tmp_path, Files()), broker=2)
+                assert rival.take() == 0
+            return super().update(name, value, expected_version)
+
+    assert ProducerIds(Raced(tmp_path, Files()), broker=1).take() == 1000
+
+
+def test_running_out_of_ids_is_said_plainly(tmp_path: Path) -> None:
+    store = LocalMetadataStore(tmp_path, Files())
+    last = 2**63 - 1
+    store.update(
+        "latest_producer_id_block",
+        {"version": 1, "broker": 1, "block_start": str(last - 1500), "block_end": str(last - 501)},
+        -1,
+    )
+    with pytest.raises(Refused, match="exhausted") as refused:
+        ProducerIds(store, broker=1).take()
+    assert refused.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
