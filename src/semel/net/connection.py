@@ -276,6 +276,8 @@ class ServerConnection(FramedProtocol):
         self._busy = True
         coroutine = cast(Coroutine[Any, Any, "Buffers | None"], served)
         self._task = asyncio.get_running_loop().create_task(self._answer_later(coroutine, len(frame)))
+        # A connection may go before its task has begun, and then nobody else would close the coroutine.
+        self._task.add_done_callback(lambda _: coroutine.close())
 
     async def _answer_later(self, coroutine: Awaitable[Buffers | None], frame_bytes: int) -> None:
         pool = self._pool

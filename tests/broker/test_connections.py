@@ -1,0 +1,322 @@
+"""Frames, limits and hostile peers: what one connection may cost, and that the others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.net.connection import INITIAL_BUFFER_BYTES, MemoryPool, Served, ServerConnection
+from semel.wire.apis import APIS
+from semel.wire.frames import request_frame
+from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.metadata import MetadataRequest
+from tests.broker.raw import Raw, batch, fetch_request, produce_request
+from tests.support.processes import BrokerProcess
+from tests.support.waiting import until
+
+
+class FakeTransport:
+    """Remembers what was written and whether reading goes on."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.second_write = asyncio.Event()
+        self.reading = True
+        self.aborted = False
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("peer", 1)
+
+    def writelines(self, buffers: list[bytes]) -> None:
+        self.written.append(b"".join(buffers))
+        if len(self.written) == 2:
+            self.second_write.set()
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.aborted = True
+
+
+class Peer:
+    """Feeds a connection as a loop would: only into the buffer it offers, only while it reads."""
+
+    def __init__(self, serve: Any, *, max_frame_bytes: int = 10_000_000, pool: MemoryPool | None = None) -> None:
+        self.failures: list[BaseException] = []
+        self.connection = ServerConnection(serve, self.failures.append, max_frame_bytes, pool)
+        self.transport = FakeTransport()
+        self.connection.connection_made(cast(asyncio.Transport, self.transport))
+
+    def feed(self, data: bytes) -> int:
+        """How many bytes were taken before reading was paused or the connection closed."""
+        taken = 0
+        while taken < len(data) and self.transport.reading and not self.transport.aborted:
+            room = self.connection.get_buffer(-1)
+            assert len(room) > 0
+            part = data[taken : taken + len(room)]
+            room[: len(part)] = part
+            self.connection.buffer_updated(len(part))
+            taken += len(part)
+        return taken
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def echo(_: ServerConnection, frame: memoryview) -> Served:
+    return [bytes(frame)]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 10**6])
+def test_frames_are_found_however_the_bytes_arrive(step: int) -> None:
+    bodies = [b"abcd", b"x" * 70_000, b"efgh" * 10, b"y" * 300_000, b"last"]
+    peer = Peer(echo)
+    stream = b"".join(map(framed, bodies))
+    for at in range(0, len(stream), step):
+        assert peer.feed(stream[at : at + step]) == len(stream[at : at + step])
+    assert peer.transport.written == bodies
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 10_000_001, 2**31 - 1])
+def test_a_length_that_cannot_be_closes_the_connection(length: int) -> None:
+    peer = Peer(echo)
+    peer.feed(struct.pack(">i", length))
+    assert peer.transport.aborted
+
+
+def test_a_lying_length_costs_no_memory() -> None:
+    peer = Peer(echo)
+    peer.feed(struct.pack(">i", 9_000_000) + b"x" * 1000)
+    assert len(peer.connection._buffer) == INITIAL_BUFFER_BYTES
+
+
+def test_a_buffer_that_grew_for_one_frame_is_given_back() -> None:
+    pool = MemoryPool(100_000_000)
+    peer = Peer(echo, pool=pool)
+    peer.feed(framed(b"x" * 9_000_000))
+    assert peer.transport.written == [b"x" * 9_000_000]
+    assert (pool.used_bytes, len(peer.connection._buffer)) == (0, INITIAL_BUFFER_BYTES)
+
+
+def test_when_the_pool_is_empty_reading_waits_until_something_comes_back() -> None:
+    pool = MemoryPool(1_000_000)
+    first, second = Peer(echo, pool=pool), Peer(echo, pool=pool)
+    assert first.feed(framed(b"x" * 2_000_000)[:1_500_000]) == 1_500_000
+    frame = framed(b"y" * 500_000)
+    taken = second.feed(frame)
+    assert taken < len(frame)
+    assert not second.transport.reading
+    first.connection.connection_lost(None)
+    assert second.transport.reading
+    assert second.feed(frame[taken:]) == len(frame) - taken
+    assert second.transport.written == [b"y" * 500_000]
+
+
+def test_requests_of_one_connection_are_served_one_at_a_time_and_answered_in_order() -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        gates = {b"slow": loop.create_future()}
+        order: list[bytes] = []
+
+        def serve(_: ServerConnection, frame: memoryview) -> Served:
+            body = bytes(frame)
+            order.append(body)
+            if body not in gates:
+                return [body]
+
+            async def later() -> list[bytes | bytearray | memoryview]:
+                await gates[body]
+                return [bytes(frame)]
+
+            return later()
+
+        peer = Peer(serve)
+        peer.feed(framed(b"slow") + framed(b"quick"))
+        await asyncio.sleep(0)
+        assert order == [b"slow"]
+        assert peer.transport.written == []
+        gates[b"slow"].set_result(None)
+        async with asyncio.timeout(5):
+            await peer.transport.second_write.wait()
+        assert peer.transport.written == [b"slow", b"quick"]
+
+    asyncio.run(scene())
+
+
+def test_reading_stops_when_the_buffer_is_full_behind_a_slow_request() -> None:
+    async def scene() -> None:
+        done = asyncio.get_running_loop().create_future()
+
+        async def later() -> None:
+            await done
+
+        peer = Peer(lambda _connection, _frame: later())
+        assert peer.feed(framed(b"slow") + b"x" * (2 * INITIAL_BUFFER_BYTES)) == INITIAL_BUFFER_BYTES
+        assert not peer.transport.reading
+        peer.connection.connection_lost(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+
+
+def test_a_peer_that_does_not_read_is_not_served_further() -> None:
+    served: list[bytes] = []
+
+    def serve(_: ServerConnection, frame: memoryview) -> Served:
+        served.append(bytes(frame))
+        return [bytes(frame)]
+
+    peer = Peer(serve)
+    peer.connection.pause_writing()
+    peer.feed(framed(b"wait"))
+    assert served == []
+    peer.connection.resume_writing()
+    assert served == [b"wait"]
+
+
+def test_a_failure_nobody_foresaw_is_reported_and_closes_only_its_connection() -> None:
+    def serve(_: ServerConnection, frame: memoryview) -> Served:
+        raise RuntimeError("bug")
+
+    peer = Peer(serve)
+    peer.feed(framed(b"boom"))
+    assert [str(failure) for failure in peer.failures] == ["bug"]
+    assert peer.transport.aborted
+
+
+# The real broker
+
+
+def test_what_is_not_served_closes_the_connection(broker: Broker) -> None:
+    for head in (struct.pack(">hhih", 9999, 0, 1, -1), struct.pack(">hhih", 0, 99, 1, -1), b"\0\0\0"):
+        with Raw(broker) as raw:
+            raw.socket.sendall(framed(head + b"\0" * 8))
+            assert raw.is_closed()
+
+
+def test_a_request_larger_than_allowed_is_refused(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings={"socket.request.max.bytes": 2000}) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.send(produce_request("t", batch(b"x" * 3000)), 12)
+        assert raw.is_closed()
+
+
+def test_connections_are_limited_in_all_and_per_address(tmp_path: Path) -> None:
+    for name in ("max.connections", "max.connections.per.ip"):
+        with Broker(tmp_path / name, settings={name: 2}) as broker:
+            kept = [Raw(broker) for _ in range(2)]
+            for raw in kept:
+                raw.ask(ApiVersionsRequest(), 0)
+            with Raw(broker) as third:
+                assert third.is_closed()
+            for raw in kept:
+                raw.socket.close()
+            until(lambda broker=broker: broker.server.connection_count == 0, what="the connections to go")
+            with Raw(broker) as again:
+                again.ask(ApiVersionsRequest(), 0)
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
+    with (
+        Broker(tmp_path, settings={"connections.max.idle.ms": 150}) as broker,
+        Raw(broker) as busy,
+        Raw(broker) as idle,
+    ):
+        busy.create("t")
+        waiting = busy.send(fetch_request({("t", 0): 0}, max_wait_ms=700), 12)
+        assert idle.is_closed()
+        busy.receive(waiting)
+
+
+def test_a_broken_invariant_stops_the_broker_and_leaves_no_clean_mark(tmp_path: Path) -> None:
+    from semel.errors import InvariantViolation
+
+    broker = Broker(tmp_path).start()
+    try:
+        with Raw(broker) as raw, Raw(broker) as other:
+            raw.create("t")
+            log = broker.server.topics.partition("t", 0).log
+
+            def broken(*_: object, **__: object) -> None:
+                raise InvariantViolation("two and two are five")
+
+            log.append = broken  # type: ignore[assignment,method-assign]
+            raw.send(produce_request("t", batch()), 12)
+            assert raw.is_closed()
+            assert other.is_closed()
+        until(lambda: broker.server.stopped.is_set(), what="the broker to stop")
+    finally:
+        broker.stop()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+def hostile_frames(count: int, seed: int) -> Iterator[bytes]:
+    """Lying lengths, counts and tags, truncated bodies and plain noise, over every API and version there is."""
+    dice = random.Random(seed)
+    samples = [
+        b"".join(request_frame(0, 12, 1, "hostile", produce_request("t", batch(b"x" * 50)))),
+        b"".join(request_frame(1, 12, 1, "hostile", fetch_request({("t", 0): 0}, max_wait_ms=0))),
+        b"".join(request_frame(3, 12, 1, "hostile", MetadataRequest(topics=[], allow_auto_topic_creation=False))),
+    ]
+    apis = list(APIS.values())
+    for _ in range(count):
+        kind = dice.randrange(5)
+        if kind == 0:
+            yield struct.pack(">i", dice.choice([-5, 0, 2**31 - 1, 2**30, 104_857_600, dice.getrandbits(31)]))
+        elif kind == 1:
+            api = dice.choice(apis)
+            version = dice.randint(api.min_version, api.max_version)
+            yield framed(struct.pack(">hhih", api.key, version, 1, -1) + dice.randbytes(dice.randrange(60)))
+        elif kind == 2:
+            api = dice.choice(apis)
+            version = dice.randint(api.min_version, api.max_version)
+            lies = b"\0" + dice.choice([b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x0f", b"\xff" * 9]) * 8
+            yield framed(struct.pack(">hhih", api.key, version, 1, -1) + lies)
+        elif kind == 3:
+            sample = bytearray(dice.choice(samples))
+            for _ in range(dice.randint(1, 4)):
+                sample[dice.randrange(4, len(sample))] = dice.randrange(256)
+            yield bytes(sample)
+        else:
+            sample = dice.choice(samples)
+            yield framed(sample[4 : dice.randrange(5, len(sample))])
+
+
+def test_ten_thousand_hostile_frames_leave_the_broker_serving_within_64_mib(broker_process: BrokerProcess) -> None:
+    address = broker_process.bootstrap_servers
+    with Raw(address) as healthy:
+        healthy.create("t")
+        before = resident_bytes(broker_process)
+        raw = Raw(address)
+        for number, frame in enumerate(hostile_frames(10_000, seed=20)):
+            with suppress(OSError):
+                raw.socket.sendall(frame)
+            if number % 10 == 9:
+                raw.socket.close()
+                raw = Raw(address)
+            if number % 1000 == 0:
+                assert healthy.produce("t", batch(b"healthy")).error_code == 0
+        raw.socket.close()
+        assert healthy.produce("t", batch(b"still here")).error_code == 0
+        assert resident_bytes(broker_process) - before < 64 * 1024 * 1024
+
+
+def resident_bytes(process: BrokerProcess) -> int:
+    status = Path(f"/proc/{process.running.process_id}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
