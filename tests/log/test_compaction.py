@@ -362,7 +362,7 @@ def test_compaction_may_be_killed_at_any_point(tmp_path: Path) -> None:
     assert step > 20
 
 
-def test_a_full_disk_during_compaction_stops_writes_and_keeps_the_log(tmp_path: Path) -> None:
+def test_a_full_disk_during_compaction_changes_nothing(tmp_path: Path) -> None:
     files = FaultyFiles()
     log = busy(tmp_path, files)
     expected = contents(log)
@@ -370,6 +370,22 @@ def test_a_full_disk_during_compaction_stops_writes_and_keeps_the_log(tmp_path: 
     with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
         log.compact(NOW, force=True)
     assert contents(log) == expected
+    assert not list((tmp_path / "t-0").glob("*.cleaned"))
+    put(log, (b"a", b"goes on"))
+
+
+def test_a_swap_that_fails_half_way_stops_writes_until_a_restart_finishes_it(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    log = busy(tmp_path, files)
+    expected = latest(log)
+    files.fail_when = lambda call, path: call == "rename" and path.endswith(".deleted")
+    with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
+        log.compact(NOW, force=True)
+    with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
+        put(log, (b"a", b"too late"))
+    crash(log)
+    again = open_log(tmp_path, clean=False, **{**COMPACT, "segment_bytes": 600})
+    assert latest(again) == expected
 
 
 steps = st.lists(

@@ -116,7 +116,7 @@ def test_a_restart_changes_nothing(before: list[Step], after: list[Step], kind: 
         if kind == "clean":
             log.close(NOW)
         else:
-            log.flush()
+            log.flush(closing=True)
             crash(log)
         indexes = index_files(data)
         snapshots = sorted((data / "t-0").glob("*.snapshot"))

@@ -155,7 +155,10 @@ class Compaction:
         latest, mapped_to = self._latest_offsets()
         transactions = _Transactions(self._aborted)
         for group in self._grouped(mapped_to):
-            self._groups.append((group, self._clean(group, latest, mapped_to, transactions)))
+            base_offset = group[0].base_offset
+            target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=CLEANED_SUFFIX)
+            self._groups.append((group, target))
+            self._clean(group, target, latest, mapped_to, transactions)
         self._upper_bound = mapped_to
 
     def _latest_offsets(self) -> tuple[dict[bytes, int], int]:
@@ -205,10 +208,13 @@ class Compaction:
         return groups
 
     def _clean(
-        self, group: list[Segment], latest: dict[bytes, int], mapped_to: int, transactions: _Transactions
-    ) -> Segment:
-        base_offset = group[0].base_offset
-        target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=CLEANED_SUFFIX)
+        self,
+        group: list[Segment],
+        target: Segment,
+        latest: dict[bytes, int],
+        mapped_to: int,
+        transactions: _Transactions,
+    ) -> None:
         for suffix in SEGMENT_SUFFIXES:
             self._files.remove(target.stem + suffix + CLEANED_SUFFIX)
         target.adopt(self._files.open(target.stem + LOG_SUFFIX + CLEANED_SUFFIX, create=True))
@@ -233,7 +239,6 @@ class Compaction:
             if self._files.exists(target.stem + suffix + CLEANED_SUFFIX):
                 self._files.sync_path(target.stem + suffix + CLEANED_SUFFIX)
         target.close()
-        return target
 
     def _cleaned(self, batch: Batch, latest: dict[bytes, int], mapped_to: int, discards: bool) -> bytes | None:
         """What is left of a batch; None when it goes altogether."""
@@ -291,17 +296,21 @@ class Compaction:
             self.abandon()
             return None
         before = sum(segment.size_bytes for group, _ in self._groups for segment in group)
-        after = 0
-        for group, cleaned in self._groups:
-            after += cleaned.size_bytes
-            self._swap(group, cleaned)
-        checkpoints.set_offset(
-            log.files,
-            os.path.dirname(log.directory),
-            checkpoints.CLEANER_OFFSETS,
-            (log.topic, log.partition),
-            self._upper_bound,
-        )
+        after = sum(cleaned.size_bytes for _, cleaned in self._groups)
+        try:
+            for group, cleaned in self._groups:
+                self._swap(group, cleaned)
+            checkpoints.set_offset(
+                log.files,
+                os.path.dirname(log.directory),
+                checkpoints.CLEANER_OFFSETS,
+                (log.topic, log.partition),
+                self._upper_bound,
+            )
+        except OSError as error:
+            # Half swapped: recovery knows how to finish it, nobody else does.
+            log.fail(error)
+            raise
         return Compacted(self._upper_bound, before, after)
 
     def _swap(self, group: list[Segment], cleaned: Segment) -> None:

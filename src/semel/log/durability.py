@@ -20,27 +20,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def prepare_flush(log: PartitionLog) -> Callable[[], int]:
-    """What to run to make everything written so far durable; it answers the offset reached."""
+def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], int]:
+    """What to run to make everything written so far durable; it answers the offset reached.
+
+    The active segment's indexes are left alone until the log is closed: recovery rebuilds them anyway.
+    """
     files = log.files
     end_offset = log.end_offset
+    active = log.segments[-1]
     dirty: list[tuple[Segment, int, int]] = []
+    indexes: list[str] = []
+    is_new = False
     for segment in reversed(log.segments):
         if segment.synced_bytes >= segment.size_bytes:
             if segment.base_offset < log.recovery_point:
                 break
             continue
-        segment.write_indexes()
+        is_new = is_new or segment.synced_bytes == 0
+        if closing or segment is not active:
+            segment.write_indexes()
+            indexes.extend(path for path in segment.paths()[1:] if files.exists(path))
         dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
 
     def flush() -> int:
         try:
-            for segment, descriptor, _ in dirty:
+            for _, descriptor, _ in dirty:
                 files.sync(descriptor)
-                for path in segment.paths()[1:]:
-                    if files.exists(path):
-                        files.sync_path(path)
-            if dirty:
+            for path in indexes:
+                files.sync_path(path)
+            if is_new:
                 files.sync_directory(log.directory)
         finally:
             for _, descriptor, _ in dirty:

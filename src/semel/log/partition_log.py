@@ -123,7 +123,7 @@ class PartitionLog(Reading, TimestampSearch):
         name = (topic, partition)
         if fresh:
             # A topic of the same name may have lived and died here.
-            for checkpoint in (checkpoints.LOG_START_OFFSETS, checkpoints.CLEANER_OFFSETS):
+            for checkpoint in checkpoints.OF_PARTITIONS:
                 checkpoints.forget_offset(files, parent, checkpoint, name)
         if log_start_offset is None:
             log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
@@ -177,7 +177,7 @@ class PartitionLog(Reading, TimestampSearch):
         """Leave everything on disk as a clean start wants to find it. A failed log is left for recovery."""
         self.files.drain()
         if self.failed is None:
-            self.flush()
+            self.flush(closing=True)
             if self.end_offset > (self.snapshots[-1] if self.snapshots else self._bases[0]):
                 durability.write_snapshot(self, self.end_offset, encode_snapshot(self.producers))
         for segment in self.segments:
@@ -280,7 +280,7 @@ class PartitionLog(Reading, TimestampSearch):
                     ),
                 )
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise self._refusal() from error
         self.producers.remember_marker(producer_id, producer_epoch, coordinator_epoch, offset, now_ms)
         if self.high_watermark_follows_end:
@@ -313,7 +313,7 @@ class PartitionLog(Reading, TimestampSearch):
                 place(data, offset, self.leader_epoch, now_ms if self._append_time else None)
                 segment.write(data, size, last_offset, timestamp_ms, self._index_interval_bytes)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise self._refusal() from error
         if batch.producer_id >= 0:
             transactional = batch.attributes & TRANSACTIONAL != 0
@@ -396,7 +396,7 @@ class PartitionLog(Reading, TimestampSearch):
         try:
             return retention.retain(self, now_ms)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise self._refusal() from error
 
     def compact(self, now_ms: int, *, force: bool = False) -> Compacted | None:
@@ -408,15 +408,15 @@ class PartitionLog(Reading, TimestampSearch):
             compaction.run()
             return compaction.apply()
         except OSError as error:
-            self._fail(error)
-            raise self._refusal() from error
+            compaction.abandon()
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"compaction did not finish: {error}") from error
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
         """Forget everything from `offset` on. Producer state goes first: no watermark may rest on what is gone."""
         try:
             retention.truncate_to(self, offset, now_ms)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise self._refusal() from error
 
     def replace_segments(self, first: int, count: int, successors: list[Segment]) -> list[Segment]:
@@ -433,7 +433,7 @@ class PartitionLog(Reading, TimestampSearch):
 
     # Failure
 
-    def _fail(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
         """No more writes (K-10778). What a failed write left is cut now if the disk lets us, else by recovery."""
         if self.failed is None:
             self.failed = error
@@ -456,12 +456,12 @@ class PartitionLog(Reading, TimestampSearch):
         """What to run, on any thread, to make everything written so far durable; it answers the offset reached."""
         return durability.prepare_flush(self)
 
-    def flush(self) -> int:
+    def flush(self, *, closing: bool = False) -> int:
         """Everything written so far is durable when this returns; the answer is the offset reached."""
         try:
-            return self.prepare_flush()()
+            return durability.prepare_flush(self, closing=closing)()
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             raise self._refusal() from error
 
     # Leader epochs

@@ -90,7 +90,8 @@ class Circumstances:
     now_ms: int
     index_interval_bytes: int
     producer_id_expiration_ms: int
-    #: None: the last snapshot says it, because one is only written after everything below it was fsynced.
+    #: What somebody else knows of it. The last snapshot says it too: it is only written after everything below it was
+    #: fsynced.
     recovery_point: int | None
     #: Compaction has been up to here; from here on offsets have no gaps.
     contiguous_from: int
@@ -238,9 +239,7 @@ class _Loader:
         """The first segment that has to be read from end to end."""
         suspect = None
         if not self.given.clean:
-            point = self.given.recovery_point
-            if point is None:
-                point = max((offset for offset in self._valid_snapshots()), default=0)
+            point = max(self.given.recovery_point or 0, max(self._valid_snapshots(), default=0))
             suspect = len(segments) - 1
             while suspect > 0 and segments[suspect].base_offset > point:
                 suspect -= 1
@@ -415,11 +414,9 @@ class _Loader:
             if offset > end_offset:
                 self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
         snapshots = [offset for offset in snapshots if offset <= end_offset]
-        point = self.given.recovery_point
+        point = max(self.given.recovery_point or 0, snapshots[-1] if snapshots else 0)
         if self.given.clean:
             point = end_offset
-        elif point is None:
-            point = snapshots[-1] if snapshots else 0
         return Loaded(
             segments=segments,
             producers=self.producers,
