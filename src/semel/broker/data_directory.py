@@ -44,7 +44,11 @@ class DataDirectory:
         except BlockingIOError:
             os.close(self._lock)
             raise DataDirectoryInUse(f"{path} is in use by another broker") from None
-        self.cluster_id, self.directory_id = self._identity(node_id, cluster_id)
+        try:
+            self.cluster_id, self.directory_id = self._identity(node_id, cluster_id)
+        except BaseException:
+            self.unlock()
+            raise
 
     def _identity(self, node_id: int, cluster_id: str | None) -> tuple[str, str]:
         path = self.path / "meta.properties"

@@ -177,14 +177,18 @@ class TopicRegistry:
                 if partition.directory.exists():
                     _ = partition.log
 
-    def close(self) -> None:
-        """Close every log that was opened, with what the next start wants to find."""
+    def close(self) -> bool:
+        """Close every log that was opened, with what the next start wants to find. Whether it will find all of it."""
+        clean = True
         for partition in self.all_partitions():
             if partition.opened is not None:
                 partition.opened.close(self._now_ms())
+                clean = clean and partition.opened.failed is None
+        self._files.drain()
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
             partition.detach()
+        return clean
 
     def checkpoint_recovery_points(self) -> None:
         """Write down how far each log is known to be on disk, so that recovery begins there."""

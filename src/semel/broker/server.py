@@ -111,6 +111,8 @@ class BrokerServer:
         try:
             await self._open()
         except BaseException:
+            for server in self._servers:
+                server.close()
             self._data.unlock()
             raise
 
@@ -179,9 +181,11 @@ class BrokerServer:
         self.transactions.stop()
         self.groups.stop()
         if self.fatal_error is None:
-            self.topics.close()
-            self._files.drain()
-            self._data.close_cleanly()
+            try:
+                if self.topics.close():
+                    self._data.close_cleanly()
+            except OSError:
+                logger.exception("the disk failed while stopping; the next start recovers")
         if self.flusher is not None:
             self.flusher.close()
         self._data.unlock()

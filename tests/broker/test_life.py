@@ -1,0 +1,344 @@
+"""From start to stop: kill -9, clean stops, the lock, durability, the command line, embedding, metrics."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+import semel
+from semel.broker import embedded
+from semel.broker.data_directory import DataDirectoryInUse
+from semel.broker.embedded import Broker
+from semel.config import ConfigError, read_properties
+from semel.errors import ErrorCode
+from semel.log.files import Files
+from semel.wire.messages.transactions import InitProducerIdRequest
+from tests.broker.raw import Raw, batch, produce_request
+from tests.support.dump_log import complaints
+from tests.support.processes import BrokerProcess
+from tests.support.requirements import CHECKOUT
+from tests.support.waiting import until
+
+# kill -9
+
+
+def test_what_was_acknowledged_is_there_once_after_kill_9_again_and_again(broker_process: BrokerProcess) -> None:
+    acknowledged: list[bytes] = []
+    for round_ in range(4):
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": broker_process.bootstrap_servers, "linger.ms": 1, "log_level": 0}
+        )
+        enough = 200 * (round_ + 1)
+
+        def delivered(error: object, message: confluent_kafka.Message) -> None:
+            if error is None:
+                acknowledged.append(message.value())
+
+        stop = threading.Event()
+
+        def write(producer: confluent_kafka.Producer = producer, stop: threading.Event = stop, n: int = round_) -> None:
+            number = 0
+            while not stop.is_set():
+                try:
+                    producer.produce("t", b"%d-%d" % (n, number), on_delivery=delivered)
+                    number += 1
+                except BufferError:
+                    pass
+                producer.poll(0.001)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            until(lambda n=enough: len(acknowledged) >= n, what="acknowledgements")
+            broker_process.kill9()
+        finally:
+            stop.set()
+            writer.join()
+        producer.purge()
+        producer.flush(5)
+        broker_process.start()
+    with Raw(broker_process.bootstrap_servers) as raw:
+        stored: list[bytes | None] = []
+        while values := raw.values("t", offset=len(stored)):
+            stored += values
+    assert len(stored) == len(set(stored)), "a record is there twice"
+    assert not set(acknowledged) - set(stored), "an acknowledged record is gone"
+
+
+def test_kafkas_own_reader_finds_nothing_wrong_after_kill_9(broker_process: BrokerProcess, kafka_jars: None) -> None:
+    with Raw(broker_process.bootstrap_servers) as raw:
+        raw.create("t", segment_bytes="2000", index_interval_bytes="200")
+        for number in range(60):
+            raw.produce("t", batch(b"%d" % number * 20, producer_id=5, producer_epoch=0, base_sequence=number))
+        raw.ask(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1000))
+    broker_process.kill9()
+    broker_process.start()
+    assert broker_process.stop() == 0
+    assert complaints(broker_process.data) == []
+
+
+def test_producer_ids_are_not_given_again_after_kill_9(broker_process: BrokerProcess) -> None:
+    seen: set[int] = set()
+    for _ in range(3):
+        with Raw(broker_process.bootstrap_servers) as raw:
+            for _ in range(5):
+                taken = raw.ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)).producer_id
+                assert taken not in seen
+                seen.add(taken)
+        broker_process.kill9()
+        broker_process.start()
+
+
+def test_a_retry_across_kill_9_is_still_recognised(broker_process: BrokerProcess) -> None:
+    sent = batch(b"once", producer_id=77, producer_epoch=0, base_sequence=0)
+    with Raw(broker_process.bootstrap_servers) as raw:
+        raw.create("t")
+        assert raw.produce("t", sent).base_offset == 0
+    broker_process.kill9()
+    broker_process.start()
+    with Raw(broker_process.bootstrap_servers) as raw:
+        again = raw.produce("t", sent)
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 0)
+        assert raw.values("t") == [b"once"]
+
+
+# Clean stops and the data directory
+
+
+def test_a_clean_stop_ends_with_0_and_leaves_its_mark(broker_process: BrokerProcess) -> None:
+    with Raw(broker_process.bootstrap_servers) as raw:
+        raw.create("t")
+        raw.produce("t", batch())
+        assert not (broker_process.data / ".kafka_cleanshutdown").exists()
+        assert broker_process.stop() == 0
+    assert (broker_process.data / ".kafka_cleanshutdown").exists()
+
+
+def test_two_brokers_never_share_a_data_directory(tmp_path: Path) -> None:
+    with Broker(tmp_path), pytest.raises(DataDirectoryInUse):
+        Broker(tmp_path).start()
+    with Broker(tmp_path):
+        pass
+
+
+def test_a_data_directory_of_another_node_or_cluster_is_refused(tmp_path: Path) -> None:
+    with Broker(tmp_path):
+        pass
+    stored = read_properties((tmp_path / "meta.properties").read_text())
+    assert set(stored) == {"cluster.id", "directory.id", "node.id", "version"}
+    assert (stored["node.id"], stored["version"]) == ("1", "1")
+    with pytest.raises(ConfigError, match="belongs to node 1"):
+        Broker(tmp_path, settings={"node.id": 2}).start()
+    with pytest.raises(ConfigError, match="belongs to cluster"):
+        Broker(tmp_path, settings={"semel.cluster.id": "other"}).start()
+
+
+def test_after_a_clean_stop_logs_are_opened_only_when_they_are_needed(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=20)
+        for partition in range(20):
+            raw.produce("t", batch(), partition=partition)
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.fetch("t", partition=3)
+        opened = [one.index for one in broker.server.topics.topics["t"].partitions if one.opened is not None]
+        assert opened == [3]
+
+
+# Durability
+
+
+class SlowDisk(Files):
+    """fsync waits until it is let go, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self.log_syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        if threading.current_thread().name.startswith("semel-fsync"):
+            self.log_syncs += 1
+            assert self.let_go.wait(30)
+        super().sync(descriptor)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    from semel.broker import server
+
+    disk = SlowDisk()
+    monkeypatch.setattr(server, "Files", lambda: disk)
+    return disk
+
+
+def test_with_fsync_nothing_is_answered_or_read_before_it_is_on_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    settings = {"semel.durability": "fsync"}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw, Raw(broker) as retry, Raw(broker) as reader:
+        raw.create("t")
+        sent = batch(b"once", producer_id=3, producer_epoch=0, base_sequence=0)
+        slow_disk.let_go.clear()
+        waiting = raw.send(produce_request("t", sent), 12)
+        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
+        assert reader.values("t") == []
+        also_waiting = retry.send(produce_request("t", sent), 12)
+        until(lambda: broker.server.metrics.messages_in == 2, what="the retry to be recognised")
+        slow_disk.let_go.set()
+        for connection, one in ((raw, waiting), (retry, also_waiting)):
+            answer = connection.receive(one).responses[0].partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
+        assert reader.values("t") == [b"once"]
+
+
+def test_one_fsync_serves_all_that_wait(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings={"semel.durability": "fsync"}) as broker:
+        writers = [Raw(broker) for _ in range(8)]
+        writers[0].create("t")
+        slow_disk.let_go.clear()
+        first = writers[0].send(produce_request("t", batch(b"first")), 12)
+        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
+        others = [writer.send(produce_request("t", batch(b"other")), 12) for writer in writers[1:]]
+        until(lambda: broker.server.metrics.messages_in == 8, what="the others to be written")
+        slow_disk.let_go.set()
+        for writer, sent in zip(writers, [first, *others], strict=True):
+            assert writer.receive(sent).responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        assert broker.server.flusher is not None
+        assert broker.server.flusher.rounds == 2
+        for writer in writers:
+            writer.socket.close()
+
+
+def test_an_fsync_that_fails_is_answered_and_stops_the_partition(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings={"semel.durability": "fsync"}) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(b"fine"))
+
+        def failing(descriptor: int) -> None:
+            raise OSError(5, "the disk is on fire")
+
+        slow_disk.sync = failing  # type: ignore[method-assign]
+        assert raw.produce("t", batch(b"lost")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.produce("t", batch(b"refused")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.values("t") == [b"fine"]
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+# The command line
+
+
+def semel_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "semel", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": str(CHECKOUT / "src"), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_semel_topic_creates_lists_describes_alters_and_deletes(broker: Broker) -> None:
+    def topic(*arguments: str) -> str:
+        done = semel_command("topic", *arguments, "--bootstrap", broker.bootstrap_servers)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "orders" in topic("create", "orders", "--partitions", "2", "--set", "retention.ms=5000")
+    assert [row["topic"] for row in json.loads(topic("list", "--json"))] == ["orders"]
+    topic("alter", "orders", "--partitions", "3", "--unset", "retention.ms", "--set", "cleanup.policy=compact")
+    described = json.loads(topic("describe", "orders", "--json"))[0]
+    assert described["settings"] == {"cleanup.policy": "compact"}
+    assert [row["next_offset"] for row in described["partitions"]] == [0, 0, 0]
+    assert "cleanup.policy=compact" in topic("describe", "orders")
+    topic("delete", "orders")
+    assert json.loads(topic("list", "--json")) == []
+
+
+def test_errors_are_one_line_and_an_exit_code(broker: Broker, tmp_path: Path) -> None:
+    missing = semel_command("topic", "describe", "nowhere", "--bootstrap", broker.bootstrap_servers)
+    assert missing.returncode == 1
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in missing.stderr
+    wrong = semel_command("broker", "start", "--set", "log.segment.byte=1", "--data", str(tmp_path))
+    assert wrong.returncode == 2
+    assert "did you mean 'log.segment.bytes'" in wrong.stderr
+    taken = semel_command("broker", "start", "--listen", "127.0.0.1:0", "--data", str(broker.data_dir))
+    assert taken.returncode == 2
+    assert "in use by another broker" in taken.stderr
+    assert semel_command("broker", "start", "--nonsense").returncode == 2
+
+
+def test_a_properties_file_is_overruled_by_set_and_listen(tmp_path: Path) -> None:
+    from semel.cli.broker import gather_settings
+
+    file = tmp_path / "server.properties"
+    file.write_text("# Kafka's own names\nnum.partitions=3\nlog.dirs=/elsewhere\nlisteners=PLAINTEXT://:9999\n")
+    settings = gather_settings(None, None, str(file), ["num.partitions=4"])
+    assert (settings["num.partitions"], settings["log.dirs"]) == (4, ("/elsewhere",))
+    assert settings["listeners"] == ("PLAINTEXT://:9999",)
+    settings = gather_settings("127.0.0.1:0", "/here", str(file), [])
+    assert (settings["listeners"], settings["log.dirs"]) == (("PLAINTEXT://127.0.0.1:0",), ("/here",))
+
+
+def test_the_help_names_the_nouns() -> None:
+    shown = semel_command("--help").stdout
+    assert "broker" in shown
+    assert "topic" in shown
+    assert "--listen" in semel_command("broker", "start", "--help").stdout
+
+
+# Embedding
+
+
+def test_the_examples_in_the_documentation_run() -> None:
+    for module in (semel, embedded):
+        done = doctest.testmod(module)
+        assert done.attempted > 0
+        assert done.failed == 0
+
+
+def test_a_broker_without_a_directory_leaves_nothing_behind() -> None:
+    with semel.Broker() as broker, Raw(broker) as raw:
+        raw.create("t")
+        directory = broker.data_dir
+        assert directory.exists()
+    assert not directory.exists()
+
+
+def test_an_error_at_the_start_comes_out_of_start() -> None:
+    with pytest.raises(ConfigError, match="only PLAINTEXT"):
+        Broker(settings={"listeners": "SASL_SSL://127.0.0.1:0"}).start()
+
+
+# Metrics
+
+
+def test_metrics_have_the_names_an_operator_of_kafka_knows(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings={"semel.metrics.port": 0}) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(b"a", b"b"))
+        address = f"http://127.0.0.1:{broker.server.metrics_port}"
+        with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{address}/other", timeout=10)
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert samples["kafka_server_brokertopicmetrics_messagesin_total"] == "2"
+    assert samples['kafka_network_requestmetrics_requests_total{request="Produce"}'] == "1"
+    assert samples['kafka_log_log_logendoffset{topic="t",partition="0"}'] == "2"
+
+
+def test_prometheus_itself_can_read_the_metrics(broker: Broker) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    from semel.broker.metrics import render
+
+    families = {family.name for family in parser.text_string_to_metric_families(render(broker.server))}
+    assert "kafka_server_replicamanager_partitioncount" in families
