@@ -41,7 +41,7 @@ class Log:
         if producer_id < 0:
             self.outcome.update(dict.fromkeys(values, True))
         else:
-            first, mine = self.open.setdefault(producer_id, (offset, []))
+            _, mine = self.open.setdefault(producer_id, (offset, []))
             mine += values
 
     def end_transaction(self, producer_id: int, commit: bool) -> None:

@@ -96,6 +96,8 @@ class Cluster:
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
         self._coordinators: dict[Coordinator, int] = {}
         self._refreshing: dict[tuple[frozenset[str] | None, bool], asyncio.Task[None]] = {}
+        #: Why the last connection could not be opened; None once one could.
+        self._failure: Disconnected | None = None
         self._closed = False
 
     async def __aenter__(self) -> Cluster:
@@ -148,6 +150,9 @@ class Cluster:
             if connection is not None:
                 # Answers come in order: whatever follows on this connection would wait behind the one that is late.
                 connection.close("closed: an answer on it is overdue")
+            elif self._failure is not None:
+                why = f"no connection within {timeout_ms:g} ms; the last try: {self._failure.why}"
+                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._failure
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT, f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
             ) from None
@@ -302,12 +307,14 @@ class Cluster:
             await asyncio.sleep(max(0.0, link.not_before - loop.time()))
             try:
                 link.connection = await self._greet(node_id)
-            except Disconnected:
+            except Disconnected as failure:
+                self._failure = failure
                 link.failures += 1
                 base, most = self.config["reconnect.backoff.ms"], self.config["reconnect.backoff.max.ms"]
                 link.not_before = loop.time() + min(most, base * 2 ** min(link.failures - 1, 20)) / 1000
                 raise
             link.failures = 0
+            self._failure = None
             return link.connection
 
     async def _greet(self, node_id: int) -> Connection:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from semel.client.cluster import Cluster, Coordinator, Target
 from semel.client.connection import Connection
 from semel.client.delivery import BatchDelivery, Deliveries, Delivery
+from semel.client.metadata import TopicInfo
 from semel.client.offsets import as_offsets
 from semel.client.producer_config import checked
 from semel.config import Values
@@ -88,9 +89,10 @@ class AsyncProducer:
         )
         self._deliveries = Deliveries()
         self._lock = self._deliveries.lock
-        self._routes: dict[str, TopicRoutes] = {}
-        self._route_infos: dict[str, object] = {}
+        self._routes: dict[str, tuple[TopicInfo, TopicRoutes]] = {}
         self._coordinator_tries = 0
+        #: What went wrong last with a coordinator, for the person who waits for it.
+        self._trouble = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing = False
         self._closing = False
@@ -131,10 +133,8 @@ class AsyncProducer:
         info = self._cluster.metadata.topics.get(topic)
         if info is None:
             return None
-        routes = self._routes.get(topic)
-        if routes is None or self._route_infos[topic] is not info:
-            routes = self._routes_of(topic, len(info.partitions))
-            self._route_infos[topic] = info
+        known = self._routes.get(topic)
+        routes = known[1] if known is not None and known[0] is info else self._routes_of(info)
         if value is not None and type(value) is not bytes:
             value = as_bytes(value, "value")
         if key is not None and type(key) is not bytes:
@@ -194,9 +194,8 @@ class AsyncProducer:
         info = await self._cluster.topic(topic, allow_auto_create=True, timeout_ms=self.config["max.block.ms"])
         if partition is not None and not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
-        routes = self._routes_of(topic, len(info.partitions)) if topic not in self._routes else self._routes[topic]
         with self._lock:
-            keyless = routes.route(None, self._accumulator.batch_size_bytes).partition
+            keyless = self._routes_of(info).route(None, self._accumulator.batch_size_bytes).partition
         encoded = encode_by_partition(
             rows,
             partition_count=len(info.partitions),
@@ -230,26 +229,28 @@ class AsyncProducer:
         for batch in pending:
             await self._deliveries.wait_async(batch)
 
-    def _routes_of(self, topic: str, partition_count: int) -> TopicRoutes:
-        routes = self._routes.get(topic)
-        if routes is None or routes.partition_count != partition_count:
+    def _routes_of(self, info: TopicInfo) -> TopicRoutes:
+        """How records of a topic are routed; the current partition is kept while their number stays."""
+        _, routes = self._routes.get(info.name, (None, None))
+        if routes is None or routes.partition_count != len(info.partitions):
             routes = TopicRoutes(
-                topic,
-                partition_count,
+                info.name,
+                len(info.partitions),
                 self.config["batch.size"],
                 random.randrange,
                 self.config["partitioner.ignore.keys"],
             )
-            self._routes[topic] = routes
+        self._routes[info.name] = (info, routes)
         return routes
 
     async def _wait_for_room(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait for what `send_now` was missing: metadata, or memory."""
         left = deadline - self._loop.time()
+        unknown = topic not in self._cluster.metadata.topics
         info = await self._cluster.topic(topic, allow_auto_create=True, timeout_ms=max(1.0, left * 1000))
         if partition is not None and not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
-        if topic not in self._routes or self._route_infos.get(topic) is not info:
+        if unknown:
             return
         try:
             async with asyncio.timeout_at(deadline):
@@ -353,7 +354,8 @@ class AsyncProducer:
         except TimeoutError:
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{what}() did not finish within max.block.ms={limit_ms}; it goes on: call {what}() again to wait on",
+                f"{what}() did not finish within max.block.ms={limit_ms}; it goes on: call {what}() again to wait on"
+                + (f". The last trouble: {self._trouble}" if self._trouble else ""),
             ) from None
 
     def _need_manager(self, what: str) -> TransactionManager:
@@ -459,6 +461,7 @@ class AsyncProducer:
                 manager.version = self._cluster.transaction_version
             response = await self._cluster.request(to, send.message, newest=send.newest)
         except KafkaError as error:
+            self._trouble = error.why
             with self._lock:
                 if isinstance(error, Retriable):
                     manager.on_disconnect(self._clock_ms(), self._backoff_ms())
@@ -468,6 +471,7 @@ class AsyncProducer:
         else:
             with self._lock:
                 code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
+            self._trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
             if code is ErrorCode.NONE:
                 self._coordinator_tries = 0
             if code in _COORDINATOR_IN_DOUBT:

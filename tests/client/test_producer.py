@@ -1,0 +1,320 @@
+"""The producer against real brokers: order, transactions, fencing, faults on the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from semel import Admin, Consumer, Producer
+from semel.client.cluster import Cluster
+from semel.client.producer import AsyncProducer
+from semel.config import ConfigError
+from semel.errors import (
+    AbortTransaction,
+    CommitFailed,
+    Misuse,
+    ProducerFenced,
+    RecordTooLarge,
+    RequestTimedOut,
+)
+from semel.machines.transaction_manager import GroupMetadata
+from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, every, nth_only
+from semel.wire.apis import ApiKey
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def read(
+    bootstrap: str, topic: str, count: int, isolation: str = "read_committed", partitions: int = 1
+) -> list[object]:
+    """The first `count` records of a topic, and proof that there are no more."""
+    config = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "isolation.level": isolation}
+    found: list[object] = []
+    with Consumer(config) as consumer:
+        wanted = [(topic, number) for number in range(partitions)]
+        consumer.assign(wanted)
+        ends = consumer.end_offsets(wanted)
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            found += consumer.poll(timeout_ms=1_000)
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_records_come_back_as_they_were_sent(bootstrap: str, name: str, codec: str) -> None:
+    with Producer({"bootstrap.servers": bootstrap, "compression.type": codec}) as producer:
+        first = producer.send(name, "text", key="k", headers={"h": b"1", "n": None}, timestamp_ms=1_700_000_000_123)
+        second = producer.send(name, None, key=b"\x00")
+        assert (first.result(30).offset, second.result(30).offset) == (0, 1)
+    one, two = read(bootstrap, name, 2)
+    assert (one.key, one.value, one.timestamp_ms) == (b"k", b"text", 1_700_000_000_123)
+    assert one.headers == (("h", b"1"), ("n", None))
+    assert (two.key, two.value, two.headers) == (b"\x00", None, ())
+
+
+def test_many_records_keep_their_order(bootstrap: str, name: str) -> None:
+    with Producer({"bootstrap.servers": bootstrap, "batch.size": 2_000}) as producer:
+        deliveries = [producer.send(name, b"%d" % number) for number in range(5_000)]
+        producer.flush()
+        assert [delivery.result().offset for delivery in deliveries] == list(range(5_000))
+    assert [record.value for record in read(bootstrap, name, 5_000)] == [b"%d" % number for number in range(5_000)]
+
+
+def test_equal_keys_meet_in_one_partition_and_a_given_partition_is_obeyed(bootstrap: str, name: str) -> None:
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topic(name, partitions=5)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        keyed = [producer.send(name, "v", key=f"key-{number % 7}").result(30) for number in range(21)]
+        assert len({(n % 7, metadata.partition) for n, metadata in enumerate(keyed)}) == 7
+        assert producer.send(name, "v", key="key-0", partition=4).result(30).partition == 4
+        with pytest.raises(Misuse, match="partitions 0 to 4, not 5"):
+            producer.send(name, "v", partition=5)
+
+
+def test_a_transaction_is_seen_whole_or_not_at_all(bootstrap: str, name: str) -> None:
+    topics = [f"{name}-a", f"{name}-b"]
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for topic in topics:
+                producer.send(topic, "committed")
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            for topic in topics:
+                producer.send(topic, "aborted").result(30)
+            raise ZeroDivisionError
+        with producer.transaction():
+            for topic in topics:
+                producer.send(topic, "committed too")
+        epoch = producer.identity.producer_epoch  # type: ignore[union-attr]
+    assert epoch == 3, "under V2 every transaction has an epoch of its own"
+    for topic in topics:
+        assert [record.value for record in read(bootstrap, topic, 2)] == [b"committed", b"committed too"]
+        assert len(read(bootstrap, topic, 3, "read_uncommitted")) == 3
+
+
+def test_the_old_protocol_works_too(bootstrap: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "transaction_version", property(lambda self: 1))
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer:
+        producer.init_transactions()
+        for number in range(3):
+            with producer.transaction():
+                producer.send(name, b"%d" % number)
+                producer.send_offsets_to_transaction({(name, 0): number}, f"{name}-group")
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send(name, "aborted").result(30)
+            raise ZeroDivisionError
+        assert producer.identity.producer_epoch == 0  # type: ignore[union-attr]
+        with producer.transaction():
+            producer.send(name, b"3")
+    assert [record.value for record in read(bootstrap, name, 4)] == [b"0", b"1", b"2", b"3"]
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        assert [o.offset for o in admin.list_group_offsets(f"{name}-group").values()] == [2]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_zombie_cannot_commit_what_its_successor_aborted(
+    bootstrap: str, name: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "transaction_version", property(lambda self: version))
+    config = {"bootstrap.servers": bootstrap, "transactional.id": name}
+    with Producer(config) as zombie, Producer(config) as successor:
+        zombie.init_transactions()
+        zombie.begin_transaction()
+        zombie.send(name, "paid twice").result(30)
+        successor.init_transactions()
+        with pytest.raises(ProducerFenced):
+            zombie.commit_transaction()
+        with successor.transaction():
+            successor.send(name, "paid once")
+        with pytest.raises(ProducerFenced):
+            zombie.begin_transaction()
+    assert [record.value for record in read(bootstrap, name, 1)] == [b"paid once"]
+
+
+def test_offsets_of_a_transaction_count_when_it_commits_and_never_when_it_aborts(bootstrap: str, name: str) -> None:
+    group = f"{name}-group"
+    with (
+        Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer,
+        Admin({"bootstrap.servers": bootstrap}) as admin,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(name, "in").result(30)
+        producer.send_offsets_to_transaction({(name, 0): 1}, group)
+        producer.abort_transaction()
+        assert admin.list_group_offsets(group, [(name, 0)], require_stable=True) == {}
+        with producer.transaction():
+            producer.send(name, "in")
+            producer.send_offsets_to_transaction({(name, 0): 2}, group)
+        offsets = admin.list_group_offsets(group, [(name, 0)], require_stable=True)
+        assert [given.offset for given in offsets.values()] == [2]
+
+
+def test_a_member_the_group_has_moved_on_from_cannot_commit_in_a_transaction(bootstrap: str, name: str) -> None:
+    config = {"bootstrap.servers": bootstrap, "transactional.id": name}
+    reader = {"bootstrap.servers": bootstrap, "group.id": f"{name}-group", "auto.offset.reset": "earliest"}
+    with Producer(config) as producer, Consumer(reader) as consumer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(name, "in")
+        consumer.subscribe(name)
+        assert consumer.poll(20_000)
+        current = consumer.group_metadata()
+        stale = GroupMetadata(current.group_id, current.generation_id - 1, current.member_id)
+        producer.begin_transaction()
+        with pytest.raises(CommitFailed):
+            producer.send_offsets_to_transaction({(name, 0): 1}, stale)
+        with pytest.raises(AbortTransaction):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send_offsets_to_transaction({(name, 0): 1}, consumer.group_metadata())
+
+
+def test_an_empty_transaction_commits_cleanly(bootstrap: str, name: str) -> None:
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer:
+        producer.init_transactions()
+        for _ in range(3):
+            with producer.transaction():
+                pass
+        with producer.transaction():
+            producer.send(name, "not empty")
+    read(bootstrap, name, 1)
+
+
+def test_calls_out_of_order_say_what_to_do_first(bootstrap: str, name: str) -> None:
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer:
+        with pytest.raises(Misuse, match=r"call init_transactions\(\) first"):
+            producer.begin_transaction()
+        producer.init_transactions()
+        with pytest.raises(Misuse, match=r"call begin_transaction\(\) first"):
+            producer.commit_transaction()
+        with pytest.raises(Misuse, match=r"call begin_transaction\(\) first"):
+            producer.send(name, "outside of a transaction")
+    with Producer({"bootstrap.servers": bootstrap}) as plain, pytest.raises(Misuse, match=r"transactional\.id"):
+        plain.begin_transaction()
+
+
+def test_a_table_goes_out_by_key_and_comes_back_as_columns(bootstrap: str, name: str) -> None:
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topic(name, partitions=3)
+    rows = 10_000
+    table = pa.table({"key": [b"%d" % (n % 100) for n in range(rows)], "value": [b"%d" % n for n in range(rows)]})
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name, "compression.type": "lz4"}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            delivery = producer.send_arrow(name, table)
+        assert delivery.record_count == rows
+        assert delivery.done()
+        one = producer.send  # the table's partitions are those of single records
+        with producer.transaction():
+            partition = one(name, "same place", key="42").result(30).partition
+    found = []
+    with Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([(name, number) for number in range(3)])
+        while sum(part.num_rows for part in found) < rows + 1:
+            found.append(consumer.poll_arrow(timeout_ms=10_000))
+    back = pa.concat_tables(found)
+    assert sorted(int(v) for v in back["value"].to_pylist() if v != b"same place") == list(range(rows))
+    of_42 = back.filter(pa.compute.equal(back["key"], b"42"))
+    assert set(of_42["partition"].to_pylist()) == {partition}
+    assert of_42["value"].to_pylist() == [b"%d" % n for n in range(42, rows, 100)] + [b"same place"]
+
+
+def test_a_batch_too_large_for_its_topic_is_split_and_a_record_too_large_is_refused(bootstrap: str, name: str) -> None:
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topic(name, partitions=1, configs={"max.message.bytes": 2_000})
+    with Producer({"bootstrap.servers": bootstrap, "batch.size": 20_000, "linger.ms": 100}) as producer:
+        deliveries = [producer.send(name, b"%04d" % number * 20) for number in range(100)]
+        assert [delivery.result(30).offset for delivery in deliveries] == list(range(100))
+        with pytest.raises(RecordTooLarge):
+            producer.send(name, b"x" * 3_000).result(30)
+        assert producer.send(name, "still works").result(30).offset == 100
+    read(bootstrap, name, 101)
+
+
+@pytest.mark.parametrize("fault", [Cut(), Mute()])
+def test_lost_answers_make_no_duplicate_and_no_gap(bootstrap: str, name: str, fault: Cut | Mute) -> None:
+    config = {"linger.ms": 1, "batch.size": 500, "request.timeout.ms": 700, "delivery.timeout.ms": 50_000}
+    nth = 7 if isinstance(fault, Cut) else 40
+    with FaultProxy(bootstrap, every(nth, ApiKey.PRODUCE, fault)) as proxy:
+        with Producer({"bootstrap.servers": proxy.bootstrap_servers, **config}) as producer:
+            deliveries = [producer.send(name, b"%d" % number) for number in range(3_000)]
+            producer.flush()
+            assert [delivery.result().offset for delivery in deliveries] == list(range(3_000))
+        assert proxy.faults
+    assert [record.value for record in read(bootstrap, name, 3_000)] == [b"%d" % number for number in range(3_000)]
+
+
+@pytest.mark.parametrize("api", [ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE])
+@pytest.mark.parametrize("way", list(Way))
+def test_a_transaction_survives_the_loss_of_any_message(bootstrap: str, name: str, api: ApiKey, way: Way) -> None:
+    with FaultProxy(bootstrap, nth_only(1, api, Cut(), way=way)) as proxy:
+        with Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}) as producer:
+            producer.init_transactions()
+            for number in range(3):
+                with producer.transaction():
+                    producer.send(name, b"%d" % number)
+                    producer.send_offsets_to_transaction({(name, 0): number}, f"{name}-group")
+        assert proxy.faults["Cut"] == 1
+    assert [record.value for record in read(bootstrap, name, 3)] == [b"0", b"1", b"2"]
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        assert [o.offset for o in admin.list_group_offsets(f"{name}-group", require_stable=True).values()] == [2]
+
+
+def test_asyncio_code_awaits_deliveries(bootstrap: str, name: str) -> None:
+    async def send() -> list[int]:
+        async with AsyncProducer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer:
+            await producer.init_transactions()
+            async with producer.transaction():
+                deliveries = [await producer.send(name, b"%d" % number) for number in range(10)]
+            return [(await delivery).offset for delivery in deliveries]
+
+    assert asyncio.run(send()) == list(range(10))
+
+
+def test_a_callback_hears_of_the_delivery(session_broker: object, name: str) -> None:
+    heard: list[int] = []
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:  # type: ignore[attr-defined]
+        delivery = producer.send(name, "x")
+        delivery.add_done_callback(lambda d: heard.append(d.result().offset))
+        delivery.result(30)
+        producer.flush()
+    assert heard == [0]
+
+
+def test_brokers_that_cannot_be_reached_are_named_when_max_block_ms_has_passed(name: str) -> None:
+    config = {"bootstrap.servers": "127.0.0.1:1", "max.block.ms": 300}
+    with Producer(config) as producer, pytest.raises(Exception, match=r"127\.0\.0\.1:1") as raised:
+        producer.send(name, "nobody listens")
+    assert "bootstrap.servers" in str(raised.value)
+    with Producer({**config, "transactional.id": name}) as producer:
+        with pytest.raises(RequestTimedOut, match=r"max\.block\.ms=300"):
+            producer.init_transactions()
+        producer.close(timeout_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"enable.idempotence": True, "acks": "1"}, "acks=all"),
+        ({"enable.idempotence": True, "max.in.flight.requests.per.connection": 6}, "at most 5"),
+        ({"enable.idempotence": False, "transactional.id": "x"}, "enable.idempotence"),
+        ({"delivery.timeout.ms": 10}, "request.timeout.ms"),
+        ({"compression.typo": "lz4"}, "compression.type"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(config: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Producer({"bootstrap.servers": "127.0.0.1:1", **config})
+
+
+def test_fewer_acknowledgements_mean_no_idempotence(session_broker: object, name: str) -> None:
+    address = session_broker.bootstrap_servers  # type: ignore[attr-defined]
+    for acks in ("0", "1"):
+        with Producer({"bootstrap.servers": address, "acks": acks}) as producer:
+            assert producer.identity is None
+            offset = producer.send(name, acks).result(30).offset
+            assert offset == (-1 if acks == "0" else 1)
