@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 Buffer = bytes | bytearray | memoryview
 Path = str | os.PathLike[str]
 
+_SMALL_FILE = 4096
+
 
 class Files:
     """The disk as it is."""
@@ -76,8 +78,16 @@ class Files:
     # Whole files
 
     def read(self, path: Path) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
+        # Thousands of small files are read at a start: the plain calls cost a third of what a file object does.
+        descriptor = self.open_to_read(path)
+        try:
+            data = os.read(descriptor, _SMALL_FILE)
+            if len(data) == _SMALL_FILE:
+                while more := os.read(descriptor, 1 << 20):
+                    data += more
+            return data
+        finally:
+            os.close(descriptor)
 
     def write_into(self, path: Path, data: Buffer, position: int) -> None:
         """Put `data` at `position` of a file that need not exist yet."""

@@ -118,7 +118,7 @@ class PartitionLog(Reading, TimestampSearch):
         if fresh:
             files.make_directory(path)
             first = checkpoints.encode_leader_epochs([(0, 0)])
-            files.replace(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, durable=False)
+            files.write_into(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, 0)
         parent = os.path.dirname(path)
         name = (topic, partition)
         if fresh:
@@ -171,7 +171,11 @@ class PartitionLog(Reading, TimestampSearch):
             raise Refused(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.directory} belongs to topic id {stored}")
         self.topic_id = topic_id or stored or checkpoints.NO_TOPIC_ID
         if stored is None and topic_id is not None:
-            self.files.replace(path, checkpoints.encode_partition_metadata(topic_id), durable=False)
+            data = checkpoints.encode_partition_metadata(topic_id)
+            if fresh:
+                self.files.write_into(path, data, 0)
+            else:
+                self.files.replace(path, data)
 
     def close(self, now_ms: int) -> None:
         """Leave everything on disk as a clean start wants to find it. A failed log is left for recovery."""
