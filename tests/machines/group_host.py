@@ -10,6 +10,7 @@ from semel.errors import ErrorCode
 from semel.machines.contract import Answer, Decision, StateRecord
 from semel.machines.group_coordinator import GroupCoordinator, GroupSettings, TopicInfo
 from semel.wire import encode_versioned
+from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 from semel.wire.messages.groups import (
     HeartbeatRequest,
@@ -50,6 +51,7 @@ class Host:
     log: list[tuple[StateRecord, int] | Marker] = field(default_factory=list)
     answers: dict[int, Any] = field(default_factory=dict)
     fail_next: bool = False
+    failures: int = 0
     tokens: int = 0
     ids: int = 0
 
@@ -62,6 +64,7 @@ class Host:
     def do(self, decision: Decision[Any]) -> Any:
         if decision.records and self.fail_next:
             self.fail_next = False
+            self.failures += 1
             decision = self.machine.append_failed(decision)
             assert not decision.records
         producer_id = -1 if decision.producer is None else decision.producer.producer_id
@@ -297,6 +300,47 @@ class Host:
         )
         reply = self.do(self.machine.txn_offset_commit(request, 3, self.now_ms))
         return ErrorCode(reply.topics[0].partitions[0].error_code)
+
+    def consumer_heartbeat(
+        self,
+        member_id: str,
+        epoch: int,
+        *,
+        owned: dict[UUID, list[int]] | None = None,
+        topics: list[str] | None = None,
+        regex: str | None = None,
+        instance: str | None = None,
+        assignor: str | None = None,
+        rebalance_ms: int | None = None,
+        group: str = GROUP,
+        version: int = 1,
+    ) -> ConsumerGroupHeartbeatResponse:
+        """A heartbeat; a join (epoch 0) brings what a join must unless told otherwise."""
+        joining = epoch == 0
+        if joining:
+            owned = {} if owned is None else owned
+            topics = ["ledger"] if topics is None and regex is None else topics
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member_id,
+            member_epoch=epoch,
+            instance_id=instance,
+            rebalance_timeout_ms=(30_000 if joining else -1) if rebalance_ms is None else rebalance_ms,
+            subscribed_topic_names=topics,
+            subscribed_topic_regex=regex,
+            server_assignor=assignor,
+            topic_partitions=None
+            if owned is None
+            else [
+                ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
+                for topic_id, partitions in owned.items()
+            ],
+        )
+        decision = self.machine.consumer_group_heartbeat(
+            request, version, self.now_ms, "app", "/127.0.0.1", self.new_member_id
+        )
+        reply: ConsumerGroupHeartbeatResponse = self.do(decision)
+        return reply
 
     def fetched(
         self, *, group: str = GROUP, topic: str = "ledger", partition: int = 0, require_stable: bool = False

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.committed_offsets import CommittedOffset
@@ -47,6 +47,17 @@ STEPS: dict[State, frozenset[State]] = {
     State.STABLE: frozenset({State.PREPARING_REBALANCE, State.DEAD}),
     State.DEAD: frozenset(),
 }
+
+
+class _Nobody(dict[str, Any]):
+    """An empty dictionary that stays so, shared by groups nothing is going on in: most of them, most of the time."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        invariant(False, f"{key} was put into a dictionary that all idle groups share")
+
+
+_NOBODY = _Nobody()
+_NO_TOPICS: frozenset[str] = frozenset()
 
 
 class Parked(NamedTuple):
@@ -151,11 +162,11 @@ class ClassicGroup:
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
         self.members: dict[str, ClassicMember] = {}
-        self.static_members: dict[str, str] = {}
+        self.static_members: dict[str, str] = _NOBODY
         #: Ids given out with MEMBER_ID_REQUIRED and not yet used, each with the time it is given up.
-        self.pending_join: dict[str, int] = {}
+        self.pending_join: dict[str, int] = _NOBODY
         #: Members of this generation that have not sent SyncGroup yet.
-        self.pending_sync: dict[str, None] = {}
+        self.pending_sync: dict[str, None] = _NOBODY
         self.new_member_added = False
         #: Topics the members subscribe to; None when it cannot be known (another protocol type, unreadable metadata).
         self.subscribed_topics: frozenset[str] | None = None
@@ -205,9 +216,13 @@ class ClassicGroup:
         if self.leader_id is None:
             self.leader_id = member.member_id
         if member.group_instance_id is not None:
-            self.static_members[member.group_instance_id] = member.member_id
+            self.static_members = {**self.static_members, member.group_instance_id: member.member_id}
         self.members[member.member_id] = member
         self.pending_join.pop(member.member_id, None)
+
+    def await_join(self, member_id: str, until_ms: int) -> None:
+        """This id was given out; whoever got it has until then to join with it."""
+        self.pending_join = {**self.pending_join, member_id: until_ms}
 
     def remove(self, member_id: str) -> ClassicMember | None:
         member = self.members.pop(member_id, None)
@@ -227,7 +242,8 @@ class ClassicGroup:
         }
         if self.leader_id == old.member_id:
             self.leader_id = new.member_id
-        if self.pending_sync.pop(old.member_id, self) is None:
+        if old.member_id in self.pending_sync:
+            del self.pending_sync[old.member_id]
             self.pending_sync[new.member_id] = None
         if new.group_instance_id is not None:
             self.static_members[new.group_instance_id] = new.member_id
@@ -283,7 +299,7 @@ class ClassicGroup:
 
     def begin_generation(self, now_ms: int) -> None:
         self.generation_id = 1 if self.generation_id == 2**31 - 1 else self.generation_id + 1
-        self.pending_sync = {}
+        self.pending_sync = dict.fromkeys(self.members) if self.members else _NOBODY
         if self.members:
             self.protocol_name = self.select_protocol()
             self.go(State.COMPLETING_REBALANCE, now_ms)
@@ -295,11 +311,8 @@ class ClassicGroup:
     def restore(self, state: State) -> None:
         """Set what follows from the members after they were read back from a record."""
         self.state = state
-        self.static_members = {
-            member.group_instance_id: member.member_id
-            for member in self.members.values()
-            if member.group_instance_id is not None
-        }
+        static = (member for member in self.members.values() if member.group_instance_id is not None)
+        self.static_members = {str(member.group_instance_id): member.member_id for member in static} or _NOBODY
         self.subscribed_topics = self._subscriptions()
 
     def _subscriptions(self) -> frozenset[str] | None:
@@ -358,4 +371,4 @@ def _topics_of(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
         except (Refused, StructError):
             # A client may put anything there; then the group cannot say what it subscribes to.
             return None
-    return frozenset(topics)
+    return frozenset(topics) or _NO_TOPICS

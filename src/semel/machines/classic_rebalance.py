@@ -9,6 +9,7 @@ generation, and members that were joining join again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import intern
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.classic_group import (
@@ -100,7 +101,7 @@ class ClassicRebalance:
                 self._replace_static(group, group.members[old_id], newcomer(new_id), parked, now_ms, out)
             elif instance_id is None and parked.version >= MEMBER_ID_REQUIRED_SINCE:
                 deadline_ms = now_ms + request.session_timeout_ms
-                group.pending_join[new_id] = deadline_ms
+                group.await_join(new_id, deadline_ms)
                 self._registry.timers.set(deadline_ms, SESSION, group.group_id, new_id)
                 out.answer(parked.token, refuse_join(ErrorCode.MEMBER_ID_REQUIRED, parked.version, new_id))
             else:
@@ -269,7 +270,6 @@ class ClassicRebalance:
                 member.join = None
             member.is_new = False
             self.expect(group, member, now_ms + member.session_timeout_ms)
-            group.pending_sync[member.member_id] = None
         group.sync_deadline_ms = now_ms + group.rebalance_timeout_ms
         self._registry.timers.set(group.sync_deadline_ms, SYNC, group.group_id)
 
@@ -518,8 +518,8 @@ class ClassicRebalance:
         """The group a record describes: with members it is stable, without them empty."""
         group = ClassicGroup(group_id, value.current_state_timestamp)
         group.generation_id = value.generation
-        group.protocol_type = value.protocol_type or None
-        group.protocol_name = value.protocol
+        group.protocol_type = intern(value.protocol_type) if value.protocol_type else None
+        group.protocol_name = value.protocol and intern(value.protocol)
         group.leader_id = value.leader
         for member in value.members:
             group.members[member.member_id] = ClassicMember(

@@ -39,7 +39,7 @@ class CommittedOffset(NamedTuple):
 class CommittedOffsets:
     """Every committed and pending offset of the groups this broker coordinates; changed by replay alone."""
 
-    __slots__ = ("_committed", "_pending", "_pending_producers", "_replayed")
+    __slots__ = ("_committed", "_pending", "_pending_producers", "_replayed", "_topic_ids")
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[Place, CommittedOffset]] = {}
@@ -48,10 +48,8 @@ class CommittedOffsets:
         #: group -> place -> producers with an open transaction there
         self._pending_producers: dict[str, dict[Place, set[int]]] = {}
         self._replayed = 0
-
-    def next_order(self) -> int:
-        self._replayed += 1
-        return self._replayed
+        #: One object per topic id, however many offsets name it.
+        self._topic_ids: dict[UUID, UUID] = {NO_TOPIC_ID: NO_TOPIC_ID}
 
     # What is asked
 
@@ -67,9 +65,6 @@ class CommittedOffsets:
     def pending_places(self, group_id: str) -> list[Place]:
         return list(self._pending_producers.get(group_id, {}))
 
-    def has_any(self, group_id: str) -> bool:
-        return group_id in self._committed or group_id in self._pending_producers
-
     def groups_with_topic(self, topics: set[str]) -> Iterator[tuple[str, list[Place]]]:
         """Groups holding offsets, committed or pending, of any of these topics."""
         for group_id in self._committed.keys() | self._pending_producers.keys():
@@ -84,6 +79,9 @@ class CommittedOffsets:
         self, state_partition: int, group_id: str, topic: str, partition: int, offset: CommittedOffset, producer_id: int
     ) -> None:
         place = (intern(topic), partition)
+        self._replayed += 1
+        topic_id = self._topic_ids.setdefault(offset.topic_id, offset.topic_id)
+        offset = offset._replace(topic_id=topic_id, order=self._replayed)
         if producer_id < 0:
             self._committed.setdefault(group_id, {})[place] = offset
             return
@@ -118,9 +116,6 @@ class CommittedOffsets:
             self._pending_producers.pop(group_id, None)
         for key in [key for key in self._pending if key[0] == state_partition]:
             del self._pending[key]
-
-    def known_groups(self) -> set[str]:
-        return self._committed.keys() | self._pending_producers.keys()
 
     def _settled(self, group_id: str, place: Place, producer_id: int) -> None:
         by_place = self._pending_producers[group_id]

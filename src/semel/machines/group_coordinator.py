@@ -17,7 +17,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines import consumer_records, group_views
 from semel.machines.classic_group import ClassicGroup, Parked, State
 from semel.machines.classic_rebalance import ClassicRebalance, refuse_join
-from semel.machines.committed_offsets import NO_TOPIC_ID, CommittedOffset, CommittedOffsets
+from semel.machines.committed_offsets import CommittedOffset, CommittedOffsets
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.consumer_rebalance import ConsumerRebalance
 from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
@@ -155,7 +155,7 @@ class GroupCoordinator:
             # The group is in the log from its first breath, so that a restart knows it.
             group.creating = True
             group.replaces = existing
-            self._registry.groups[request.group_id] = group
+            self._registry.put(group)
             out.records.append(self._classic.empty_group_record(group))
         return cast("Decision[JoinGroupResponse]", out.decision(token=token))
 
@@ -406,15 +406,16 @@ class GroupCoordinator:
         group = self._registry.groups.get(key.group)
         if group is None:
             # Nobody has joined it: a group of offsets alone.
-            group = self._registry.groups[key.group] = ClassicGroup(key.group, value.commit_timestamp)
+            group = ClassicGroup(key.group, value.commit_timestamp)
+            self._registry.put(group)
         offset = CommittedOffset(
             value.offset,
             value.leader_epoch,
             value.metadata,
             value.commit_timestamp,
             value.expire_timestamp,
-            NO_TOPIC_ID if value.topic_id == NO_TOPIC_ID else value.topic_id,
-            self._offsets.next_order(),
+            value.topic_id,
+            0,
         )
         self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
 
@@ -422,10 +423,12 @@ class GroupCoordinator:
         group = self._registry.groups.get(group_id)
         if value is None:
             if isinstance(group, ClassicGroup):
-                del self._registry.groups[group_id]
+                self._registry.remove(group_id)
             return
         if not self._registry.is_loaded(partition) or not isinstance(group, ClassicGroup):
-            self._registry.groups[group_id] = self._classic.read_group(group_id, value)
+            # The id it was first known by: one object, however often the group is written.
+            known_id = group_id if group is None else group.group_id
+            self._registry.put(self._classic.read_group(known_id, value))
             return
         group.creating = False
         group.replaces = None
@@ -440,13 +443,14 @@ class GroupCoordinator:
         group = self._registry.groups.get(key.group_id)
         if value is None and isinstance(key, ConsumerGroupMetadataKey):
             if isinstance(group, ConsumerGroup):
-                del self._registry.groups[key.group_id]
+                self._registry.remove(key.group_id)
             return
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
             # A group of offsets alone gives way: it was only there because nobody had joined yet.
-            group = self._registry.groups[key.group_id] = ConsumerGroup(key.group_id)
+            group = ConsumerGroup(key.group_id)
+            self._registry.put(group)
         consumer_records.replay(group, key, value)
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
@@ -477,9 +481,8 @@ class GroupCoordinator:
                 self._classic.end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
             else:
                 self._consumer.end_sessions(group)
-        ids = {group_id for group_id in self._offsets.known_groups() if self.partition_for(group_id) == partition}
-        self._registry.drop(partition)
-        self._offsets.drop_partition(partition, ids)
+        gone = self._registry.drop(partition)
+        self._offsets.drop_partition(partition, {group.group_id for group in gone})
         return [out.decision()] if out.effects else []
 
     def append_failed(
@@ -511,9 +514,9 @@ class GroupCoordinator:
     def _undo(self, group: ClassicGroup, out: Outcome) -> None:
         if group.creating:
             self._classic.end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
-            del self._registry.groups[group.group_id]
+            self._registry.remove(group.group_id)
             if isinstance(group.replaces, ConsumerGroup):
-                self._registry.groups[group.group_id] = group.replaces
+                self._registry.put(group.replaces)
         elif group.replaced is not None:
             before, after = group.replaced
             group.replaced = None

@@ -117,11 +117,13 @@ class Outcome:
 class GroupRegistry:
     """The groups this broker coordinates, and which of their partitions may be served."""
 
-    __slots__ = ("_loaded", "_loading", "_partitions", "groups", "settings", "timers", "topics")
+    __slots__ = ("_by_partition", "_loaded", "_loading", "_partitions", "groups", "settings", "timers", "topics")
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
+        #: By id. Changed by `put` and `remove` alone.
         self.groups: dict[str, Group] = {}
+        self._by_partition: dict[int, set[str]] = {}
         self.timers = Timers()
         self.topics: TopicsView | None = None
         self._loading: set[int] = set()
@@ -160,13 +162,18 @@ class GroupRegistry:
         """Forget a partition and its groups, which another broker may coordinate from now on."""
         self._loading.discard(partition)
         self._loaded.discard(partition)
-        gone = [group for group in self.groups.values() if self.partition_for(group.group_id) == partition]
-        for group in gone:
-            del self.groups[group.group_id]
-        return gone
+        return [self.groups.pop(group_id) for group_id in self._by_partition.pop(partition, ())]
 
     def groups_of(self, partition: int) -> list[Group]:
-        return [group for group in self.groups.values() if self.partition_for(group.group_id) == partition]
+        return [self.groups[group_id] for group_id in self._by_partition.get(partition, ())]
+
+    def put(self, group: Group) -> None:
+        self.groups[group.group_id] = group
+        self._by_partition.setdefault(self.partition_for(group.group_id), set()).add(group.group_id)
+
+    def remove(self, group_id: str) -> None:
+        del self.groups[group_id]
+        self._by_partition[self.partition_for(group_id)].discard(group_id)
 
     def topic_name(self, topic_id: UUID) -> str | None:
         if self.topics is not None:
