@@ -321,6 +321,9 @@ class TopicRegistry:
         )
         log.verifies_transactions = self._settings["transaction.partition.verification.enable"]
         log.high_watermark_follows_end = self._settings["semel.durability"] == "os"
+        if not self._clean and not log.high_watermark_follows_end:
+            # A crash leaves records that were never fsynced: nobody may see one that could still be lost.
+            log.flush()
         return log
 
     def _set_aside_strays(self, name: str, count: int, first: int = 0) -> None:
