@@ -47,7 +47,11 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
             for _, descriptor, _ in dirty:
                 files.sync(descriptor)
             for path in indexes:
-                files.sync_path(path)
+                try:
+                    files.sync_path(path)
+                except FileNotFoundError:
+                    # Retention or compaction let the segment go meanwhile: nobody will look for its index.
+                    continue
             if is_new:
                 files.sync_directory(log.directory)
         finally:
