@@ -201,22 +201,22 @@ class ClassicMember:
     # --- heartbeats -----------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Until the membership ends or the user stops polling."""
+        """For as long as this is a member, whether the user polls or not; one who does not for too long is none."""
         machine = self.machine
-        session = self._config["session.timeout.ms"] / 1000
-        while machine.state is State.STABLE:
-            wait = max(0.0, machine.next_heartbeat_ms / 1000 - self._loop.time())
-            await asyncio.sleep(wait)
-            if self._loop.time() - self._last_poll > self._config["max.poll.interval.ms"] / 1000:
-                await self._give_up_silently()
-                return
+        while True:
+            next_ms = machine.next_heartbeat_ms if machine.is_alive else self._now_ms() + machine.heartbeat_interval_ms
+            await asyncio.sleep(max(0.0, next_ms / 1000 - self._loop.time()))
+            idle = self._loop.time() - self._last_poll
+            if machine.is_alive and idle > self._config["max.poll.interval.ms"] / 1000:
+                await self._send(machine.on_poll_interval_passed())
+                self._notify()
             request = machine.heartbeat_request(self._now_ms())
-            if request is None:
-                continue
-            await self._beat_once(request, session)
-        self._notify()
+            if request is not None:
+                await self._beat_once(request)
+                if not machine.is_stable:
+                    self._notify()
 
-    async def _beat_once(self, request: Any, session: float) -> None:
+    async def _beat_once(self, request: Any) -> None:
         machine = self.machine
         generation_id = machine.generation_id
         try:
@@ -226,21 +226,13 @@ class ClassicMember:
         except KafkaError:
             self._cluster.forget_coordinator("group", machine.group_id)
             machine.next_heartbeat_ms = self._now_ms() + int(self._cluster.backoff(1) * 1000)
-            if self._loop.time() - self._last_answer > session:
+            if self._loop.time() - self._last_answer > self._config["session.timeout.ms"] / 1000:
                 machine.on_silence()
             return
         if machine.generation_id == generation_id:
             self._last_answer = self._loop.time()
             machine.on_heartbeat(response)
         self._doubt_coordinator(response.error_code)
-
-    async def _give_up_silently(self) -> None:
-        """The user has not polled for max.poll.interval.ms: let others have the partitions."""
-        owned = self.machine.owned
-        await self._send_leave("no poll within max.poll.interval.ms")
-        self.machine.state = State.UNJOINED
-        self.machine.owned = self.machine.lost = owned
-        self._notify()
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
@@ -255,11 +247,11 @@ class ClassicMember:
         if owned:
             await self._before_revoke()
             await self._tell(self._listener.on_revoked, owned)
-        await self._send_leave("the consumer was closed or unsubscribed")
+        await self._send(self.machine.leave_request("the consumer was closed or unsubscribed"))
         self._apply(())
 
-    async def _send_leave(self, reason: str) -> None:
-        request = self.machine.leave_request(reason)
+    async def _send(self, request: Any) -> None:
+        """Say something that needs no answer: whoever does not hear it finds out by the session's end."""
         if request is None:
             return
         try:

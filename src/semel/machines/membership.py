@@ -134,6 +134,11 @@ class Membership:
     def is_stable(self) -> bool:
         return self.state is State.STABLE
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the group counts on this member's heartbeats: not while it joins, which the coordinator watches."""
+        return self.state in (State.STABLE, State.UNJOINED) and self.generation_id >= 0
+
     def subscribe(self, topics: Iterable[str]) -> None:
         """Change what this member wants; the group hears of it by a rejoin."""
         wanted = frozenset(topics)
@@ -201,8 +206,8 @@ class Membership:
         )
 
     def heartbeat_request(self, now_ms: int) -> HeartbeatRequest | None:
-        """A heartbeat if it is time for one."""
-        if self.state is not State.STABLE or now_ms < self.next_heartbeat_ms:
+        """A heartbeat if it is time for one: also while the group waits for this member to come back to `poll`."""
+        if not self.is_alive or now_ms < self.next_heartbeat_ms:
             return None
         self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
         return HeartbeatRequest(
@@ -287,8 +292,15 @@ class Membership:
 
     def on_silence(self) -> None:
         """No word from the coordinator for a session: the group has given this member up."""
-        if self.state is State.STABLE:
+        if self.is_alive:
             self._forget()
+
+    def on_poll_interval_passed(self) -> LeaveGroupRequest | None:
+        """The user does not poll any more: others shall have the partitions, and a later poll joins anew."""
+        owned = self.owned
+        request = self.leave_request("no poll within max.poll.interval.ms")
+        self.state, self.owned, self.lost = State.UNJOINED, owned, owned
+        return request
 
     def on_disconnect(self) -> None:
         """No answer to a join or a sync: begin again."""

@@ -1,0 +1,321 @@
+"""The consumer against real brokers: positions, isolation, groups and their rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import confluent_kafka
+import pytest
+
+from semel import Admin, Consumer, Producer
+from semel.client.consumer import AsyncConsumer
+from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
+from semel.machines.contract import TopicPartition
+from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
+from semel.wire.apis import ApiKey
+from tests.support.waiting import until
+
+
+def fill(bootstrap: str, topic: str, count: int, partitions: int = 1) -> None:
+    """`count` records in every partition, with a second between their timestamps."""
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topic(topic, partitions, if_not_exists=True)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for partition in range(partitions):
+            for number in range(count):
+                producer.send(
+                    topic, b"%d" % number, partition=partition, timestamp_ms=1_700_000_000_000 + number * 1_000
+                )
+
+
+def reader(bootstrap: str, **settings: object) -> Consumer:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    return Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **named})
+
+
+def take(consumer: Consumer, count: int) -> list[bytes | None]:
+    """The next `count` values."""
+    found: list[bytes | None] = []
+
+    def enough() -> bool:
+        found.extend(record.value for record in consumer.poll(timeout_ms=200))
+        return len(found) >= count
+
+    until(enough, what=f"{count} records", every_s=0)
+    assert len(found) == count
+    return found
+
+
+def test_reading_goes_on_where_it_is_sent(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 100)
+    with reader(bootstrap, max_poll_records=10) as consumer:
+        consumer.assign([(name, 0)])
+        assert take(consumer, 10) == [b"%d" % n for n in range(10)]
+        assert consumer.position((name, 0)) == 10
+        consumer.seek((name, 0), 95)
+        assert take(consumer, 5) == [b"95", b"96", b"97", b"98", b"99"]
+        consumer.seek_to_beginning()
+        assert take(consumer, 10)[0] == b"0"
+        consumer.seek_to_end()
+        assert consumer.position((name, 0)) == 100
+        assert consumer.poll(timeout_ms=50) == []
+        assert consumer.lag((name, 0)) == 0
+
+
+def test_offsets_are_found_by_time_and_at_both_ends(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 10)
+    partition = TopicPartition(name, 0)
+    with reader(bootstrap) as consumer:
+        found = consumer.offsets_for_times({partition: 1_700_000_004_500})[partition]
+        assert found is not None
+        assert (found.offset, found.timestamp_ms) == (5, 1_700_000_005_000)
+        assert consumer.offsets_for_times({partition: 1_800_000_000_000}) == {partition: None}
+        assert consumer.beginning_offsets([partition]) == {partition: 0}
+        assert consumer.end_offsets([partition]) == {partition: 10}
+        assert consumer.partitions_for(name) == [partition]
+
+
+def test_a_paused_partition_waits_and_loses_nothing(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 20, partitions=2)
+    with reader(bootstrap) as consumer:
+        consumer.assign([(name, 0), (name, 1)])
+        consumer.pause([(name, 0)])
+        assert take(consumer, 20) == [b"%d" % n for n in range(20)]
+        assert consumer.poll(timeout_ms=100) == []
+        assert consumer.paused() == {TopicPartition(name, 0)}
+        consumer.resume([(name, 0)])
+        assert take(consumer, 20) == [b"%d" % n for n in range(20)]
+
+
+def test_without_an_offset_and_without_a_policy_the_setting_is_named(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 1)
+    config = {"bootstrap.servers": bootstrap, "auto.offset.reset": "none", "group.id": name}
+    with Consumer(config) as consumer:
+        consumer.assign([(name, 0)])
+        with pytest.raises(OffsetOutOfRange, match=r"auto\.offset\.reset"):
+            until(lambda: consumer.poll(timeout_ms=200), what="an error")
+
+
+def test_an_offset_deleted_under_the_reader_is_reset_by_policy(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 10)
+    with Admin({"bootstrap.servers": bootstrap}) as admin, reader(bootstrap) as consumer:
+        admin.delete_records({(name, 0): 6})
+        consumer.assign([(name, 0)])
+        consumer.seek((name, 0), 2)
+        assert take(consumer, 4) == [b"6", b"7", b"8", b"9"]
+
+
+def test_an_open_transaction_hides_itself_and_all_that_follows_until_it_ends(bootstrap: str, name: str) -> None:
+    with (
+        Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as producer,
+        Producer({"bootstrap.servers": bootstrap}) as plain,
+        reader(bootstrap) as committed,
+        reader(bootstrap, isolation_level="read_uncommitted") as all_of_it,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(name, "first").result(30)
+        plain.send(name, "plain").result(30)
+        for consumer in (committed, all_of_it):
+            consumer.assign([(name, 0)])
+        assert take(all_of_it, 2) == [b"first", b"plain"]
+        assert committed.poll(timeout_ms=300) == []
+        assert committed.end_offsets([(name, 0)])[TopicPartition(name, 0)] == 0
+        producer.commit_transaction()
+        assert take(committed, 2) == [b"first", b"plain"]
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send(name, "never").result(30)
+            raise ZeroDivisionError
+        with producer.transaction():
+            producer.send(name, "last")
+        assert take(committed, 1) == [b"last"]
+        table = all_of_it.poll_arrow(timeout_ms=5_000)
+        assert table["value"].to_pylist() == [b"never", b"last"]
+
+
+def test_a_group_goes_on_where_it_committed(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 10)
+    with reader(bootstrap, group_id=name, enable_auto_commit=False, max_poll_records=4) as consumer:
+        consumer.subscribe(name)
+        take(consumer, 4)
+        consumer.commit()
+        take(consumer, 4)
+        assert {p: o.offset for p, o in consumer.committed([(name, 0)]).items()} == {TopicPartition(name, 0): 4}
+    with reader(bootstrap, group_id=name) as consumer:
+        consumer.subscribe([name])
+        assert take(consumer, 6)[0] == b"4"
+    with reader(bootstrap, group_id=name) as consumer, Admin({"bootstrap.servers": bootstrap}) as admin:
+        assert [o.offset for o in admin.list_group_offsets(name).values()] == [10], "closing committed"
+        consumer.assign([(name, 0)])
+        assert consumer.position((name, 0)) == 10
+
+
+def test_a_commit_can_be_heard_of_later(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 3)
+    with reader(bootstrap, group_id=name, enable_auto_commit=False) as consumer:
+        consumer.assign([(name, 0)])
+        take(consumer, 3)
+        done, outcomes = threading.Event(), []
+        consumer.commit_soon(on_done=lambda error: (outcomes.append(error), done.set()))
+        assert done.wait(30)
+        assert outcomes == [None]
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_members_share_the_partitions_and_take_over_from_one_that_leaves(
+    bootstrap: str, name: str, strategy: str
+) -> None:
+    fill(bootstrap, name, 5, partitions=4)
+    config = {"group_id": name, "partition_assignment_strategy": strategy, "heartbeat_interval_ms": 100}
+    with reader(bootstrap, **config) as first:
+        events: list[tuple[str, int]] = []
+        first.subscribe(
+            name,
+            on_assigned=lambda partitions: events.append(("assigned", len(partitions))),
+            on_revoked=lambda partitions: events.append(("revoked", len(partitions))),
+        )
+        take(first, 20)
+        assert events == [("assigned", 4)]
+        second = reader(bootstrap, **config)
+        try:
+            second.subscribe(name)
+
+            def shared() -> bool:
+                first.poll(timeout_ms=50)
+                second.poll(timeout_ms=50)
+                return len(first.assignment()) == len(second.assignment()) == 2
+
+            until(shared, what="two shares of two")
+            assert not first.assignment() & second.assignment()
+            lost = 2 if strategy == "cooperative-sticky" else 4
+            assert ("revoked", lost) in events
+        finally:
+            second.close()
+
+        def alone() -> bool:
+            first.poll(timeout_ms=50)
+            return len(first.assignment()) == 4
+
+        until(alone, what="all four partitions")
+        fill(bootstrap, name, 1, partitions=4)
+        assert take(first, 4) == [b"0"] * 4
+
+
+def test_a_callback_may_commit_what_is_about_to_be_revoked(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 5)
+    config = {"group_id": name, "enable_auto_commit": False, "heartbeat_interval_ms": 100}
+    with reader(bootstrap, **config) as first:
+        first.subscribe(name, on_revoked=lambda partitions: first.commit())
+        take(first, 5)
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        assert [o.offset for o in admin.list_group_offsets(name).values()] == [5]
+
+
+def test_a_member_shares_a_group_with_librdkafka(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 5, partitions=2)
+    other = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "range",
+            "heartbeat.interval.ms": 100,
+        }
+    )
+    try:
+        other.subscribe([name])
+        with reader(bootstrap, group_id=name, partition_assignment_strategy="range", heartbeat_interval_ms=100) as ours:
+            ours.subscribe(name)
+
+            def shared() -> bool:
+                ours.poll(timeout_ms=50)
+                other.poll(0.05)
+                return len(ours.assignment()) == len(other.assignment()) == 1
+
+            until(shared, what="one partition each")
+    finally:
+        other.close()
+
+
+def test_a_static_member_that_comes_back_gets_its_partitions_back_and_fences_its_double(
+    bootstrap: str, name: str
+) -> None:
+    fill(bootstrap, name, 3)
+    config = {"group_id": name, "group_instance_id": "one", "heartbeat_interval_ms": 100}
+    with reader(bootstrap, **config) as first:
+        first.subscribe(name)
+        take(first, 3)
+        generation = first.group_metadata().generation_id
+    with reader(bootstrap, **config) as again:
+        again.subscribe(name)
+        until(lambda: again.poll(timeout_ms=50) or again.assignment(), what="an assignment")
+        assert again.group_metadata().generation_id == generation, "no rebalance"
+        with reader(bootstrap, **config) as double:
+            double.subscribe(name)
+            until(lambda: double.poll(timeout_ms=50) or double.assignment(), what="an assignment")
+            with pytest.raises(MemberFenced):
+                until(lambda: again.poll(timeout_ms=50) and False, what="the fence")
+
+
+def test_a_member_that_does_not_poll_loses_its_partitions_and_its_commit_is_refused(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 1)
+    config = {"group_id": name, "enable_auto_commit": False, "heartbeat_interval_ms": 60}
+    lost: list[TopicPartition] = []
+    with reader(bootstrap, max_poll_interval_ms=500, **config) as sleeper, reader(bootstrap, **config) as other:
+        sleeper.subscribe(name, on_lost=lost.extend)
+        take(sleeper, 1)
+        other.subscribe(name)
+        until(lambda: other.poll(timeout_ms=50) or other.assignment(), what="the sleeper's partition")
+        with pytest.raises(CommitFailed):
+            sleeper.commit({(name, 0): 1})
+        sleeper.poll(timeout_ms=0)
+        until(lambda: lost or sleeper.poll(timeout_ms=50), what="word of the loss")
+        assert lost == [TopicPartition(name, 0)]
+
+
+def test_a_pattern_follows_topics_as_they_come(bootstrap: str, name: str) -> None:
+    fill(bootstrap, f"{name}-1", 1)
+    config = {"group_id": name, "metadata_max_age_ms": 200, "heartbeat_interval_ms": 100}
+    with reader(bootstrap, **config) as consumer:
+        consumer.subscribe(re.compile(re.escape(name) + "-.*"))
+        take(consumer, 1)
+        fill(bootstrap, f"{name}-2", 2)
+        take(consumer, 2)
+        assert consumer.subscription() == {f"{name}-1", f"{name}-2"}
+
+
+def test_connections_cut_at_random_lose_and_repeat_nothing(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 2_000)
+    with FaultProxy(bootstrap, every(3, ApiKey.FETCH, Cut(), way=Way.RESPONSE)) as proxy:
+        settings = {"max_partition_fetch_bytes": 4_000, "retry_backoff_ms": 5, "reconnect_backoff_ms": 5}
+        with reader(proxy.bootstrap_servers, **settings) as consumer:
+            consumer.assign([(name, 0)])
+            assert take(consumer, 2_000) == [b"%d" % n for n in range(2_000)]
+        assert proxy.faults["Cut"] > 0
+
+
+def test_asyncio_code_reads_too(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 3)
+
+    async def read() -> list[bytes | None]:
+        config = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest"}
+        async with AsyncConsumer(config) as consumer:
+            consumer.assign([(name, 0)])
+            return [record.value for record in await consumer.poll(timeout_ms=30_000)]
+
+    assert asyncio.run(read()) == [b"0", b"1", b"2"]
+
+
+def test_misuse_is_explained(session_broker: object, name: str) -> None:
+    address = session_broker.bootstrap_servers  # type: ignore[attr-defined]
+    with reader(address) as consumer:
+        with pytest.raises(Misuse, match=r"group\.id"):
+            consumer.subscribe(name)
+        with pytest.raises(Misuse, match=r"group\.id"):
+            consumer.commit()
+        with pytest.raises(Misuse, match="not assigned"):
+            consumer.seek((name, 0), 1)
+    with pytest.raises(Misuse, match="closed"):
+        consumer.poll()
