@@ -74,7 +74,7 @@ class GroupHost(CoordinatorHost):
         self.machine.complete_transaction(producer_id, partition, commit)
 
     def append_refused(self, decision: Decision[Any], code: ErrorCode) -> Any:
-        failed = self.machine.append_failed(decision)
+        failed = self.machine.append_failed(decision, code)
         self.perform_all(failed.effects)
         return failed.reply
 
