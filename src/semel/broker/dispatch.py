@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine
 from importlib import import_module
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
@@ -34,15 +35,33 @@ class Call:
 
     __slots__ = ("api_key", "client_id", "connection", "correlation_id", "version")
 
-    def __init__(self, api_key: int, version: int, correlation_id: int, client_id: str | None) -> None:
+    def __init__(
+        self, api_key: int, version: int, correlation_id: int, client_id: str | None, connection: ServerConnection
+    ) -> None:
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
         self.client_id = client_id or ""
-        self.connection: ServerConnection
+        self.connection = connection
 
 
 Handler = Callable[["BrokerServer", Any, Call], Any]
+
+
+class Route:
+    """One API as it is served: its messages, its versions and its handler."""
+
+    __slots__ = ("api", "count", "handler", "max_version", "min_version", "request")
+
+    def __init__(self, broker: BrokerServer, key: ApiKey) -> None:
+        module, function = SERVED[key]
+        self.api = APIS[key]
+        self.request = self.api.request
+        self.min_version = self.api.min_version
+        self.max_version = broker.highest_version(key)
+        self.handler: Handler = getattr(import_module(f"semel.broker.handlers.{module}"), function)
+        #: Requests served since the start.
+        self.count = 0
 
 
 class Dispatcher:
@@ -50,44 +69,35 @@ class Dispatcher:
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
-        self._handlers: dict[int, Handler] = {}
-        self._requests = broker.metrics.requests
+        self.routes: dict[int, Route] = {}
 
     def serve(self, connection: ServerConnection, frame: memoryview) -> Served:
         """Serve one request."""
-        if self._broker.fatal_error is not None:
+        broker = self._broker
+        if broker.fatal_error is not None:
             connection.refuse("the broker stopped for a broken invariant")
             return None
         try:
             header, body_offset = parse_request(frame)
+            key, version, correlation_id, client_id = header
+            route = self.routes.get(key) or self._find(key)
+            if route is None or not route.min_version <= version <= route.max_version:
+                return self._not_served(connection, key, version, correlation_id)
+            request = decode(route.request, version, frame, body_offset)
         except Refused as error:
-            connection.refuse(f"no request header: {error}")
+            connection.refuse(f"a request that cannot be decoded: {error}")
             return None
-        key, version = header.api_key, header.api_version
-        api = APIS.get(key) if key in SERVED else None
-        if api is None or not api.min_version <= version <= self._broker.highest_version(key):
-            if key == ApiKey.API_VERSIONS:
-                return self._unsupported_api_versions(header.correlation_id)
-            connection.refuse(f"api {key} version {version} is not served")
-            return None
+        route.count += 1
+        call = Call(key, version, correlation_id, client_id, connection)
         try:
-            request = decode(api.request, version, frame, body_offset)
-        except Refused as error:
-            connection.refuse(f"{api.name} v{version} cannot be decoded: {error}")
-            return None
-        call = Call(key, version, header.correlation_id, header.client_id)
-        call.connection = connection
-        self._requests[key] = self._requests.get(key, 0) + 1
-        handler = self._handlers.get(key) or self._find(key)
-        try:
-            reply = handler(self._broker, request, call)
+            reply = route.handler(broker, request, call)
         except Exception as error:
             reply = self._failed(request, call, error)
-        if isinstance(reply, Coroutine):
+        if type(reply) is CoroutineType:
             return self._reply_later(reply, request, call)
         if reply is None:
             return None
-        return response_frame(key, version, call.correlation_id, reply)
+        return response_frame(key, version, correlation_id, reply)
 
     async def _reply_later(self, coroutine: Coroutine[Any, Any, Any], request: object, call: Call) -> Buffers | None:
         try:
@@ -98,18 +108,21 @@ class Dispatcher:
             return None
         return response_frame(call.api_key, call.version, call.correlation_id, reply)
 
-    def _find(self, key: int) -> Handler:
-        module, function = SERVED[ApiKey(key)]
-        handler: Handler = getattr(import_module(f"semel.broker.handlers.{module}"), function)
-        self._handlers[key] = handler
-        return handler
+    def _find(self, key: int) -> Route | None:
+        if key not in SERVED:
+            return None
+        route = self.routes[key] = Route(self._broker, ApiKey(key))
+        return route
 
-    def _unsupported_api_versions(self, correlation_id: int) -> Served:
+    def _not_served(self, connection: ServerConnection, key: int, version: int, correlation_id: int) -> Served:
+        if key != ApiKey.API_VERSIONS:
+            connection.refuse(f"api {key} version {version} is not served")
+            return None
         from semel.broker.handlers.versions import api_versions
 
         reply = api_versions(self._broker, None, None)
         reply.error_code = ErrorCode.UNSUPPORTED_VERSION
-        return response_frame(ApiKey.API_VERSIONS, 0, correlation_id, reply)
+        return response_frame(key, 0, correlation_id, reply)
 
     def _failed(self, request: object, call: Call, error: Exception) -> object | None:
         if isinstance(error, Refused):

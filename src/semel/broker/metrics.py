@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.wire.apis import APIS
-
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
 class Metrics:
     """What happened since the start."""
 
-    __slots__ = ("bytes_in", "bytes_out", "failed_fetch", "failed_produce", "messages_in", "refused", "requests")
+    __slots__ = ("bytes_in", "bytes_out", "failed_fetch", "failed_produce", "messages_in", "refused")
 
     def __init__(self) -> None:
         self.messages_in = 0
@@ -23,7 +21,6 @@ class Metrics:
         self.failed_fetch = 0
         #: Connections closed because of what they sent.
         self.refused = 0
-        self.requests: dict[int, int] = {}
 
 
 def render(broker: BrokerServer) -> str:
@@ -56,7 +53,7 @@ def render(broker: BrokerServer) -> str:
         "kafka_network_requestmetrics_requests_total",
         "counter",
         "Requests by API.",
-        *((f'{{request="{APIS[key].name}"}}', count) for key, count in sorted(metrics.requests.items())),
+        *((f'{{request="{route.api.name}"}}', route.count) for _, route in sorted(broker.dispatcher.routes.items())),
     )
     row(
         "kafka_server_socket_server_metrics_connection_count",

@@ -91,7 +91,7 @@ class Partition:
 class Topic:
     """A topic: its id, its own settings, its partitions."""
 
-    __slots__ = ("internal", "name", "overrides", "partitions", "topic_id", "values")
+    __slots__ = ("_values", "internal", "min_insync_replicas", "name", "overrides", "partitions", "topic_id")
 
     def __init__(self, name: str, topic_id: uuid.UUID, overrides: dict[str, str], values: Values) -> None:
         self.name = name
@@ -100,6 +100,16 @@ class Topic:
         self.values = values
         self.partitions: list[Partition] = []
         self.internal = name in INTERNAL_TOPICS
+
+    @property
+    def values(self) -> Values:
+        """What holds for this topic: its own settings over the broker's."""
+        return self._values
+
+    @values.setter
+    def values(self, values: Values) -> None:
+        self._values = values
+        self.min_insync_replicas: int = values["min.insync.replicas"]
 
     def partition(self, index: int) -> Partition:
         """The partition of this number."""

@@ -78,7 +78,7 @@ class BrokerServer:
         self.metrics_port: int | None = None
         self.fatal_error: BaseException | None = None
         self._files = files or Files()
-        self._dispatcher = Dispatcher(self)
+        self.dispatcher = Dispatcher(self)
         self._connections: set[ServerConnection] = set()
         self._per_address: Counter[str] = Counter()
         self._servers: list[asyncio.Server] = []
@@ -293,7 +293,7 @@ class _Connection(ServerConnection):
 
     def __init__(self, broker: BrokerServer) -> None:
         super().__init__(
-            broker._dispatcher.serve, broker.failed, broker.settings["socket.request.max.bytes"], broker.pool
+            broker.dispatcher.serve, broker.failed, broker.settings["socket.request.max.bytes"], broker.pool
         )
         self._broker = broker
 

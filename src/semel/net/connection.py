@@ -25,6 +25,8 @@ Served = Buffers | None | Coroutine[Any, Any, Buffers | None]
 INITIAL_BUFFER_BYTES = 128 * 1024
 #: A buffer that grew past this for one large frame is given back once it is empty.
 KEPT_BUFFER_BYTES = 4 * 1024 * 1024
+#: How many small answers at most go out with one write.
+ANSWERS_TOGETHER = 32
 #: Below this much room at the tail, what is left of a partial frame moves to the front first.
 SMALL_ROOM_BYTES = 16 * 1024
 #: No frame of the protocol is shorter than a request header of version 0 or a response header.
@@ -152,6 +154,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def _take_frames(self) -> None:
+        """Hand over every frame that is whole, as long as somebody takes them."""
         buffer, end = self._buffer, self._end
         while end - self._start >= 4 and not self.closed:
             start = self._start
@@ -246,6 +249,7 @@ class ServerConnection(FramedProtocol):
         self._serve = serve
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
+        self._answers: Buffers = []
         self.peer: tuple[str, int] = ("", 0)
         #: What the client said of itself in ApiVersions.
         self.software = ("unknown", "unknown")
@@ -261,6 +265,17 @@ class ServerConnection(FramedProtocol):
         if self._task is not None:
             self._task.cancel()
 
+    def _take_frames(self) -> None:
+        super()._take_frames()
+        # What arrived together is answered together: one write, however many requests.
+        if self._answers:
+            self._write_answers()
+
+    def _write_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        if not self.closed:
+            self.transport.writelines(answers)
+
     def frame_received(self, frame: memoryview) -> None:
         try:
             served = self._serve(self, frame)
@@ -270,8 +285,10 @@ class ServerConnection(FramedProtocol):
         if served is None:
             return
         if type(served) is list:
-            if not self.closed:
-                self.transport.writelines(served)
+            self._answers += served
+            # Small answers wait for each other; records, or many answers, go out at once: memory stays bounded.
+            if len(served) > 1 or len(self._answers) >= ANSWERS_TOGETHER:
+                self._write_answers()
             return
         self._busy = True
         coroutine = cast(Coroutine[Any, Any, "Buffers | None"], served)

@@ -115,7 +115,7 @@ def _append(
         raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of -1, 0 and 1")
     if topic.internal and call.client_id != ADMIN_CLIENT:
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
-    if acks == -1 and topic.values.min_insync_replicas > 1:
+    if acks == -1 and topic.min_insync_replicas > 1:
         raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, f"{topic.name} wants more replicas in sync than there are brokers")
     if records is None or len(records) < HEADER_SIZE:
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
