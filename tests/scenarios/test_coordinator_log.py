@@ -1,0 +1,184 @@
+"""What the coordinator writes down, what becomes of it when it cannot, and what it finds again: 12, 13, 28, 31, 43."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.broker.partitions import TRANSACTION_STATE
+from semel.errors import ErrorCode, Refused
+from semel.log.partition_log import PartitionLog
+from semel.machines.transaction_log_records import record_of
+from semel.machines.transaction_metadata import TransactionMetadata
+from semel.machines.transaction_states import State
+from semel.wire.messages.transactions import InitProducerIdRequest, ListTransactionsRequest
+from tests.scenarios.stage import Scene, Stage, Steps
+
+E = ErrorCode
+
+
+def refuse_appends(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[bool]:
+    """The internal topic takes nothing while the answer's only element is true."""
+    original = PartitionLog.append_internal
+    refusing = [True]
+
+    def append_internal(self: PartitionLog, *args: Any, **options: Any) -> Any:
+        if refusing[0] and self.topic == topic:
+            raise Refused(E.NOT_ENOUGH_REPLICAS, "the scenario lets nothing be written")
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(PartitionLog, "append_internal", append_internal)
+    return refusing
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_scenario_12_a_write_the_transaction_log_refused_is_forgotten_and_can_be_repeated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=protocol)
+    refusing = refuse_appends(monkeypatch, TRANSACTION_STATE)
+    for _ in range(2):
+        assert producer.write("ledger", b"record") in (E.COORDINATOR_NOT_AVAILABLE, E.NOT_ENOUGH_REPLICAS)
+    refusing[0] = False
+    assert producer.write("ledger", b"record") is E.NONE
+    refusing[0] = True
+    for _ in range(2):
+        assert producer.end(True) is E.COORDINATOR_NOT_AVAILABLE
+    assert scene.state() == "Ongoing"
+    assert scene.markers("ledger") == []
+    refusing[0] = False
+    assert producer.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"record"]
+
+
+def test_scenario_12_an_abort_by_timeout_that_could_not_be_written_is_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer(timeout_ms=100)
+    assert producer.write("ledger", b"record") is E.NONE
+    refusing = refuse_appends(monkeypatch, TRANSACTION_STATE)
+    ticks: list[int] = []
+    host = scene.broker.server.transactions
+    original = host.append_refused
+
+    def append_refused(decision: Any, code: ErrorCode) -> Any:
+        ticks.append(scene.broker.server.now_ms())
+        refusing[0] = len(ticks) < 2
+        return original(decision, code)
+
+    monkeypatch.setattr(host, "append_refused", append_refused)
+    scene.until_state("CompleteAbort")
+    assert len(ticks) == 2
+    assert ticks[1] - ticks[0] >= 400, "the disk gets time to recover"
+    assert scene.ends("ledger") == (2, 2)
+
+
+def test_scenario_13_an_id_whose_first_write_failed_leaves_nothing_that_could_not_expire(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stage.start()
+    refusing = refuse_appends(monkeypatch, TRANSACTION_STATE)
+    request = InitProducerIdRequest(transactional_id="payments", transaction_timeout_ms=60_000)
+    assert scene.raw.ask(request).error_code == E.COORDINATOR_NOT_AVAILABLE
+    assert scene.state() == "TRANSACTIONAL_ID_NOT_FOUND"
+    machine = scene.broker.server.transactions.machine
+    shards = scene.on_loop(lambda: [(dict(shard.entries), dict(shard.pending)) for shard in machine._shards.values()])
+    assert shards and all(shard == ({}, {}) for shard in shards)
+    refusing[0] = False
+    assert scene.producer().epoch == 0
+
+
+def test_scenario_28_loading_ends_though_there_is_a_gap_before_the_end_of_the_log(stage: Stage) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    machine = scene.broker.server.transactions.machine
+    partition = machine.partition_for("payments")
+    log = scene.log(TRANSACTION_STATE, partition)
+    scene.on_loop(lambda: log.roll(scene.broker.server.now_ms()))
+    for _ in range(3):
+        assert producer.init() is E.NONE
+    last = scene.on_loop(lambda: (log.roll(scene.broker.server.now_ms()), log.end_offset)[1])
+    scene.close()
+    # What a cleaner leaves that removed every batch of the second segment: nothing until the end of the log.
+    directory = scene.broker.data_dir / f"{TRANSACTION_STATE}-{partition}"
+    stems = sorted({path.stem for path in directory.glob("*.log")})
+    assert len(stems) == 3
+    for path in directory.glob(f"{stems[1]}.*"):
+        path.unlink()
+    for path in directory.glob("*.snapshot"):
+        path.unlink()
+    scene = stage.start(scene.broker.data_dir)
+    assert scene.state() == "Empty"
+    assert scene.log(TRANSACTION_STATE, partition).end_offset == last
+    assert scene.producer().epoch == 1, "the epoch of the record that is left, and one more"
+
+
+def idle_since(scene: Scene, count: int, last_update_ms: int) -> None:
+    """Many transactional ids that nobody used since."""
+    machine = scene.broker.server.transactions.machine
+    for number in range(count):
+        name = f"application-{number}"
+        metadata = TransactionMetadata(name, 10_000 + number, 0, 60_000, State.COMPLETE_COMMIT, last_update_ms)
+        scene.place(record_of(metadata, machine.partition_for(name)))
+
+
+def known_ids(scene: Scene) -> int:
+    return len(scene.raw.ask(ListTransactionsRequest()).transaction_states)
+
+
+def test_scenario_31_mass_expiry_fits_into_the_batches_the_topic_takes(stage: Stage) -> None:
+    scene = stage.start(message_max_bytes=20_000, transaction_state_log_segment_bytes=20_000)
+    idle_since(scene, 2_000, last_update_ms=0)
+    assert known_ids(scene) == 2_000
+    host = scene.broker.server.transactions
+
+    def expire() -> int:
+        host.machine._next_expiration_ms = 0
+        decisions = host.machine.tick(scene.broker.server.now_ms())
+        for decision in decisions:
+            host.settle(decision)
+        return len(decisions)
+
+    assert scene.on_loop(expire) >= 2
+    assert known_ids(scene) == 0
+    scene = stage.crash(scene)
+    assert known_ids(scene) == 0
+
+
+@pytest.mark.parametrize("after", ["restart", "crash"])
+def test_scenario_43_a_begun_but_empty_transaction_survives_a_restart_and_expires(stage: Stage, after: str) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    idle = scene.producer("idle")
+    begun = scene.producer("begun", protocol=1, timeout_ms=600)
+    assert begun.add("ledger") is E.NONE
+    scene = getattr(stage, after)(scene)
+    assert scene.state("idle") == "Empty"
+    assert scene.state("begun") in ("Ongoing", "PrepareAbort", "CompleteAbort")
+    scene.until_state("CompleteAbort", "begun", within_s=4)
+    begun.scene = idle.scene = scene
+    assert begun.end(True) is E.PRODUCER_FENCED
+    assert idle.write("ledger", b"record") is E.NONE
+    assert idle.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"record"]
+
+
+def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage, tmp_path: Path) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    assert producer.write("ledger", b"before") is E.NONE
+    scene = stage.crash(scene)
+    producer.scene = scene
+    assert producer.write("ledger", b"after") is E.NONE
+    assert scene.ends("ledger") == (0, 2)
+    assert producer.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"before", b"after"]
+    assert isinstance(producer, Steps)

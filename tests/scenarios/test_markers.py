@@ -1,0 +1,205 @@
+"""How an outcome reaches the partitions, and what must not slip in on the way: scenarios 3, 5, 9, 10, 11, 14, 30."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel.broker import marker_sender
+from semel.broker.handlers import transactions as transaction_handlers
+from semel.broker.transaction_host import TransactionHost
+from semel.errors import ErrorCode
+from semel.machines.contract import TopicPartition
+from semel.wire.messages.admin import DeleteTopicsRequest
+from tests.scenarios.stage import Scene, Stage, Steps
+from tests.scenarios.test_fencing import hold_markers
+
+E = ErrorCode
+
+
+def between_verification_and_append(monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
+    """The coordinator has agreed, and before the batch is written something else happens, once."""
+    original = TransactionHost.admit
+    left = [happens]
+
+    def admit(self: TransactionHost, *args: Any, **options: Any) -> ErrorCode:
+        code = original(self, *args, **options)
+        if left:
+            left.pop()()
+        return code
+
+    monkeypatch.setattr(TransactionHost, "admit", admit)
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_scenario_3_an_abort_marker_between_verification_and_append_keeps_the_batch_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=protocol)
+    if protocol == 1:
+        assert producer.add("ledger") is E.NONE
+
+    def abort_here() -> None:
+        # The epoch is the data's own: nothing but the guard can tell that the transaction is over.
+        scene.log("ledger").append_marker(*producer.identity, False, 0, 1, scene.broker.server.now_ms())
+
+    between_verification_and_append(monkeypatch, abort_here)
+    assert producer.produce("ledger", b"late", sequence=0)[0] is E.INVALID_TXN_STATE
+    assert scene.uncommitted("ledger") == []
+    assert scene.ends("ledger") == (1, 1)
+    assert scene.log("ledger").producers.open_transactions == {}
+
+
+def test_scenario_5_a_later_sequence_does_not_overtake_one_whose_verification_failed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=1)
+    assert producer.add("ledger") is E.NONE
+    original = TransactionHost.admit
+    answers = [E.NETWORK_EXCEPTION]
+
+    def admit(self: TransactionHost, *args: Any, **options: Any) -> ErrorCode:
+        return answers.pop() if answers else original(self, *args, **options)
+
+    monkeypatch.setattr(TransactionHost, "admit", admit)
+    assert producer.produce("ledger", b"zero", sequence=0)[0] is E.NOT_ENOUGH_REPLICAS
+    # Taken, it would make sequence 0 out of order for ever.
+    assert producer.produce("ledger", b"one", sequence=1)[0] is E.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert producer.produce("ledger", b"zero", sequence=0) == (E.NONE, 0)
+    assert producer.produce("ledger", b"one", sequence=1) == (E.NONE, 1)
+    assert producer.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"zero", b"one"]
+
+
+def written(producer: Steps, topic: str = "ledger") -> tuple[int, int]:
+    """An open transaction with one record; the identity its marker will carry."""
+    assert producer.write(topic, b"record") is E.NONE
+    return producer.producer_id, producer.epoch + 1
+
+
+def test_scenario_9_a_marker_whose_answer_was_lost_is_repeated_without_effect(stage: Stage) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    marker = written(producer)
+    assert scene.mark(marker, "ledger", commit=True) == [E.NONE]
+    assert scene.mark(marker, "ledger", commit=True) == [E.NONE]
+    assert scene.mark(marker, "ledger", commit=True) == [E.NONE]
+    assert scene.markers("ledger") == [(*marker, True)]
+    assert scene.ends("ledger") == (2, 2)
+    scene = stage.crash(scene)
+    assert scene.mark(marker, "ledger", commit=True) == [E.NONE]
+    assert scene.markers("ledger") == [(*marker, True)]
+
+
+def test_scenario_10_a_late_marker_of_an_older_transaction_does_not_end_a_newer_one(stage: Stage) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    old = written(producer)
+    assert producer.end(False) is E.NONE
+    written(producer)
+    for commit in (True, False):
+        assert scene.mark(old, "ledger", commit=commit) == [E.INVALID_PRODUCER_EPOCH]
+    assert scene.state() == "Ongoing"
+    assert scene.ends("ledger") == (2, 3)
+    assert producer.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"record"]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_scenario_11_markers_that_land_one_by_one_complete_the_transaction_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger", 3)
+    producer = scene.producer(protocol=protocol)
+    for partition in range(3):
+        assert producer.write("ledger", b"%d" % partition, partition=partition) is E.NONE
+    completions = count_completions(scene, monkeypatch)
+    release = hold_markers(monkeypatch, TopicPartition("ledger", 0), TopicPartition("ledger", 2))
+    assert producer.end(True) is E.NONE
+    assert scene.state() == "PrepareCommit"
+    assert scene.committed("ledger", 1) == [b"1"]
+    assert scene.committed("ledger", 0) == scene.committed("ledger", 2) == []
+    release()
+    scene.until_state("CompleteCommit")
+    assert [scene.committed("ledger", partition) for partition in range(3)] == [[b"0"], [b"1"], [b"2"]]
+    assert [len(scene.markers("ledger", partition)) for partition in range(3)] == [1, 1, 1]
+    assert completions == ["payments"]
+
+
+def count_completions(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which transactions the coordinator decided to be complete, in order."""
+    machine = scene.broker.server.transactions.machine
+    original = machine.markers_written
+    completed: list[str] = []
+
+    def markers_written(sent: Any, *args: Any) -> Any:
+        decision = original(sent, *args)
+        if decision.records:
+            completed.append(sent.transactional_id)
+        return decision
+
+    monkeypatch.setattr(machine, "markers_written", markers_written)
+    return completed
+
+
+@pytest.mark.parametrize("after", ["nothing", "restart", "crash"])
+def test_scenario_14_a_producer_known_by_a_marker_only_still_fences_an_older_coordinator(
+    stage: Stage, after: str
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = (4711, 3)
+    assert scene.mark(producer, "ledger", commit=True, coordinator_epoch=7) == [E.NONE]
+    now_ms = scene.broker.server.now_ms()
+    # Idle for less than it takes to be forgotten, though there is no data batch to take a time from.
+    assert scene.on_loop(lambda: scene.log("ledger").producers.expire(now_ms + 80_000_000, 86_400_000)) == []
+    if after != "nothing":
+        scene = getattr(stage, after)(scene)
+    later = (4711, 4)
+    assert scene.mark(later, "ledger", commit=True, coordinator_epoch=6) == [E.TRANSACTION_COORDINATOR_FENCED]
+    assert scene.mark(later, "ledger", commit=False, coordinator_epoch=7) == [E.NONE]
+    assert scene.markers("ledger") == [(4711, 3, True), (4711, 4, False)]
+
+
+def delete(scene: Scene, topic: str) -> None:
+    answer = scene.raw.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name=topic)]))
+    assert answer.responses[0].error_code == E.NONE
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("when", ["before the commit", "while markers are written"])
+def test_scenario_30_a_topic_deleted_during_commit_does_not_hold_the_transaction(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, when: str, durability: str
+) -> None:
+    scene = stage.start(semel_durability=durability)
+    for topic in ("ledger", "doomed"):
+        scene.raw.create(topic)
+    producer = scene.producer()
+    for topic in ("ledger", "doomed"):
+        assert producer.write(topic, b"record") is E.NONE
+    if when == "before the commit":
+        delete(scene, "doomed")
+        assert producer.end(True) is E.NONE
+    else:
+        release = hold_markers(monkeypatch, TopicPartition("doomed", 0))
+        assert producer.end(True) is E.NONE
+        assert scene.state() == "PrepareCommit"
+        delete(scene, "doomed")
+        release()
+    scene.until_state("CompleteCommit", within_s=3)
+    assert scene.committed("ledger") == [b"record"]
+    assert producer.write("ledger", b"next") is E.NONE
+    assert producer.end(True) is E.NONE
+
+
+def test_the_handler_and_the_coordinator_write_markers_through_the_same_door() -> None:
+    """So that what is shown here with WriteTxnMarkers holds for the coordinator's own markers."""
+    assert transaction_handlers.write_marker is marker_sender.write_marker
