@@ -30,10 +30,6 @@ class OptionalBuild(build_ext):
         except Exception as error:
             self._fall_back(error)
 
-    def copy_extensions_to_source(self) -> None:
-        self.extensions = [one for one in self.extensions if Path(self.get_ext_fullpath(one.name)).exists()]
-        super().copy_extensions_to_source()
-
     def _fall_back(self, error: Exception) -> None:
         print(f"semel: record loops stay in Python, they could not be compiled ({error})", file=sys.stderr)
 
