@@ -21,17 +21,9 @@ class OptionalBuild(build_ext):
     def run(self) -> None:
         try:
             super().run()
-        except Exception as error:
-            self._fall_back(error)
-
-    def build_extension(self, extension: Extension) -> None:
-        try:
-            super().build_extension(extension)
-        except Exception as error:
-            self._fall_back(error)
-
-    def _fall_back(self, error: Exception) -> None:
-        print(f"semel: record loops stay in Python, they could not be compiled ({error})", file=sys.stderr)
+        except Exception as error:  # whatever a compiler, or its absence, may raise
+            kind = type(error).__name__
+            print(f"semel: record loops stay in Python, they could not be compiled ({kind})", file=sys.stderr)
 
 
 def extensions() -> list[Extension]:
@@ -42,7 +34,7 @@ def extensions() -> list[Extension]:
     except ImportError:
         print("semel: record loops stay in Python, Cython is not installed", file=sys.stderr)
         return []
-    extension = Extension("semel.records._speedups", [str(SOURCE)], extra_compile_args=["-O3"], optional=True)
+    extension = Extension("semel.records._speedups", [str(SOURCE)], extra_compile_args=["-O3"])
     return list(cythonize([extension], language_level=3))
 
 
