@@ -90,7 +90,19 @@ def test_frames_are_found_however_the_bytes_arrive(step: int) -> None:
     stream = b"".join(map(framed, bodies))
     for at in range(0, len(stream), step):
         assert peer.feed(stream[at : at + step]) == len(stream[at : at + step])
-    assert peer.transport.written == bodies
+    assert b"".join(peer.transport.written) == b"".join(bodies)
+
+
+def test_what_arrives_together_is_answered_with_one_write() -> None:
+    peer = Peer(echo)
+    peer.feed(framed(b"one!") + framed(b"two!") + framed(b"three!"))
+    assert peer.transport.written == [b"one!two!three!"]
+
+
+def test_answers_with_records_are_not_held_back() -> None:
+    peer = Peer(lambda _connection, frame: [bytes(frame), b"records"])
+    peer.feed(framed(b"one!") * 3)
+    assert peer.transport.written == [b"one!records"] * 3
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 10_000_001, 2**31 - 1])

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,6 @@ class BrokerServer:
         self.cluster_id: str
         self.topics: TopicRegistry
         self.producer_ids: ProducerIds
-        self.transactions: TransactionHost
-        self.groups: GroupHost
         self.flusher: Flusher | None = None
 
     # Life
@@ -128,15 +127,9 @@ class BrokerServer:
         self.topics.load()
         if self.settings["semel.durability"] == "fsync":
             self.flusher = Flusher()
-        from semel.broker.group_host import GroupHost
-        from semel.broker.transaction_host import TransactionHost
-
-        self.transactions = TransactionHost(self)
-        self.groups = GroupHost(self)
         self._background = Background(self)
         await self._listen()
-        self.spawn(self.groups.load_stored())
-        self.spawn(self.transactions.load_stored())
+        self.spawn(self._load_coordinators())
         self._background.start()
 
     async def _listen(self) -> None:
@@ -158,6 +151,27 @@ class BrokerServer:
             self._servers.append(server)
             self.metrics_port = server.sockets[0].getsockname()[1]
 
+    @cached_property
+    def transactions(self) -> TransactionHost:
+        """The transaction coordinator, made when it is first needed: a start does not wait for it."""
+        from semel.broker.transaction_host import TransactionHost
+
+        return TransactionHost(self)
+
+    @cached_property
+    def groups(self) -> GroupHost:
+        """The group coordinator, made when it is first needed."""
+        from semel.broker.group_host import GroupHost
+
+        return GroupHost(self)
+
+    async def _load_coordinators(self) -> None:
+        """What the last run left must be finished or time out, whether or not anybody asks."""
+        if CONSUMER_OFFSETS in self.topics.topics:
+            await self.groups.load_stored()
+        if TRANSACTION_STATE in self.topics.topics:
+            await self.transactions.load_stored()
+
     async def stop(self) -> None:
         """Stop cleanly: no new work, finish what is being served, flush, mark."""
         if self._stopping:
@@ -178,8 +192,9 @@ class BrokerServer:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.transactions.stop()
-        self.groups.stop()
+        for name in ("transactions", "groups"):
+            if name in self.__dict__:
+                getattr(self, name).stop()
         if self.fatal_error is None:
             try:
                 if self.topics.close():
