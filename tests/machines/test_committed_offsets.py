@@ -287,6 +287,20 @@ def test_a_topic_created_again_begins_without_offsets(host: Host) -> None:
     assert host.fetched() == (-1, ErrorCode.NONE)
 
 
+def test_offsets_of_a_topic_made_again_while_the_broker_was_away_are_forgotten(host: Host) -> None:
+    host.commit(5)
+    partition = host.machine.partition_for(GROUP)
+    host.machine.unload(partition)
+    host.machine.topics_changed({"ledger": TopicInfo(UUID(int=77), 4)}, host.now_ms)
+    host.machine.load(partition, 1)
+    for entry in list(host.log):
+        assert isinstance(entry, tuple)
+        host.machine.replay(entry[0])
+    for decision in host.machine.loaded(partition, host.now_ms):
+        host.do(decision)
+    assert host.fetched() == (-1, ErrorCode.NONE)
+
+
 # Growing old
 
 

@@ -461,6 +461,8 @@ class GroupCoordinator:
             self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
         decisions: list[Decision[Any]] = []
         for group in self._registry.groups_of(partition):
+            if outlived := self._offset_requests.outlived(group):
+                decisions.append(Decision(None, tuple(outlived)))
             if isinstance(group, ClassicGroup):
                 out = Outcome()
                 for member in group.members.values():

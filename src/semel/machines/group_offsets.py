@@ -404,6 +404,15 @@ class GroupOffsets:
             if self._registry.is_loaded(self._registry.partition_for(group_id)):
                 yield group_id, [self._tombstone(group_id, *place) for place in places]
 
+    def outlived(self, group: Group) -> list[StateRecord]:
+        """Tombstones of offsets whose topic was deleted and made again while nobody was there to see it."""
+        topics = self._registry.topics or {}
+        return [
+            self._tombstone(group.group_id, topic, partition)
+            for (topic, partition), offset in self._offsets.of_group(group.group_id).items()
+            if offset.topic_id != NO_TOPIC_ID and topic in topics and topics[topic].topic_id != offset.topic_id
+        ]
+
     def expired(self, group: Group, now_ms: int) -> tuple[list[StateRecord], bool]:
         """Tombstones of what is past its time, and whether nothing of the group's offsets remains."""
         retention_ms = self._registry.settings.offsets_retention_ms

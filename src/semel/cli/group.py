@@ -1,0 +1,274 @@
+"""`semel group`: see groups and how far they are, move them, and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from semel.cli.group_lag import READ_COMMITTED, lag
+from semel.cli.output import errors_for_people, show
+from semel.client.admin_values import GroupDescription
+from semel.client.blocking import BlockingCluster
+from semel.client.blocking_admin import Admin
+from semel.client.offsets import PartitionLike
+from semel.machines.contract import TopicPartition
+from semel.machines.transaction_manager import OffsetAndMetadata
+
+LATEST, EARLIEST = -1, -2
+COUNTED_OFFSETS = 1_000_000
+LAG_IN_WORDS = (
+    "LAG is what a read_committed reader has still to see: commit and abort markers, aborted records and open "
+    "transactions are not counted."
+)
+UNCOUNTED_IN_WORDS = "A lag with ~ is a distance in offsets, markers included: it was too far to count."
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _options(command: Command) -> Command:
+    """What every subcommand takes."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
+    return click.option(
+        "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
+    )(command)
+
+
+def _admin(bootstrap: str) -> Admin:
+    return Admin({"bootstrap.servers": bootstrap})
+
+
+@click.group()
+def group() -> None:
+    """Look after consumer groups and their offsets."""
+
+
+@group.command("list")
+@click.option("--state", "states", multiple=True, help="Only groups in this state; may be repeated.")
+@click.option(
+    "--type", "types", multiple=True, type=click.Choice(["classic", "consumer"]), help="Only groups of this protocol."
+)
+@_options
+def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+    """List groups."""
+    with errors_for_people(), _admin(bootstrap) as admin:
+        rows = [
+            {"group": one.group_id, "state": one.state, "type": one.type, "protocol_type": one.protocol_type}
+            for one in admin.list_groups(states=states, types=types)
+        ]
+    show(rows, ("group", "state", "type", "protocol_type"), as_json=as_json)
+
+
+@group.command()
+@click.argument("group_ids", nargs=-1, required=True)
+@click.option("--members", "with_members", is_flag=True, help="Show members and what each of them reads.")
+@click.option(
+    "--count-up-to",
+    "most_offsets",
+    type=click.IntRange(min=0),
+    default=COUNTED_OFFSETS,
+    show_default=True,
+    metavar="OFFSETS",
+    help="How far behind a partition may be for its lag to be counted by reading.",
+)
+@_options
+def describe(group_ids: tuple[str, ...], with_members: bool, most_offsets: int, bootstrap: str, as_json: bool) -> None:
+    """Show where groups are and how many visible records they have yet to read.
+
+    The lag counts what a read_committed reader would still be given: markers, aborted records and transactions that
+    are open are left out.
+    """
+    with errors_for_people(), _admin(bootstrap) as admin:
+        found = list(admin.describe_groups(group_ids).values())
+        if with_members:
+            rows = [row for one in found for row in _members(one)]
+            show(rows, ("group", "member", "instance", "client", "host", "partitions"), as_json=as_json)
+            return
+        with BlockingCluster({"bootstrap.servers": bootstrap}) as cluster:
+            rows = [row for one in found for row in _places(admin, cluster, one, most_offsets)]
+    if as_json:
+        show(rows, (), as_json=True)
+        return
+    for one in found:
+        click.echo(f"{one.group_id}: {one.state}, {one.type}, {len(one.members)} members")
+    if not rows:
+        click.echo("No offsets are committed.")
+        return
+    for row in rows:
+        if not row["lag_counted"] and row["lag"] is not None:
+            row["lag"] = f"~{row['lag']}"
+    show(rows, ("group", "topic", "partition", "committed", "visible_end", "lag", "member"), as_json=False)
+    click.echo(LAG_IN_WORDS)
+    if not all(row["lag_counted"] for row in rows):
+        click.echo(UNCOUNTED_IN_WORDS)
+
+
+def _members(found: GroupDescription) -> list[dict[str, Any]]:
+    return [
+        {
+            "group": found.group_id,
+            "member": member.member_id,
+            "instance": member.group_instance_id,
+            "client": member.client_id,
+            "host": member.client_host,
+            "partitions": [str(partition) for partition in member.assignment],
+        }
+        for member in found.members
+    ]
+
+
+def _places(admin: Admin, cluster: BlockingCluster, found: GroupDescription, most_offsets: int) -> list[dict[str, Any]]:
+    """A row per partition that the group has an offset for or a member that reads it."""
+    readers = {partition: member for member in found.members for partition in member.assignment}
+    committed = {partition: at.offset for partition, at in admin.list_group_offsets(found.group_id).items()}
+    there = _existing(admin, {*committed, *readers})
+    ends = admin.list_offsets(dict.fromkeys(there, LATEST), isolation_level=READ_COMMITTED)
+    starts = admin.list_offsets(dict.fromkeys(there, EARLIEST))
+    rows = []
+    for partition in sorted({*committed, *readers}, key=lambda p: (p.topic, p.partition)):
+        at = committed.get(partition)
+        reader = readers.get(partition)
+        row: dict[str, Any] = {
+            "group": found.group_id,
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "committed": at,
+            "visible_end": None,
+            "lag": None,
+            "lag_counted": True,
+            "member": None if reader is None else reader.member_id,
+        }
+        if partition in ends:
+            row["visible_end"] = ends[partition].offset
+            if at is not None:
+                # What retention has taken away is not to come any more.
+                start = max(at, starts[partition].offset)
+                behind = lag(cluster, partition, start, ends[partition].offset, most_offsets)
+                row["lag"], row["lag_counted"] = behind.records, behind.exact
+        rows.append(row)
+    return rows
+
+
+def _existing(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Those of a topic that is still there: a group may outlive what it read."""
+    partitions = list(partitions)
+    known = set(admin.list_topics(internal=True))
+    counts = {
+        name: len(info.partitions)
+        for name, info in admin.describe_topics({p.topic for p in partitions} & known).items()
+    }
+    return [p for p in partitions if p.partition < counts.get(p.topic, 0)]
+
+
+@group.command("reset-offsets")
+@click.argument("group_id")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only these topics; may be repeated.")
+@click.option("--partition", "numbers", multiple=True, type=int, help="Only these partitions of the topics.")
+@click.option("--to-earliest", is_flag=True, help="To the first record there is.")
+@click.option("--to-latest", is_flag=True, help="To the end: what is there already is not read.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
+@click.option("--to-datetime", metavar="ISO-8601", help="To the first record not older; without a zone it is UTC.")
+@click.option("--shift-by", type=int, help="By so many offsets, back if negative.")
+@click.option("--execute", is_flag=True, help="Do it. Without this the change is only shown.")
+@_options
+def reset_offsets(
+    group_id: str,
+    topics: tuple[str, ...],
+    numbers: tuple[int, ...],
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_datetime: str | None,
+    shift_by: int | None,
+    execute: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Move a group that has no members to other offsets.
+
+    Without --topic all partitions the group has offsets for are moved. An offset outside a partition is brought to
+    its nearest end.
+    """
+    ways = [to_earliest, to_latest, to_offset is not None, to_datetime is not None, shift_by is not None]
+    if sum(ways) != 1:
+        raise click.UsageError(
+            "say where to, in one way: --to-earliest, --to-latest, --to-offset, --to-datetime or --shift-by"
+        )
+    since_ms = None if to_datetime is None else _milliseconds(to_datetime)
+    with errors_for_people(), _admin(bootstrap) as admin:
+        committed = {partition: at.offset for partition, at in admin.list_group_offsets(group_id).items()}
+        partitions = _chosen(admin, committed, topics, numbers)
+        if not partitions:
+            raise click.ClickException(f"Group {group_id!r} has no offsets to move; name the topics with --topic.")
+        starts = admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        ends = admin.list_offsets(dict.fromkeys(partitions, LATEST))
+        found = {} if since_ms is None else admin.list_offsets(dict.fromkeys(partitions, since_ms))
+        target: dict[PartitionLike, OffsetAndMetadata | int] = {}
+        for partition in partitions:
+            start, end = starts[partition].offset, ends[partition].offset
+            if to_earliest:
+                wanted = start
+            elif to_latest:
+                wanted = end
+            elif to_offset is not None:
+                wanted = to_offset
+            elif shift_by is not None:
+                if partition not in committed:
+                    raise click.ClickException(f"Group {group_id!r} has no offset for {partition} to shift from.")
+                wanted = committed[partition] + shift_by
+            else:
+                wanted = found[partition].offset if found[partition].offset >= 0 else end
+            target[partition] = min(max(wanted, start), end)
+        if execute:
+            admin.alter_group_offsets(group_id, target)
+    rows = [
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "committed": committed.get(partition),
+            "new_offset": target[partition],
+            "executed": execute,
+        }
+        for partition in partitions
+    ]
+    show(rows, ("topic", "partition", "committed", "new_offset"), as_json=as_json)
+    if not as_json:
+        click.echo("Done." if execute else "Nothing was changed; --execute does it.")
+
+
+def _chosen(
+    admin: Admin, committed: dict[TopicPartition, int], topics: tuple[str, ...], numbers: tuple[int, ...]
+) -> list[TopicPartition]:
+    if topics:
+        described = admin.describe_topics(topics)
+        chosen = [TopicPartition(name, p) for name in topics for p in range(len(described[name].partitions))]
+    else:
+        chosen = _existing(admin, committed)
+    chosen = [partition for partition in chosen if not numbers or partition.partition in numbers]
+    return sorted(chosen, key=lambda p: (p.topic, p.partition))
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.UsageError(f"{text!r} is no date and time, such as 2026-07-01T12:00:00+02:00") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+@group.command()
+@click.argument("group_ids", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@_options
+def delete(group_ids: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Delete groups that have no members, with their offsets."""
+    with errors_for_people(), _admin(bootstrap) as admin:
+        if not yes:
+            names = ", ".join(map(repr, group_ids))
+            click.confirm(f"Delete {names} and forget how far they got?", abort=True, err=True)
+        admin.delete_groups(group_ids)
+    show([{"group": group_id, "deleted": True} for group_id in group_ids], ("group", "deleted"), as_json=as_json)
