@@ -9,7 +9,7 @@ import threading
 import confluent_kafka
 import pytest
 
-from semel import Admin, Consumer, Producer
+from semel import Admin, Broker, Consumer, Producer
 from semel.client.consumer import AsyncConsumer
 from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.contract import TopicPartition
@@ -308,8 +308,8 @@ def test_asyncio_code_reads_too(bootstrap: str, name: str) -> None:
     assert asyncio.run(read()) == [b"0", b"1", b"2"]
 
 
-def test_misuse_is_explained(session_broker: object, name: str) -> None:
-    address = session_broker.bootstrap_servers  # type: ignore[attr-defined]
+def test_misuse_is_explained(session_broker: Broker, name: str) -> None:
+    address = session_broker.bootstrap_servers
     with reader(address) as consumer:
         with pytest.raises(Misuse, match=r"group\.id"):
             consumer.subscribe(name)

@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from semel import Admin, Consumer, Producer
+from semel import Admin, Broker, Consumer, Producer
 from semel.client.cluster import Cluster
 from semel.client.producer import AsyncProducer
 from semel.config import ConfigError
@@ -275,9 +275,9 @@ def test_asyncio_code_awaits_deliveries(bootstrap: str, name: str) -> None:
     assert asyncio.run(send()) == list(range(10))
 
 
-def test_a_callback_hears_of_the_delivery(session_broker: object, name: str) -> None:
+def test_a_callback_hears_of_the_delivery(session_broker: Broker, name: str) -> None:
     heard: list[int] = []
-    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:  # type: ignore[attr-defined]
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
         delivery = producer.send(name, "x")
         delivery.add_done_callback(lambda d: heard.append(d.result().offset))
         delivery.result(30)
@@ -311,8 +311,8 @@ def test_settings_that_contradict_each_other_are_named(config: dict[str, object]
         Producer({"bootstrap.servers": "127.0.0.1:1", **config})
 
 
-def test_fewer_acknowledgements_mean_no_idempotence(session_broker: object, name: str) -> None:
-    address = session_broker.bootstrap_servers  # type: ignore[attr-defined]
+def test_fewer_acknowledgements_mean_no_idempotence(session_broker: Broker, name: str) -> None:
+    address = session_broker.bootstrap_servers
     for acks in ("0", "1"):
         with Producer({"bootstrap.servers": address, "acks": acks}) as producer:
             assert producer.identity is None

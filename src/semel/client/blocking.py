@@ -135,10 +135,12 @@ class Producer(Face):
 class Consumer(Face):
     """Reads records in order, and hides what was not committed.
 
+    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    ...     _ = producer.send("letters", "alpha").result()
     >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}) as consumer:
-    ...     consumer.assign([("greetings", 0)])
+    ...     consumer.assign([("letters", 0)])
     ...     [record.value for record in consumer.poll(timeout_ms=10_000)]
-    [b'hello']
+    [b'alpha']
 
     Without `isolation.level` a consumer reads committed records only. One thread at a time may use it.
     """

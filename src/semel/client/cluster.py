@@ -19,6 +19,7 @@ from semel.client.connection import Connection
 from semel.client.metadata import Metadata, Node, PartitionInfo, TopicInfo, topics_of
 from semel.config import ADMIN, ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, UnsupportedVersion, error_for
+from semel.wire import Malformed
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.features import ApiVersionsRequest
@@ -241,7 +242,7 @@ class Cluster:
         parts = request_frame(api.key, version, correlation_id, self.client_id, message)
         unanswered = api.key == ApiKey.PRODUCE and message.acks == 0
         frame = await connection.send(parts, None if unanswered else correlation_id)
-        return None if unanswered else parse_response(api.key, version, frame)[1]
+        return None if unanswered else _parsed(connection, api.key, version, frame)
 
     def _pick_version(self, node_id: int, api: ApiKey, wanted: int | None, newest: int | None) -> int:
         served = self._versions[node_id].get(api)
@@ -346,7 +347,7 @@ class Cluster:
             )
             # A broker that does not know our version answers in version 0, with error 35 first in the body.
             refused = int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION
-            response = parse_response(ours.key, 0 if refused else version, frame)[1]
+            response = _parsed(connection, ours.key, 0 if refused else version, frame)
             if not refused:
                 break
             offered = {row.api_key: row.max_version for row in response.api_keys}
@@ -487,6 +488,16 @@ class Cluster:
             self.forget_topic(to.topic)
         elif isinstance(to, Controller):
             self.metadata.controller_id = -1
+
+
+def _parsed(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
+    """The message in a frame; a connection that carries something else is of no use."""
+    try:
+        return parse_response(api_key, version, frame)[1]
+    except Malformed as malformed:
+        connection.close("closed: it sent something that is no answer")
+        why = f"{connection.address} sent something that is no answer: {malformed.why}; is it a Kafka broker?"
+        raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from malformed
 
 
 def _address(text: str) -> tuple[str, int]:

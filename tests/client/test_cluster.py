@@ -1,0 +1,151 @@
+"""Connections, versions and retries: what everything else in the client stands on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel import Broker
+from semel.client.answers import error_codes
+from semel.client.blocking import BlockingCluster
+from semel.client.cluster import Cluster, Controller, Coordinator, Leader
+from semel.client.connection import Connection
+from semel.config import ConfigError
+from semel.errors import Disconnected, ErrorCode, Misuse, RequestTimedOut, UnsupportedVersion
+from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only
+from semel.wire.apis import ApiKey
+from semel.wire.messages.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
+from semel.wire.messages.transactions import InitProducerIdRequest
+
+
+def init(transactional_id: str) -> tuple[InitProducerIdRequest, Coordinator]:
+    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=10_000)
+    return request, Coordinator("transaction", transactional_id)
+
+
+def test_a_request_finds_its_way_by_node_coordinator_leader_and_controller(bootstrap: str, name: str) -> None:
+    with BlockingCluster({"bootstrap.servers": bootstrap}) as cluster:
+        cluster.connect()
+        assert cluster.transaction_version == 2
+        request, to = init(name)
+        first = cluster.request_retrying(request, to=to)
+        second = cluster.request_retrying(request, to=to)
+        assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
+        cluster.topic(name, allow_auto_create=True)
+        question = FindCoordinatorRequest(key=name, coordinator_keys=[name])
+        for target in (Leader(name, 0), Controller(), cluster.leader(name, 0), None):
+            assert not list(error_codes(cluster.request_retrying(question, to=target)))
+
+
+def test_a_request_without_an_answer_is_sent_again_on_a_new_connection(bootstrap: str, name: str) -> None:
+    with (
+        FaultProxy(bootstrap, nth_only(1, ApiKey.INIT_PRODUCER_ID, Cut())) as proxy,
+        BlockingCluster({"bootstrap.servers": proxy.bootstrap_servers}) as cluster,
+    ):
+        request, to = init(name)
+        assert cluster.request_retrying(request, to=to).error_code == 0
+        proxy.cut_all()
+        assert cluster.request_retrying(request, to=to).error_code == 0
+
+
+def test_silence_ends_at_the_deadline_and_says_what_was_asked(session_broker: Broker, name: str) -> None:
+    rule = nth_only(1, ApiKey.INIT_PRODUCER_ID, Mute(), way=Way.REQUEST)
+    with (
+        FaultProxy(session_broker.bootstrap_servers, rule) as proxy,
+        BlockingCluster({"bootstrap.servers": proxy.bootstrap_servers}) as cluster,
+    ):
+        request, to = init(name)
+        cluster.coordinator("transaction", name)
+        with pytest.raises(RequestTimedOut, match="InitProducerIdRequest in 200 ms"):
+            cluster.request(to, request, timeout_ms=200)
+        assert cluster.request(to, request, timeout_ms=5_000).error_code == 0, "on a new connection"
+
+
+def test_a_broker_that_is_not_there_is_named() -> None:
+    with BlockingCluster({"bootstrap.servers": "127.0.0.1:1"}) as cluster:
+        with pytest.raises(Disconnected, match=r"127\.0\.0\.1:1"):
+            cluster.connect()
+        with pytest.raises(RequestTimedOut, match=r"gave up after 300 ms.*127\.0\.0\.1:1"):
+            cluster.request_retrying(FindCoordinatorRequest(key="x", coordinator_keys=["x"]), timeout_ms=300)
+
+
+def test_a_version_the_broker_does_not_serve_is_refused_before_it_is_sent(session_broker: Broker) -> None:
+    config = {"bootstrap.servers": session_broker.bootstrap_servers}
+    wanted = pytest.raises(UnsupportedVersion, match="FindCoordinator version 99")
+    with BlockingCluster(config) as cluster, wanted:
+        cluster.request(None, FindCoordinatorRequest(key="x"), version=99)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:port", ":9092"])
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
+        BlockingCluster({"bootstrap.servers": address})
+
+
+def test_what_is_not_a_kafka_broker_is_found_out() -> None:
+    async def talk_to(reply: bytes) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(reply)
+            await writer.drain()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with Cluster({"bootstrap.servers": f"{host}:{port}"}) as cluster:
+            with pytest.raises(Disconnected, match=f"{host}:{port}"):
+                await cluster.connect()
+        server.close()
+
+    for reply in (
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00\x00\x00\x04\x00\x00\x00\x63",
+        b"\x00\x00\x00\x06\0\0\0\1\0\0",
+    ):
+        asyncio.run(talk_to(reply))
+
+
+def test_answers_are_matched_in_order_whatever_pieces_they_come_in() -> None:
+    async def run() -> list[bytes]:
+        connection = Connection("test:1")
+
+        class Transport(asyncio.Transport):
+            def writelines(self, list_of_data: object) -> None:
+                return None
+
+            def abort(self) -> None:
+                return None
+
+        connection.connection_made(Transport())
+        sizes = [4, 100_000, 10, 300_000, 4]
+        answers = [connection.send([b""], number) for number in range(5)]
+        stream = b"".join(
+            size.to_bytes(4, "big") + number.to_bytes(4, "big") + b"x" * (size - 4) for number, size in enumerate(sizes)
+        )
+        position, step = 0, 1
+        while position < len(stream):
+            buffer = connection.get_buffer(-1)
+            part = stream[position : position + min(step, len(buffer))]
+            buffer[: len(part)] = part
+            connection.buffer_updated(len(part))
+            position += len(part)
+            step = step * 2 + 1
+        return [bytes((await answer)[:4]) for answer in answers]
+
+    assert asyncio.run(run()) == [number.to_bytes(4, "big") for number in range(5)]
+
+
+def test_error_codes_are_found_at_any_depth() -> None:
+    coordinator = FindCoordinatorResponse.Coordinator(error_code=int(ErrorCode.NOT_COORDINATOR))
+    assert list(error_codes(FindCoordinatorResponse(coordinators=[coordinator]))) == [ErrorCode.NOT_COORDINATOR]
+    partition = MetadataResponse.MetadataResponsePartition(error_code=int(ErrorCode.LEADER_NOT_AVAILABLE))
+    topic = MetadataResponse.MetadataResponseTopic(name="t", partitions=[partition])
+    assert list(error_codes(MetadataResponse(topics=[topic]))) == [ErrorCode.LEADER_NOT_AVAILABLE]
+
+
+def test_a_closed_face_says_so(session_broker: Broker) -> None:
+    cluster = BlockingCluster({"bootstrap.servers": session_broker.bootstrap_servers})
+    cluster.close()
+    cluster.close()
+    with pytest.raises(Misuse, match="closed"):
+        cluster.connect()
