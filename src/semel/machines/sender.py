@@ -123,8 +123,12 @@ class Sender:
             batch = self._take(partition)
             by_node.setdefault(node_id, []).append(batch)
             sizes[node_id] = sizes.get(node_id, 0) + size
-        for node_id in by_node:
+        for node_id, batches in by_node.items():
             self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+            if self._in_flight[node_id] < self.max_in_flight:
+                # A request takes one batch of a partition: what waits behind it need not wait for the answer.
+                following = [at for batch in batches if (at := self._sendable_at_ms(batch.partition)) is not None]
+                wake_at = min([*following, *([] if wake_at is None else [wake_at])], default=None)
         requests = [Produce(node_id, tuple(batches)) for node_id, batches in by_node.items()]
         deadline = self._next_deadline_ms()
         if deadline is not None:
