@@ -285,7 +285,9 @@ class Compaction:
 
     def _private(self, segment: Segment) -> Segment:
         """The same file through a descriptor of our own, which nobody else closes."""
-        return Segment(self._files, self._log.directory, segment.base_offset, segment.size_bytes, 0)
+        private = Segment(self._files, self._log.directory, segment.base_offset, segment.size_bytes, 0)
+        private.adopt(self._files.open_to_read(private.log_path))
+        return private
 
     # On the log's thread
 

@@ -101,7 +101,8 @@ class Segment:
     @property
     def descriptor(self) -> int:
         if self._descriptor < 0:
-            self._descriptor = self.files.open(self.log_path, create=True)
+            # Only an empty segment may lack its file: elsewhere a missing one must not look like an empty one.
+            self._descriptor = self.files.open(self.log_path, create=self.size_bytes == 0)
         return self._descriptor
 
     @property
@@ -179,7 +180,7 @@ class Segment:
     @property
     def first_timestamp_ms(self) -> int:
         if self._first_timestamp_ms < 0 and self.size_bytes >= HEADER_SIZE:
-            self._first_timestamp_ms = next(self.batches()).max_timestamp
+            self._first_timestamp_ms = next(self.batches(chunk_bytes=_WALK_BYTES)).max_timestamp
         return self._first_timestamp_ms
 
     def finish(self) -> None:
@@ -227,7 +228,7 @@ class Segment:
         self.load_indexes()
         self.max_timestamp_ms, self.offset_of_max_timestamp = self.time_index.last
         end, next_offset = self.offset_index.last_position, self.base_offset
-        for position, batch in self.batches_with_positions(end):
+        for position, batch in self.batches_with_positions(end, _WALK_BYTES):
             if batch.max_timestamp > self.max_timestamp_ms:
                 self.max_timestamp_ms, self.offset_of_max_timestamp = batch.max_timestamp, batch.last_offset
             end, next_offset = position + batch.size_bytes, batch.next_offset
@@ -278,9 +279,9 @@ class Segment:
             next_offset = base_offset + last_delta + 1
         return here, next_offset
 
-    def batches(self, position: int = 0) -> Iterator[Batch]:
+    def batches(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[Batch]:
         """Every batch from `position` on, whole. Stops at the first thing that is none."""
-        for _, batch in self.batches_with_positions(position):
+        for _, batch in self.batches_with_positions(position, chunk_bytes):
             yield batch
 
     def batches_with_positions(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[tuple[int, Batch]]:

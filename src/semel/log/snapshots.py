@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from semel.machines.producer_state import ProducerEntry, WrittenBatch
+from semel.machines.producer_state import REMEMBERED_BATCHES, ProducerEntry, WrittenBatch
 
 SNAPSHOT_VERSION = 1
 SNAPSHOTS_KEPT = 2
@@ -90,4 +90,5 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
             if not entry.batches:
                 entry.contiguous_from_zero = batch.first_sequence == 0
             entry.batches.append(batch)
+            del entry.batches[:-REMEMBERED_BATCHES]
     return list(entries.values())

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from semel.log.segment import Segment
 
 
+#: An index entry is never far from what it stands for.
+_LOOK_BYTES = 128 * 1024
+
+
 class Found(NamedTuple):
     """A record by its timestamp, its offset and the leader epoch it was written under."""
 
@@ -32,7 +36,7 @@ class TimestampSearch:
             if segment.max_timestamp_ms < timestamp_ms:
                 continue
             skip_to = segment.time_index.offset_before(timestamp_ms)
-            for batch in segment.batches(segment.offset_index.position_before(skip_to)):
+            for batch in segment.batches(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
                 if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
                     found = self._first_as_late(batch, timestamp_ms)
                     if found is not None:
@@ -51,7 +55,8 @@ class TimestampSearch:
         if latest is None:
             return None
         # An index entry may lie just before the batch it is followed by, so look from the entry before it.
-        for batch in latest.batches(latest.offset_index.position_before(latest.offset_of_max_timestamp - 1)):
+        start = latest.offset_index.position_before(latest.offset_of_max_timestamp - 1)
+        for batch in latest.batches(start, _LOOK_BYTES):
             if batch.max_timestamp >= latest.max_timestamp_ms:
                 return self._first_as_late(batch, latest.max_timestamp_ms)
         return None

@@ -11,9 +11,9 @@ written. Recovery calls the same `remember_*` methods for what it finds in the l
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from semel.errors import ErrorCode, Refused, invariant
 
@@ -27,9 +27,8 @@ _SEQUENCES = 1 << 31
 _HALF_OF_THE_SEQUENCES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenBatch:
-    """A batch that is in the log: enough of it to recognise its retry and answer it."""
+class WrittenBatch(NamedTuple):
+    """A batch that is in the log: enough of it to recognise its retry and answer it. One is made per append."""
 
     last_sequence: int
     last_offset: int
@@ -71,7 +70,7 @@ class ProducerEntry:
         self.coordinator_epoch = coordinator_epoch
         self.last_timestamp_ms = -1
         self.current_transaction_first_offset = -1
-        self.batches: deque[WrittenBatch] = deque(maxlen=REMEMBERED_BATCHES)
+        self.batches: list[WrittenBatch] = []
         self.contiguous_from_zero = False
         self.last_marker_offset = -1
 
@@ -307,6 +306,8 @@ class ProducerStates:
         batches = entry.batches
         if not batches:
             entry.contiguous_from_zero = first_sequence == 0
+        elif len(batches) == REMEMBERED_BATCHES:
+            del batches[0]
         batches.append(WrittenBatch(last_sequence, last_offset, last_offset - first_offset, timestamp_ms))
         entry.last_timestamp_ms = timestamp_ms
         if transactional:
