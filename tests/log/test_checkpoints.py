@@ -41,11 +41,10 @@ def test_a_directory_of_another_topic_id_is_refused(tmp_path: Path) -> None:
                 PartitionLog.open(tmp_path / "t-0", "t", 0, settings(), NOW, **opening)  # type: ignore[arg-type]
 
 
-@given(
-    st.dictionaries(
-        st.tuples(st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.integers(0, 1000)), st.integers(0, 2**62), max_size=5
-    )
-)
+names = st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True)
+
+
+@given(st.dictionaries(st.tuples(names, st.integers(0, 1000)), st.integers(0, 2**62), max_size=5))
 def test_offsets_per_partition_come_back(offsets: dict[tuple[str, int], int]) -> None:
     assert checkpoints.decode_offsets(checkpoints.encode_offsets(offsets)) == offsets
 

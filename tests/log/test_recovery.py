@@ -10,7 +10,7 @@ import pytest
 from semel.log.files import Files
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
-from semel.log.snapshots import decode_snapshot
+from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from tests.log.disk import NOW, FaultyFiles, InlineFiles, Killed, batch, crash, end, open_log, read_all, send, stored
 
 LOG = "00000000000000000000.log"
@@ -279,7 +279,10 @@ def test_after_a_restart_each_of_the_last_five_is_still_recognised(tmp_path: Pat
         assert answer.duplicate and answer.base_offset == sequence
 
 
-def test_a_snapshot_names_the_producers_as_kafka_would_read_them(tmp_path: Path) -> None:
+def test_a_snapshot_names_the_producers_as_kafka_would_read_them_and_a_changed_one_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    """K-9892"""
     log = open_log(tmp_path)
     for sequence in range(8):
         log.append(batch(1, sequence), NOW)
@@ -287,6 +290,14 @@ def test_a_snapshot_names_the_producers_as_kafka_would_read_them(tmp_path: Path)
     path = tmp_path / "t-0" / "00000000000000000008.snapshot"
     (entry,) = decode_snapshot(path.read_bytes())
     assert (entry.producer_id, entry.last_sequence, entry.last_offset) == (1, 7, 7)
+    changed = bytearray(path.read_bytes())
+    changed[-30] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(DamagedSnapshot):
+        decode_snapshot(path.read_bytes())
+    again = open_log(tmp_path)
+    assert again.producers.facts() == log.producers.facts()
+    again.close(NOW)
 
 
 def test_expired_producers_do_not_come_back_from_a_snapshot(tmp_path: Path) -> None:
