@@ -256,6 +256,11 @@ def test_a_regular_expression_follows_the_topics_there_are(host: Host) -> None:
     assert group_of(host).regexes == {}
 
 
+def test_a_regular_expression_finds_internal_topics_too(host: Host) -> None:
+    change_topics(host, __audit_state=TopicInfo(UUID(int=9), 1))
+    assert given(host.consumer_heartbeat("a", 0, regex=".*audit.*")) == {AUDIT: [0, 1], UUID(int=9): [0]}
+
+
 def test_a_regular_expression_that_cannot_be_read_is_refused(host: Host) -> None:
     assert code(host.consumer_heartbeat("a", 0, regex="(")) == ErrorCode.INVALID_REGULAR_EXPRESSION
     assert GROUP not in host.machine.groups

@@ -290,7 +290,7 @@ class ConsumerRebalance:
             if known is not None and not again:
                 continue
             pattern = TopicPattern(expression)
-            found = frozenset(name for name in self._topics if not name.startswith("__") and pattern.matches(name))
+            found = frozenset(name for name in self._topics if pattern.matches(name))
             if known is None or known.topics != found:
                 version = 1 if known is None else known.version + 1
                 draft.regexes[expression] = ResolvedRegex(found, version, now_ms)
