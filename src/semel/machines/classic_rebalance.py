@@ -9,7 +9,6 @@ generation, and members that were joining join again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from sys import intern
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.classic_group import (
@@ -20,10 +19,8 @@ from semel.machines.classic_group import (
     Protocols,
     State,
 )
-from semel.machines.contract import StateRecord
-from semel.machines.group_records import record
+from semel.machines.classic_records import group_record
 from semel.machines.group_registry import GroupRegistry, Outcome, Timer
-from semel.wire.messages.coordinator_records import GroupMetadataKey, GroupMetadataValue
 from semel.wire.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -192,7 +189,7 @@ class ClassicRebalance:
         self.expect(group, new, now_ms + new.session_timeout_ms)
         if group.state is State.STABLE and group.select_protocol() == group.protocol_name:
             group.replaced = (old, new)
-            out.records.append(self.group_record(group))
+            out.records.append(group_record(self._partition(group), group))
             if parked.version >= SKIP_ASSIGNMENT_SINCE:
                 reply = self._joined(group, new, parked.version)
                 reply.skip_assignment = group.leader_id == new.member_id
@@ -262,7 +259,7 @@ class ClassicRebalance:
             return
         group.begin_generation(now_ms)
         if group.state is State.EMPTY:
-            out.records.append(self.group_record(group))
+            out.records.append(group_record(self._partition(group), group))
             return
         for member in group.members.values():
             if member.join is not None:
@@ -320,7 +317,7 @@ class ClassicRebalance:
         if group.leader_id == member.member_id and not group.writing_assignment:
             given = {assignment.member_id: bytes(assignment.assignment) for assignment in request.assignments}
             group.writing_assignment = True
-            out.records.append(self.group_record(group, given))
+            out.records.append(group_record(self._partition(group), group, given))
             for other in group.members.values():
                 if other.sync is not None:
                     out.answer(other.sync.token, self._synced(group, given.get(other.member_id, b"")))
@@ -451,6 +448,9 @@ class ClassicRebalance:
             group.remove(member_id)
             self._after_removal(group, now_ms, out)
 
+    def _partition(self, group: ClassicGroup) -> int:
+        return self._registry.partition_for(group.group_id)
+
     # Parked requests
 
     @staticmethod
@@ -469,68 +469,3 @@ class ClassicRebalance:
     def end_all_parked(self, group: ClassicGroup, code: ErrorCode, out: Outcome) -> None:
         for member in group.members.values():
             self._end_parked(member, code, out)
-
-    # Records
-
-    def empty_group_record(self, group: ClassicGroup) -> StateRecord:
-        """A group that has just come into being, before anybody is in it."""
-        return record(
-            self._registry.partition_for(group.group_id),
-            GroupMetadataKey(group=group.group_id),
-            GroupMetadataValue(
-                protocol_type="",
-                generation=0,
-                protocol=None,
-                leader=None,
-                current_state_timestamp=group.state_timestamp_ms,
-            ),
-        )
-
-    def group_record(self, group: ClassicGroup, assignments: dict[str, bytes] | None = None) -> StateRecord:
-        """The group as it will be: with these assignments, or those the members have."""
-        return record(
-            self._registry.partition_for(group.group_id),
-            GroupMetadataKey(group=group.group_id),
-            GroupMetadataValue(
-                protocol_type=group.protocol_type or "",
-                generation=group.generation_id,
-                protocol=group.protocol_name,
-                leader=group.leader_id,
-                current_state_timestamp=group.state_timestamp_ms,
-                members=[
-                    GroupMetadataValue.MemberMetadata(
-                        member_id=member.member_id,
-                        group_instance_id=member.group_instance_id,
-                        client_id=member.client_id,
-                        client_host=member.client_host,
-                        rebalance_timeout=member.rebalance_timeout_ms,
-                        session_timeout=member.session_timeout_ms,
-                        subscription=member.metadata(group.protocol_name),
-                        assignment=member.assignment if assignments is None else assignments.get(member.member_id, b""),
-                    )
-                    for member in group.members.values()
-                ],
-            ),
-        )
-
-    @staticmethod
-    def read_group(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
-        """The group a record describes: with members it is stable, without them empty."""
-        group = ClassicGroup(group_id, value.current_state_timestamp)
-        group.generation_id = value.generation
-        group.protocol_type = intern(value.protocol_type) if value.protocol_type else None
-        group.protocol_name = value.protocol and intern(value.protocol)
-        group.leader_id = value.leader
-        for member in value.members:
-            group.members[member.member_id] = ClassicMember(
-                member.member_id,
-                member.group_instance_id,
-                member.client_id,
-                member.client_host,
-                member.rebalance_timeout if member.rebalance_timeout >= 0 else member.session_timeout,
-                member.session_timeout,
-                ((value.protocol or "", bytes(member.subscription)),),
-                bytes(member.assignment),
-            )
-        group.restore(State.STABLE if group.members else State.EMPTY)
-        return group

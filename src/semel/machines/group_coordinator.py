@@ -14,29 +14,25 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from semel.errors import ErrorCode, Refused
-from semel.machines import consumer_records, group_views
+from semel.machines import group_views
 from semel.machines.classic_group import ClassicGroup, Parked, State
 from semel.machines.classic_rebalance import ClassicRebalance, refuse_join
-from semel.machines.committed_offsets import CommittedOffset, CommittedOffsets
+from semel.machines.classic_records import empty_group_record
+from semel.machines.committed_offsets import CommittedOffsets
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.consumer_rebalance import ConsumerRebalance
 from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
 from semel.machines.group_offsets import GroupOffsets
 from semel.machines.group_records import group_tombstone, read
 from semel.machines.group_registry import Group, GroupRegistry, GroupSettings, Outcome, TopicInfo, TopicsView
+from semel.machines.group_replay import GroupReplay
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
-from semel.wire.messages.coordinator_records import (
-    ConsumerGroupMetadataKey,
-    GroupMetadataKey,
-    GroupMetadataValue,
-    OffsetCommitKey,
-    OffsetCommitValue,
-)
+from semel.wire.messages.coordinator_records import ConsumerGroupMetadataKey, GroupMetadataKey
 from semel.wire.messages.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -81,6 +77,7 @@ class GroupCoordinator:
         "_offset_requests",
         "_offsets",
         "_registry",
+        "_replay",
     )
 
     def __init__(self, settings: GroupSettings | None = None, topics: TopicsView | None = None) -> None:
@@ -90,6 +87,7 @@ class GroupCoordinator:
         self._offset_requests = GroupOffsets(self._registry, self._offsets)
         self._classic = ClassicRebalance(self._registry)
         self._consumer = ConsumerRebalance(self._registry)
+        self._replay = GroupReplay(self._registry, self._offsets, self._classic)
         #: Answers that replay brought about; the next tick hands them out.
         self._answers: list[Effect] = []
         self._check_offsets_at_ms: int | None = None
@@ -156,7 +154,7 @@ class GroupCoordinator:
             group.creating = True
             group.replaces = existing
             self._registry.put(group)
-            out.records.append(self._classic.empty_group_record(group))
+            out.records.append(empty_group_record(self.partition_for(group.group_id), group))
         return cast("Decision[JoinGroupResponse]", out.decision(token=token))
 
     def sync_group(
@@ -386,72 +384,9 @@ class GroupCoordinator:
 
     def replay(self, record: StateRecord, *, producer_id: int = -1) -> None:
         """Take in a written record. With a producer id it belongs to a transaction that has not ended yet."""
-        found = read(record.key, record.value)
-        if found is None:
-            return
-        key, value = found
-        if isinstance(key, OffsetCommitKey):
-            self._replay_offset(record.partition, key, value, producer_id)
-        elif isinstance(key, GroupMetadataKey):
-            self._replay_group(record.partition, key.group, value)
-        else:
-            self._replay_consumer(key, value)
-
-    def _replay_offset(
-        self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int
-    ) -> None:
-        if value is None:
-            self._offsets.replay_tombstone(partition, key.group, key.topic, key.partition)
-            return
-        group = self._registry.groups.get(key.group)
-        if group is None:
-            # Nobody has joined it: a group of offsets alone.
-            group = ClassicGroup(key.group, value.commit_timestamp)
-            self._registry.put(group)
-        offset = CommittedOffset(
-            value.offset,
-            value.leader_epoch,
-            value.metadata,
-            value.commit_timestamp,
-            value.expire_timestamp,
-            value.topic_id,
-            0,
-        )
-        self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
-
-    def _replay_group(self, partition: int, group_id: str, value: GroupMetadataValue | None) -> None:
-        group = self._registry.groups.get(group_id)
-        if value is None:
-            if isinstance(group, ClassicGroup):
-                self._registry.remove(group_id)
-            return
-        if not self._registry.is_loaded(partition) or not isinstance(group, ClassicGroup):
-            # The id it was first known by: one object, however often the group is written.
-            known_id = group_id if group is None else group.group_id
-            self._registry.put(self._classic.read_group(known_id, value))
-            return
-        group.creating = False
-        group.replaces = None
-        group.replaced = None
-        if group.writing_assignment and group.generation_id == value.generation:
-            out = Outcome()
-            assignments = {member.member_id: bytes(member.assignment) for member in value.members}
-            self._classic.assignment_written(group, assignments, self._now_ms, out)
-            self._answers += out.effects
-
-    def _replay_consumer(self, key: Any, value: Any) -> None:
-        group = self._registry.groups.get(key.group_id)
-        if value is None and isinstance(key, ConsumerGroupMetadataKey):
-            if isinstance(group, ConsumerGroup):
-                self._registry.remove(key.group_id)
-            return
-        if not isinstance(group, ConsumerGroup):
-            if value is None:
-                return
-            # A group of offsets alone gives way: it was only there because nobody had joined yet.
-            group = ConsumerGroup(key.group_id)
-            self._registry.put(group)
-        consumer_records.replay(group, key, value)
+        out = Outcome()
+        self._replay.replay(record, producer_id, self._now_ms, out)
+        self._answers += out.effects
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
         """Everything written is replayed: serve. Members have a full session from now to show themselves."""
