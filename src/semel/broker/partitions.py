@@ -7,14 +7,18 @@ Guarantees:
 - Changed settings hold from the next append or read on.
 - After a clean stop a partition's log is opened when it is first needed, so that starting does not grow with the
   number of partitions; after a crash every log is recovered before the first request is served.
+- A partition whose files are damaged is offline, alone: it is served KAFKA_STORAGE_ERROR, and no clean stop is claimed
+  over it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +27,12 @@ from semel.config import TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
 from semel.log.partition_log import PartitionLog
+from semel.log.recovery import DamagedLog
 
 if TYPE_CHECKING:
     from semel.log.files import Files
+
+logger = logging.getLogger(__name__)
 
 TRANSACTION_STATE = "__transaction_state"
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -47,7 +54,7 @@ def check_topic_name(name: str) -> None:
 class Partition:
     """One partition: its log, and those who wait for it to change."""
 
-    __slots__ = ("_log", "_open", "directory", "index", "topic", "watchers")
+    __slots__ = ("_log", "_open", "damage", "directory", "index", "topic", "watchers")
 
     def __init__(
         self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]
@@ -57,6 +64,8 @@ class Partition:
         self.directory = directory
         self._open = open_log
         self._log: PartitionLog | None = None
+        #: What recovery found and would not touch: the partition stays offline until somebody has seen to it.
+        self.damage: DamagedLog | None = None
         #: Called after anything a reader may see has changed: data, high watermark, last stable offset, existence.
         self.watchers: set[Callable[[], None]] = set()
 
@@ -65,7 +74,14 @@ class Partition:
         """The partition's log, opened by whoever first needs it."""
         log = self._log
         if log is None:
-            log = self._log = self._open(self)
+            if self.damage is not None:
+                raise self.damage
+            try:
+                log = self._log = self._open(self)
+            except DamagedLog as damage:
+                self.damage = damage
+                logger.error("%s-%d is offline: %s", self.topic.name, self.index, damage.why)
+                raise
         return log
 
     @property
@@ -185,12 +201,14 @@ class TopicRegistry:
         if not self._clean:
             for partition in self.all_partitions():
                 if partition.directory.exists():
-                    _ = partition.log
+                    with suppress(DamagedLog):
+                        _ = partition.log
 
     def close(self) -> bool:
         """Close every log that was opened, with what the next start wants to find. Whether it will find all of it."""
         clean = True
         for partition in self.all_partitions():
+            clean = clean and partition.damage is None
             if partition.opened is not None:
                 partition.opened.close(self._now_ms())
                 clean = clean and partition.opened.failed is None

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from semel.errors import Refused
+from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.files import Files
 from semel.log.indexes import (
@@ -51,17 +51,21 @@ _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _OFFSETS_AHEAD_MAX = 2**31
 
 
-class DamagedLog(Exception):
-    """Bytes that were once written whole are not whole any more, and later ones still are."""
+class DamagedLog(Refused):
+    """Bytes that were once written whole are not whole any more, and later ones still are.
+
+    A refusal, because that is what it means to whoever asks for the partition: KAFKA_STORAGE_ERROR.
+    """
 
     def __init__(self, path: str, position: int, what: str) -> None:
         self.path = path
         self.position = position
         self.what = what
         super().__init__(
+            ErrorCode.KAFKA_STORAGE_ERROR,
             f"{path} is damaged at byte {position}: {what}. Nothing was changed. Restore the file from a copy or a "
             f"replica; to give up everything from there on instead, cut the file to {position} bytes, remove the "
-            "later segments of the partition, and start again."
+            "later segments of the partition, and start again.",
         )
 
 
