@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from semel.broker.embedded import Broker
+from semel.errors import ErrorCode
 from semel.net.connection import INITIAL_BUFFER_BYTES, MemoryPool, Served, ServerConnection
 from semel.wire.apis import APIS
 from semel.wire.frames import request_frame
@@ -276,6 +277,25 @@ def test_a_broken_invariant_stops_the_broker_and_leaves_no_clean_mark(tmp_path: 
     finally:
         broker.stop()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize(("version", "closed"), [(3, False), (4, True)])
+def test_an_unforeseen_failure_is_answered_where_there_is_room_for_it(
+    tmp_path: Path, version: int, closed: bool
+) -> None:
+    from semel.wire.messages.metadata import FindCoordinatorRequest
+
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("bug")
+
+        broker.server.groups.ready_for = broken  # type: ignore[method-assign]
+        sent = raw.send(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), version)
+        if closed:
+            assert raw.is_closed()
+        else:
+            assert raw.receive(sent).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def hostile_frames(count: int, seed: int) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from semel.net.connection import Buffers, Served, ServerConnection
 from semel.wire import decode
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_request, response_frame
+from semel.wire.schema import fields_of
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -131,7 +132,7 @@ class Dispatcher:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             logger.exception("%s from %s failed", type(request).__name__, call.connection.peer, exc_info=error)
         reply = APIS[call.api_key].response()
-        if not hasattr(reply, "error_code"):
+        if not any(field.name == "error_code" and field.present_in(call.version) for field in fields_of(type(reply))):
             call.connection.refuse(f"{type(request).__name__} failed and its response has no place for an error")
             return None
         reply.error_code = code
