@@ -73,7 +73,7 @@ class Producer(Face):
         The delivery's `result()` waits for the broker and says where the record is.
         """
         delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
-        if delivery is not None and not self._thread.is_closed:
+        if delivery is not None:
             return delivery
         return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
 

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.client.cluster import Cluster, Coordinator, Target
@@ -44,6 +45,15 @@ Text = bytes | bytearray | memoryview | str
 _OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 _SETTLED = (State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR)
 _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+@dataclass(slots=True)
+class _Route:
+    """A topic as its records are sent: what is known of it, and the newest batch of each partition."""
+
+    info: TopicInfo
+    routes: TopicRoutes
+    open: list[ProducerBatch | None]
 
 
 class AsyncProducer:
@@ -89,7 +99,7 @@ class AsyncProducer:
         )
         self._deliveries = Deliveries()
         self._lock = self._deliveries.lock
-        self._routes: dict[str, tuple[TopicInfo, TopicRoutes]] = {}
+        self._routes: dict[str, _Route] = {}
         self._coordinator_tries = 0
         #: What went wrong last with a coordinator, for the person who waits for it.
         self._trouble = ""
@@ -133,29 +143,37 @@ class AsyncProducer:
         info = self._cluster.metadata.topics.get(topic)
         if info is None:
             return None
-        known = self._routes.get(topic)
-        routes = known[1] if known is not None and known[0] is info else self._routes_of(info)
+        route = self._routes.get(topic)
+        if route is None or route.info is not info:
+            route = self._route_of(info)
         if value is not None and type(value) is not bytes:
             value = as_bytes(value, "value")
         if key is not None and type(key) is not bytes:
             key = as_bytes(key, "key")
         fields = () if headers is None else as_headers(headers)
         now_ms = self._clock_ms()
-        if partition is not None and not 0 <= partition < routes.partition_count:
-            return None
+        if timestamp_ms is None:
+            timestamp_ms = now_ms
         with self._lock:
             if partition is None:
-                target = routes.route(key, len(value) + 20 if value else 20)
-            else:
-                target = routes.partitions[partition]
+                partition = route.routes.route(key, len(value) + 20 if value else 20)
+            elif not 0 <= partition < route.routes.partition_count:
+                return None
+            # An open batch belongs to the open transaction: its partition needs no second look.
+            batch = route.open[partition]
+            if batch is not None and (self._manager is None or self._manager.may_write):
+                position = self._accumulator.extend(batch, key, value, fields, timestamp_ms)
+                if position >= 0:
+                    return Delivery(self._deliveries, batch, position)
+            self._check_open()
+            target = route.routes.partitions[partition]
             if self._manager is not None:
                 self._manager.write(target)
-            appended = self._accumulator.append(
-                target, key, value, fields, now_ms if timestamp_ms is None else timestamp_ms, now_ms
-            )
+            appended = self._accumulator.append(target, key, value, fields, timestamp_ms, now_ms)
             if appended is None:
                 return None
             batch, position, wake = appended
+            route.open[partition] = batch
             if wake and not self._wake_asked:
                 self._wake_asked = True
                 self._loop.call_soon_threadsafe(self._wake.set)
@@ -195,7 +213,7 @@ class AsyncProducer:
         if partition is not None and not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
         with self._lock:
-            keyless = self._routes_of(info).route(None, self._accumulator.batch_size_bytes).partition
+            keyless = self._route_of(info).routes.route(None, self._accumulator.batch_size_bytes)
         encoded = encode_by_partition(
             rows,
             partition_count=len(info.partitions),
@@ -229,19 +247,17 @@ class AsyncProducer:
         for batch in pending:
             await self._deliveries.wait_async(batch)
 
-    def _routes_of(self, info: TopicInfo) -> TopicRoutes:
+    def _route_of(self, info: TopicInfo) -> _Route:
         """How records of a topic are routed; the current partition is kept while their number stays."""
-        _, routes = self._routes.get(info.name, (None, None))
-        if routes is None or routes.partition_count != len(info.partitions):
-            routes = TopicRoutes(
-                info.name,
-                len(info.partitions),
-                self.config["batch.size"],
-                random.randrange,
-                self.config["partitioner.ignore.keys"],
-            )
-        self._routes[info.name] = (info, routes)
-        return routes
+        count = len(info.partitions)
+        known = self._routes.get(info.name)
+        if known is not None and known.routes.partition_count == count:
+            known.info = info
+            return known
+        ignore_keys = self.config["partitioner.ignore.keys"]
+        routes = TopicRoutes(info.name, count, self.config["batch.size"], random.randrange, ignore_keys)
+        route = self._routes[info.name] = _Route(info, routes, [None] * count)
+        return route
 
     async def _wait_for_room(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait for what `send_now` was missing: metadata, or memory."""

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, KafkaError, RecordTooLarge, invariant
 from semel.machines.contract import ProducerIdentity, TopicPartition
-from semel.records.batch import HEADER_SIZE, Batch, build, read_records
+from semel.records.batch import HEADER_SIZE, Batch, BatchBuilder, read_records
 from semel.records.layout import TRANSACTIONAL, checksum
 
 Headers = Sequence[tuple[str, bytes | None]]
-#: key, value, headers, timestamp: as `records.build` takes them.
-RecordFields = tuple[bytes | None, bytes | None, Headers, int]
 
 #: What a record costs beyond its key, value and headers: an upper bound close to what small records really take.
 RECORD_OVERHEAD_BYTES = 16
@@ -36,8 +34,8 @@ class ProducerBatch:
 
     partition: TopicPartition
     created_ms: int
-    codec: int = 0
-    records: list[RecordFields] = field(default_factory=list)
+    #: Where records go until the batch has an identity; None for a batch that came encoded.
+    builder: BatchBuilder | None = None
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     closed: bool = False
@@ -57,46 +55,40 @@ class ProducerBatch:
     halves: tuple[ProducerBatch, ProducerBatch] | None = None
     parent: ProducerBatch | None = None
 
-    def add(self, fields: RecordFields, size_bytes: int) -> int:
+    def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int, size_bytes: int) -> int:
         """Take a record in; the answer is its place in the batch."""
-        self.records.append(fields)
+        builder = self.builder
+        assert builder is not None
         self.size_bytes += size_bytes
-        position = self.record_count
-        self.record_count = position + 1
-        return position
+        self.record_count += 1
+        return builder.append(key, value, headers, timestamp_ms)
 
     def stamp(self, identity: ProducerIdentity | None, base_sequence: int, transactional: bool) -> None:
         """Give the batch its identity and sequence, and with them its bytes."""
         invariant(not self.on_wire, "a batch that is on its way keeps its bytes")
         self.identity, self.base_sequence = identity, base_sequence
         producer_id, producer_epoch = (identity.producer_id, identity.producer_epoch) if identity else (-1, -1)
-        if self.data is None:
-            self.data = build(
-                self.records,
-                timestamp_ms=self.created_ms,
-                codec=self.codec,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=base_sequence,
-                transactional=transactional,
-            )
-            self.records = []
-        else:
+        if self.builder is not None:
+            self.data = self.builder.close(producer_id, producer_epoch, base_sequence, transactional)
+            self.builder = None
+        elif self.data is not None:
             self.data = stamped(self.data, producer_id, producer_epoch, base_sequence, transactional)
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch]:
         """Two halves that together are this batch: what is sent when the topic finds it too large."""
         invariant(self.data is not None and self.record_count > 1, "only an encoded batch of several records is split")
-        rows = [(r.key, r.value, r.headers, r.timestamp) for r in read_records(Batch.parse(self.data or b""))]
-        middle = len(rows) // 2
-        halves = []
-        for part in (rows[:middle], rows[middle:]):
-            half = ProducerBatch(self.partition, self.created_ms, self.codec, closed=True, parent=self)
-            for key, value, headers, timestamp in part:
-                fields = (_as_bytes(key), _as_bytes(value), headers, timestamp)
-                half.add(fields, record_size(fields[0], fields[1], headers))
-            halves.append(half)
-        self.halves = (halves[0], halves[1])
+        whole = Batch.parse(self.data or b"")
+        records = list(read_records(whole))
+        middle = len(records) // 2
+        first, second = (
+            ProducerBatch(self.partition, self.created_ms, BatchBuilder(codec=whole.codec), closed=True, parent=self)
+            for _ in range(2)
+        )
+        for number, record in enumerate(records):
+            half = first if number < middle else second
+            size = record_size(record.key, record.value, record.headers)
+            half.add(record.key, record.value, record.headers, record.timestamp, size)
+        self.halves = (first, second)
         return self.halves
 
     def finish(self, base_offset: int, append_time_ms: int, error: KafkaError | None) -> ProducerBatch | None:
@@ -104,7 +96,7 @@ class ProducerBatch:
         if self.done:
             return None
         self.done, self.base_offset, self.append_time_ms, self.error = True, base_offset, append_time_ms, error
-        self.records = []
+        self.builder = None
         if self.parent is None:
             return self
         siblings = self.parent.halves
@@ -170,38 +162,47 @@ class Accumulator:
 
         Raises `RecordTooLarge` for a record no request could carry.
         """
-        size = (
-            record_size(key, value, headers)
-            if headers
-            else (RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0))
-        )
+        size = record_size(key, value, headers)
+        if self.used_bytes and self.used_bytes + HEADER_SIZE + size > self.buffer_memory_bytes:
+            return None
         queue = self.waiting.get(partition)
-        batch = queue[-1] if queue else None
-        if batch is not None and not batch.closed and batch.size_bytes + size <= self.batch_size_bytes:
-            if self.used_bytes + size > self.buffer_memory_bytes:
-                return None
-            self.used_bytes += size
-            return batch, batch.add((key, value, headers, timestamp_ms), size), False
-        return self._append_to_new(partition, (key, value, headers, timestamp_ms), size, now_ms)
-
-    def _append_to_new(
-        self, partition: TopicPartition, fields: RecordFields, size: int, now_ms: int
-    ) -> tuple[ProducerBatch, int, bool] | None:
+        if queue:
+            position = self.extend(queue[-1], key, value, headers, timestamp_ms)
+            if position >= 0:
+                return queue[-1], position, False
+            queue[-1].closed = True
+        elif queue is None:
+            queue = self.waiting[partition] = deque()
         if HEADER_SIZE + size > self.max_request_bytes:
             raise RecordTooLarge(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a record of {size} bytes for {partition}: max.request.size is {self.max_request_bytes}",
             )
-        if self.used_bytes and self.used_bytes + HEADER_SIZE + size > self.buffer_memory_bytes:
-            return None
-        queue = self.waiting.setdefault(partition, deque())
-        if queue:
-            queue[-1].closed = True
-        batch = ProducerBatch(partition, now_ms, self.codec)
+        batch = ProducerBatch(partition, now_ms, BatchBuilder(codec=self.codec))
         queue.append(batch)
         self.used_bytes += HEADER_SIZE + size
         # The sender has to look: at a batch that just closed, or to know when this one will have lingered enough.
-        return batch, batch.add(fields, size), True
+        return batch, batch.add(key, value, headers, timestamp_ms, size), True
+
+    def extend(
+        self, batch: ProducerBatch, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
+    ) -> int:
+        """Add a record to an open batch if it has room: its place there, else -1. What most records go through."""
+        size = RECORD_OVERHEAD_BYTES
+        if key is not None:
+            size += len(key)
+        if value is not None:
+            size += len(value)
+        if headers:
+            size = record_size(key, value, headers)
+        if (
+            batch.closed
+            or batch.size_bytes + size > self.batch_size_bytes
+            or self.used_bytes + size > self.buffer_memory_bytes
+        ):
+            return -1
+        self.used_bytes += size
+        return batch.add(key, value, headers, timestamp_ms, size)
 
     def append_encoded(
         self, partition: TopicPartition, data: bytes, record_count: int, now_ms: int
@@ -218,7 +219,7 @@ class Accumulator:
         if queue:
             queue[-1].closed = True
         batch = ProducerBatch(
-            partition, now_ms, self.codec, size_bytes=len(data), record_count=record_count, closed=True, data=data
+            partition, now_ms, None, size_bytes=len(data), record_count=record_count, closed=True, data=data
         )
         queue.append(batch)
         self.used_bytes += len(data)
@@ -266,7 +267,3 @@ class Accumulator:
     @property
     def is_empty(self) -> bool:
         return not any(self.waiting.values())
-
-
-def _as_bytes(part: bytes | memoryview | bytearray | None) -> bytes | None:
-    return None if part is None else bytes(part)

@@ -31,12 +31,12 @@ class TopicRoutes:
         self.partitions = [TopicPartition(self.topic, number) for number in range(self.partition_count)]
         self._current = self.choose(self.partition_count)
 
-    def route(self, key: bytes | None, size_bytes: int) -> TopicPartition:
-        """The partition of a record with this key and about this size."""
+    def route(self, key: bytes | None, size_bytes: int) -> int:
+        """The number of the partition for a record with this key and about this size."""
         if key is not None and not self.ignore_keys:
-            return self.partitions[partition_for_key(key, self.partition_count)]
+            return partition_for_key(key, self.partition_count)
         self._sent_bytes += size_bytes
         if self._sent_bytes > self.batch_size_bytes and self.partition_count > 1:
             self._sent_bytes = size_bytes
             self._current = (self._current + 1 + self.choose(self.partition_count - 1)) % self.partition_count
-        return self.partitions[self._current]
+        return self._current

@@ -268,6 +268,11 @@ class TransactionManager:
 
     # --- what the sender asks -------------------------------------------------------------------------------------
 
+    @property
+    def may_write(self) -> bool:
+        """Whether records may join what is open: the transaction, or without one simply the log."""
+        return self.state is State.IN_TRANSACTION or (self.transactional_id is None and self.error is None)
+
     def may_send_to(self, partition: TopicPartition) -> bool:
         """Whether a batch for this partition may go out now."""
         if self.identity == NO_IDENTITY or self.state in (State.INITIALIZING, State.FATAL_ERROR):
