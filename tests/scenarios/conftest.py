@@ -1,4 +1,4 @@
-"""The stage is new for every scenario, and empty again when it is over."""
+"""The stage is new for every scenario; when it is over, the data that is left is judged by the invariants."""
 
 from __future__ import annotations
 
@@ -15,3 +15,4 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
     yield made
     made.close()
+    made.judge()

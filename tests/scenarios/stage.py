@@ -19,6 +19,7 @@ from semel.log.partition_log import PartitionLog
 from semel.machines.contract import StateRecord
 from semel.records.batch import Batch, read_records, split
 from semel.records.markers import read_marker
+from semel.testing import invariants
 from semel.wire.messages.fetch import FetchResponse, ListOffsetsRequest
 from semel.wire.messages.offsets import OffsetFetchRequest
 from semel.wire.messages.transactions import (
@@ -121,6 +122,12 @@ class Stage:
         for scene in self._scenes:
             scene.close()
 
+    def judge(self) -> None:
+        """Whatever the scenario was about, the files that are left keep every promise."""
+        for scene in self._scenes:
+            if scene.left_in_order:
+                invariants.check(scene.broker.data_dir, killed=True)
+
 
 class Scene:
     """One running broker and a connection to it."""
@@ -130,6 +137,8 @@ class Scene:
         self.settings = settings
         broker.start()
         self.raw = Raw(broker)
+        #: False where the scenario itself leaves files that only the next start puts right.
+        self.left_in_order = True
         self._closed = False
 
     def close(self) -> None:

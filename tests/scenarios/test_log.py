@@ -41,6 +41,7 @@ def test_scenario_19_when_an_abort_cannot_be_indexed_it_is_not_visible_and_no_of
     assert scene.committed("ledger") == []
     disk.fails = lambda call, path: False
     assert idempotent(scene, b"after", sequence=0)[0] == E.KAFKA_STORAGE_ERROR
+    scene.left_in_order = False
     scene = stage.crash(scene)
     scene.until_state("CompleteAbort")
     assert idempotent(scene, b"after", sequence=0)[0] == E.NONE
@@ -130,7 +131,8 @@ def test_scenario_24_sequences_wrap_and_a_retry_from_before_the_wrap_is_still_kn
 
 def compact(scene: Scene) -> None:
     log = scene.log("ledger")
-    scene.on_loop(lambda: (log.roll(scene.broker.server.now_ms()), log.compact(scene.broker.server.now_ms(), force=True)))
+    now_ms = scene.broker.server.now_ms()
+    scene.on_loop(lambda: (log.roll(now_ms), log.compact(now_ms, force=True)))
 
 
 def test_scenarios_25_to_27_compaction_leaves_what_exactly_once_still_needs(stage: Stage) -> None:

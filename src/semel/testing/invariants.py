@@ -1,0 +1,483 @@
+"""Whether a data directory keeps its promises: every batch of every partition is read and held against the invariants.
+
+It shares no code with the broker's log beyond the format of a batch: indexes, snapshots and checkpoints are parsed
+here a second time, so that a mistake there is not repeated here. What it looks for:
+
+| | |
+|---|---|
+| L1 | offsets rise, and have no gap where no compaction was |
+| L2 | every batch's CRC holds; as many records as offsets where no compaction was |
+| L3 | no sequence of a producer's epoch is written twice |
+| L4 | a producer's epoch never falls, and within an epoch no sequence is left out |
+| L5 | leader epochs never fall, and the checkpoint says what the batches say |
+| T1 | a producer's run of transactional data ends in one marker, or the transaction is open |
+| T2 | a marker's epoch is not below its data's (V2: above it); a coordinator's epoch never falls |
+| T3, T4 | by watching answers: the last stable offset is never above the high watermark, neither ever falls |
+| T5 | the index of aborted transactions is what the markers say |
+| R1, R2, R4 | a reader is given nothing past its bound; partitions agree on an outcome; an offset keeps its batch |
+| C4, C5 | a snapshot of producers, and an index, say what the log below them says |
+
+`check` is for a broker that was stopped or killed; `Watch` takes the answers that a running one gives.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semel.errors import Refused
+from semel.records.batch import HEADER_SIZE, Batch, split
+from semel.records.batch import check as check_batch
+from semel.records.markers import read_marker
+from semel.records.sequence import last_sequence, next_sequence
+from semel.wire.messages.fetch import FetchResponse
+
+_DIRECTORY = re.compile(r"(.+)-(\d+)")
+_BASE_OFFSET = re.compile(r"\d{20}")
+_LENGTH = struct.Struct(">8xi")
+_INDEX_ENTRY = struct.Struct(">II")
+_ABORTED_ENTRY = struct.Struct(">hqqqq")
+_SNAPSHOT_HEAD = struct.Struct(">hIi")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+_INTERNAL = ("__consumer_offsets", "__transaction_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken promise: which, where, and what was found."""
+
+    invariant: str
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.where}: {self.what}"
+
+
+class InvariantsBroken(AssertionError):
+    """A data directory, or what a broker answered, is not as it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """An aborted transaction as its marker ends it."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+@dataclass(slots=True)
+class Producer:
+    """What the batches so far say about one producer."""
+
+    producer_epoch: int
+    last_sequence: int = -1
+    last_offset: int = -1
+    coordinator_epoch: int = -1
+    open_since: int = -1
+    #: The epoch of the data of the open transaction.
+    data_epoch: int = -1
+
+    @property
+    def facts(self) -> tuple[int, int, int, int, int]:
+        return self.producer_epoch, self.last_sequence, self.last_offset, self.coordinator_epoch, self.open_since
+
+
+@dataclass(slots=True)
+class Scan:
+    """One partition, read from its first to its last batch."""
+
+    topic: str
+    partition: int
+    first_offset: int = 0
+    end_offset: int = 0
+    compacted: bool = False
+    producers: dict[int, Producer] = field(default_factory=dict)
+    aborted: list[Aborted] = field(default_factory=list)
+    #: (producer id, epoch of the marker) -> committed, for the transactions that ended here.
+    outcomes: dict[tuple[int, int], bool] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def open_transactions(self) -> dict[int, int]:
+        """First offset -> producer id."""
+        return {p.open_since: producer_id for producer_id, p in self.producers.items() if p.open_since >= 0}
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where a reader of committed records has to stop, when everything written may be read."""
+        return min(self.open_transactions, default=self.end_offset)
+
+    def broken(self, invariant: str, what: str) -> None:
+        self.violations.append(Violation(invariant, f"{self.topic}-{self.partition}", what))
+
+
+def check(
+    data_directory: Path | str, *, transaction_version: int | None = None, at_rest: bool = False, killed: bool = False
+) -> None:
+    """Raise `InvariantsBroken` with everything that `violations` finds."""
+    found = violations(data_directory, transaction_version=transaction_version, at_rest=at_rest, killed=killed)
+    if found:
+        raise InvariantsBroken(f"{len(found)} violations:\n" + "\n".join(map(str, found[:50])))
+
+
+def violations(
+    data_directory: Path | str, *, transaction_version: int | None = None, at_rest: bool = False, killed: bool = False
+) -> list[Violation]:
+    """Everything that is wrong with a data directory.
+
+    `transaction_version` 2: every transaction was of protocol V2, whose rules are stricter. `at_rest`: no transaction
+    may be open any more. `killed`: the broker did not stop by itself, so the last write may be torn.
+    """
+    scans = list(scan_all(data_directory, transaction_version=transaction_version, killed=killed))
+    found = [violation for scan in scans for violation in scan.violations]
+    if at_rest:
+        for scan in scans:
+            for offset, producer_id in sorted(scan.open_transactions.items()):
+                what = f"the transaction of producer {producer_id} is open since offset {offset}"
+                found.append(Violation("T1", f"{scan.topic}-{scan.partition}", what))
+    if transaction_version is not None and transaction_version >= 2:
+        found += _disagreements(scans)
+    return found
+
+
+def scan_all(
+    data_directory: Path | str, *, transaction_version: int | None = None, killed: bool = False
+) -> Iterator[Scan]:
+    """Every partition of a data directory."""
+    root = Path(data_directory)
+    compacted = _compacted_topics(root)
+    for directory in sorted(root.iterdir()):
+        name = _DIRECTORY.fullmatch(directory.name)
+        if name is not None and directory.is_dir() and any(directory.glob("*.log")):
+            topic = name[1]
+            yield _Scanner(
+                Scan(topic, int(name[2]), compacted=topic in compacted or topic in _INTERNAL),
+                directory,
+                transaction_version,
+                killed,
+            ).run()
+
+
+def _disagreements(scans: list[Scan]) -> Iterator[Violation]:
+    """R2: under V2 the marker's epoch belongs to one transaction, so its markers are alike everywhere."""
+    first: dict[tuple[int, int], tuple[bool, Scan]] = {}
+    for scan in scans:
+        for key, commit in scan.outcomes.items():
+            known, where = first.setdefault(key, (commit, scan))
+            if known != commit:
+                yield Violation(
+                    "R2",
+                    f"{scan.topic}-{scan.partition}",
+                    f"the transaction of producer {key[0]} that ended with epoch {key[1]} is "
+                    f"{_ended(commit)} here and {_ended(known)} in {where.topic}-{where.partition}",
+                )
+
+
+def _ended(commit: bool) -> str:
+    return "committed" if commit else "aborted"
+
+
+class _Scanner:
+    def __init__(self, scan: Scan, directory: Path, transaction_version: int | None, killed: bool) -> None:
+        self.scan = scan
+        self.directory = directory
+        self.bumps = transaction_version is not None and transaction_version >= 2
+        self.killed = killed
+        self.epochs = _leader_epochs(directory)
+        self.leader_epoch = -1
+        self.snapshots = sorted(int(p.stem) for p in directory.glob("*.snapshot") if _BASE_OFFSET.fullmatch(p.stem))
+        #: Batches since the last base offset, for the indexes: position -> last offset.
+        self.positions: dict[int, int] = {}
+
+    def run(self) -> Scan:
+        scan = self.scan
+        bases = sorted(int(p.stem) for p in self.directory.glob("*.log") if _BASE_OFFSET.fullmatch(p.stem))
+        scan.first_offset = scan.end_offset = bases[0] if bases else 0
+        for base in bases:
+            is_last = base == bases[-1]
+            if base < scan.end_offset:
+                scan.broken("L1", f"segment {base} begins before offset {scan.end_offset}, where the last one ended")
+            elif base > scan.end_offset:
+                if not scan.compacted:
+                    scan.broken("L1", f"offsets {scan.end_offset} to {base - 1} are missing before segment {base}")
+                scan.end_offset = base
+            # Only the last segment of a compacted topic is sure to be as it was written.
+            self.contiguous = is_last or not scan.compacted
+            self.positions.clear()
+            first_aborted = len(scan.aborted)
+            for position, batch in self._batches(base, is_last):
+                self._look_at(batch)
+                self.positions[position] = batch.last_offset
+            self._hold_index(base)
+            self._hold_aborted(base, scan.aborted[first_aborted:])
+        self._hold_snapshots(None)
+        return scan
+
+    def _batches(self, base: int, is_last: bool) -> Iterator[tuple[int, Batch]]:
+        path = self.directory / f"{base:020d}.log"
+        size = path.stat().st_size
+        if size == 0:
+            return
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            position = 0
+            while position < size:
+                length = _LENGTH.unpack_from(mapped, position)[0] + 12 if position + 12 <= size else 0
+                if length < HEADER_SIZE or position + length > size:
+                    if not (is_last and self.killed):
+                        self.scan.broken("L2", f"{path.name} ends in the middle of a batch, at byte {position}")
+                    return
+                try:
+                    batch = Batch.parse(mapped[position : position + length])
+                    check_batch(batch, stored=True)
+                except Refused as refused:
+                    if not (is_last and self.killed and position + length == size):
+                        self.scan.broken("L2", f"{path.name}, byte {position}: {refused.why}")
+                    return
+                yield position, batch
+                position += length
+
+    # The batch
+
+    def _look_at(self, batch: Batch) -> None:
+        scan = self.scan
+        if batch.base_offset < scan.end_offset:
+            scan.broken("L1", f"offset {batch.base_offset} comes after offset {scan.end_offset - 1}")
+        elif batch.base_offset > scan.end_offset and self.contiguous:
+            scan.broken("L1", f"offsets {scan.end_offset} to {batch.base_offset - 1} are missing")
+        if self.contiguous and batch.record_count != batch.last_offset_delta + 1:
+            what = f"{batch.record_count} records for {batch.last_offset_delta + 1} offsets at {batch.base_offset}"
+            scan.broken("L2", what)
+        self._hold_leader_epoch(batch)
+        self._hold_snapshots(batch.base_offset)
+        if batch.producer_id >= 0:
+            producer = scan.producers.get(batch.producer_id)
+            if producer is None:
+                producer = scan.producers[batch.producer_id] = Producer(-1)
+            if batch.is_control:
+                self._marker(producer, batch)
+            else:
+                self._data(producer, batch)
+        scan.end_offset = max(scan.end_offset, batch.next_offset)
+
+    def _hold_leader_epoch(self, batch: Batch) -> None:
+        if batch.leader_epoch < self.leader_epoch:
+            what = f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} follows {self.leader_epoch}"
+            self.scan.broken("L5", what)
+        self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
+        found = bisect_right([start for _, start in self.epochs], batch.base_offset)
+        known = self.epochs[found - 1][0] if found else -1
+        if self.epochs and known != batch.leader_epoch:
+            what = f"the checkpoint gives epoch {known} to offset {batch.base_offset}, its batch {batch.leader_epoch}"
+            self.scan.broken("L5", what)
+
+    def _data(self, producer: Producer, batch: Batch) -> None:
+        scan, who = self.scan, f"producer {batch.producer_id}"
+        if batch.producer_epoch < producer.producer_epoch:
+            what = f"{who} fell from epoch {producer.producer_epoch} to {batch.producer_epoch} at {batch.base_offset}"
+            scan.broken("L4", what)
+        if batch.base_sequence >= 0:
+            self._hold_sequence(producer, batch, who)
+        if batch.is_transactional:
+            if producer.open_since < 0:
+                producer.open_since = batch.base_offset
+            elif producer.data_epoch != batch.producer_epoch:
+                what = (
+                    f"{who} wrote epoch {batch.producer_epoch} at {batch.base_offset} into the transaction that epoch "
+                    f"{producer.data_epoch} opened at {producer.open_since}"
+                )
+                scan.broken("T1", what)
+            producer.data_epoch = batch.producer_epoch
+        elif producer.open_since >= 0:
+            what = f"{who} wrote outside of its open transaction at offset {batch.base_offset}"
+            scan.broken("T1", what)
+        producer.producer_epoch = batch.producer_epoch
+        producer.last_offset = batch.last_offset
+
+    def _hold_sequence(self, producer: Producer, batch: Batch, who: str) -> None:
+        known = producer.last_offset >= 0 and producer.last_sequence >= 0
+        same_epoch = batch.producer_epoch == producer.producer_epoch
+        if same_epoch and known:
+            expected = next_sequence(producer.last_sequence, 1)
+        elif producer.producer_epoch >= 0:
+            expected = 0
+        else:
+            expected = batch.base_sequence
+        ahead = (batch.base_sequence - expected) % 2**31
+        at = f"at offset {batch.base_offset}"
+        if ahead >= 2**30:
+            self.scan.broken("L3", f"{who} wrote sequence {batch.base_sequence} of its epoch again {at}")
+        elif ahead and self.contiguous:
+            self.scan.broken("L4", f"{who} wrote sequence {batch.base_sequence} where {expected} comes next, {at}")
+        producer.last_sequence = last_sequence(batch.base_sequence, batch.last_offset_delta + 1)
+
+    def _marker(self, producer: Producer, batch: Batch) -> None:
+        scan = self.scan
+        if batch.record_count == 0:
+            return
+        try:
+            marker = read_marker(batch)
+        except Refused as refused:
+            scan.broken("L2", f"the control batch at offset {batch.base_offset}: {refused.why}")
+            return
+        who = f"the marker of producer {batch.producer_id} at offset {batch.base_offset}"
+        epoch = batch.producer_epoch
+        if epoch < producer.producer_epoch:
+            scan.broken("T2", f"{who} has epoch {epoch}, {producer.producer_epoch} was there before")
+        elif self.bumps and producer.open_since >= 0 and epoch <= producer.data_epoch:
+            scan.broken("T2", f"{who} has epoch {epoch}, no larger than its data's")
+        if marker.coordinator_epoch < producer.coordinator_epoch:
+            what = f"{who} has coordinator epoch {marker.coordinator_epoch}, {producer.coordinator_epoch} was there"
+            scan.broken("T2", what)
+        key = batch.producer_id, epoch
+        again = key in scan.outcomes and marker.coordinator_epoch == producer.coordinator_epoch
+        if self.bumps and again and not scan.compacted:
+            scan.broken("T1", f"{who} ends what was already ended")
+        if producer.open_since >= 0:
+            if not marker.commit:
+                others = [offset for offset in scan.open_transactions if offset != producer.open_since]
+                scan.aborted.append(
+                    Aborted(
+                        batch.producer_id,
+                        producer.open_since,
+                        batch.base_offset,
+                        min(others, default=batch.next_offset),
+                    )
+                )
+            scan.outcomes[key] = marker.commit
+        if epoch != producer.producer_epoch:
+            producer.last_sequence = producer.last_offset = -1
+        producer.producer_epoch = epoch
+        producer.coordinator_epoch = marker.coordinator_epoch
+        producer.open_since = producer.data_epoch = -1
+
+    # The files beside the log
+
+    def _hold_index(self, base: int) -> None:
+        path = self.directory / f"{base:020d}.index"
+        data = path.read_bytes() if path.exists() else b""
+        for relative, position in _INDEX_ENTRY.iter_unpack(data[: len(data) // 8 * 8]):
+            if relative == position == 0:
+                continue  # Kafka reserves room for more entries than there are yet.
+            if self.positions.get(position) != base + relative:
+                found = self.positions.get(position)
+                what = f"{path.name} says that offset {base + relative} lies at byte {position}, there is {found}"
+                self.scan.broken("C5", what)
+                return
+
+    def _hold_aborted(self, base: int, aborted: list[Aborted]) -> None:
+        path = self.directory / f"{base:020d}.txnindex"
+        data = path.read_bytes() if path.exists() else b""
+        whole = len(data) // _ABORTED_ENTRY.size * _ABORTED_ENTRY.size
+        listed = [Aborted(*fields[1:]) for fields in _ABORTED_ENTRY.iter_unpack(data[:whole])]
+        if self.scan.compacted or self.scan.first_offset > 0:
+            # What compaction or retention removed cannot be counted again: what is left must be listed.
+            ends = {(entry.producer_id, entry.last_offset) for entry in listed}
+            missing = [entry for entry in aborted if (entry.producer_id, entry.last_offset) not in ends]
+            if missing:
+                self.scan.broken("T5", f"{path.name} does not list {missing[0]}")
+        elif listed != aborted:
+            self.scan.broken("T5", f"{path.name} lists {listed}, the markers say {aborted}")
+
+    def _hold_snapshots(self, before: int | None) -> None:
+        """Compare those snapshots that end before this offset; None: all that are left."""
+        while self.snapshots and (before is None or self.snapshots[0] <= before):
+            offset = self.snapshots.pop(0)
+            if self.scan.compacted or self.scan.first_offset > 0 or (offset > self.scan.end_offset and self.killed):
+                continue
+            stored = _snapshot(self.directory / f"{offset:020d}.snapshot")
+            if stored is None:
+                if not self.killed:
+                    self.scan.broken("C4", f"snapshot {offset} cannot be read")
+                continue
+            for producer_id, facts in stored.items():
+                known = self.scan.producers.get(producer_id)
+                if known is None or known.facts != facts:
+                    says = None if known is None else known.facts
+                    what = f"snapshot {offset} has producer {producer_id} as {facts}, the log as {says}"
+                    self.scan.broken("C4", what)
+
+
+class Watch:
+    """Takes the answers a running broker gives to fetches, of any clients in any order of partitions.
+
+    The answers of one partition must be given in the order in which they were received.
+    """
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self._ends: dict[tuple[str, int], tuple[int, int]] = {}
+        self._checksums: dict[tuple[str, int], dict[int, int]] = {}
+
+    def saw(self, topic: str, isolation_level: int, data: FetchResponse.PartitionData) -> None:
+        """One partition's part of a fetch answer."""
+        if data.error_code:
+            return
+        key = topic, data.partition_index
+        stable, high = data.last_stable_offset, data.high_watermark
+        if isolation_level and stable > high:
+            self._broken("T3", key, f"the last stable offset {stable} is above the high watermark {high}")
+        last_stable, last_high = self._ends.get(key, (-1, -1))
+        if high < last_high or (stable >= 0 and stable < last_stable):
+            what = f"last stable offset and high watermark fell from {(last_stable, last_high)} to {(stable, high)}"
+            self._broken("T4", key, what)
+        self._ends[key] = max(stable, last_stable), max(high, last_high)
+        bound = stable if isolation_level else high
+        checksums = self._checksums.setdefault(key, {})
+        for batch in split(data.records or b""):
+            if batch.next_offset > bound:
+                self._broken("R1", key, f"offset {batch.last_offset} was served, the bound is {bound}")
+            if checksums.setdefault(batch.base_offset, batch.crc) != batch.crc:
+                self._broken("R4", key, f"offset {batch.base_offset} holds another batch than before")
+
+    def check(self) -> None:
+        """Raise what was seen, if anything was."""
+        if self.violations:
+            raise InvariantsBroken("\n".join(map(str, self.violations)))
+
+    def _broken(self, invariant: str, key: tuple[str, int], what: str) -> None:
+        self.violations.append(Violation(invariant, f"{key[0]}-{key[1]}", what))
+
+
+def _compacted_topics(root: Path) -> set[str]:
+    """Topics that compaction may have been at, by their settings and by its own checkpoint."""
+    names = set()
+    stored = root / ".metadata" / "topics"
+    if stored.exists():
+        topics = json.loads(stored.read_text().partition("\n")[2])["topics"]
+        names = {name for name, row in topics.items() if "compact" in row["configs"].get("cleanup.policy", "")}
+    cleaned = root / "cleaner-offset-checkpoint"
+    if cleaned.exists():
+        names |= {line.split()[0] for line in cleaned.read_text().splitlines()[2:]}
+    return names
+
+
+def _leader_epochs(directory: Path) -> list[tuple[int, int]]:
+    path = directory / "leader-epoch-checkpoint"
+    if not path.exists():
+        return []
+    rows = [line.split() for line in path.read_text().splitlines()[2:]]
+    return [(int(epoch), int(start)) for epoch, start in rows]
+
+
+def _snapshot(path: Path) -> dict[int, tuple[int, int, int, int, int]] | None:
+    """Producer id -> what `Producer.facts` would say; None when it is torn."""
+    data = path.read_bytes()
+    if len(data) < _SNAPSHOT_HEAD.size:
+        return None
+    _, _, count = _SNAPSHOT_HEAD.unpack_from(data)
+    if len(data) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
+        return None
+    found = {}
+    for row in _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEAD.size :]):
+        producer_id, epoch, sequence, last_offset, _, _, coordinator_epoch, open_since = row
+        found[producer_id] = (epoch, sequence, last_offset, coordinator_epoch, open_since)
+    return found
