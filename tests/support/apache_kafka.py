@@ -67,7 +67,11 @@ class ApacheKafka:
     def start(self, *, within_s: float = 60.0) -> ApacheKafka:
         self.format()
         self.launch()
-        self.running.wait_for_line("Kafka Server started", within_s=within_s)
+        try:
+            self.running.wait_for_line("Kafka Server started", within_s=within_s)
+        except BaseException:
+            self.close()  # nobody else would: the caller has no hold on a broker that never came up
+            raise
         return self
 
     def format(self) -> None:
