@@ -435,3 +435,25 @@ def test_two_phase_commit_is_served_only_when_it_is_switched_on(tmp_path: Path, 
             assert raw.is_closed()
             return
         assert raw.ask(request, 6).error_code == ErrorCode.NONE
+
+
+def test_with_fsync_the_coordinators_record_is_on_disk_before_the_data_is_written(tmp_path: Path, topic: str) -> None:
+    with running(tmp_path, semel_durability="fsync") as broker, Raw(broker) as raw:
+        raw.create(topic)
+        producer = Transactional(raw, topic)
+        server = broker.server
+        state = server.topics.partition("__transaction_state", server.transactions.machine.partition_for(topic)).log
+        data = server.topics.partition(topic, 0).log
+        append, unflushed = data.append, []
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            unflushed.append(state.end_offset - state.recovery_point)
+            return append(*arguments, **options)
+
+        data.append = watched  # type: ignore[method-assign]
+        assert producer.write(topic, b"kept") is ErrorCode.NONE
+        assert producer.commit_offset("g", topic, 1) is ErrorCode.NONE
+        assert producer.end(commit=True) is ErrorCode.NONE
+        until(lambda: committed(raw, topic) == [b"kept"], what="the marker")
+        assert committed_offset(raw, "g", topic)[0] == 1
+        assert unflushed == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.partitions import CONSUMER_OFFSETS
@@ -83,7 +84,17 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
             )
             if code != ErrorCode.NONE:
                 return _txn_offset_commit_refused(request, code)
+            if broker.flusher is not None and implicit_add:
+                return _commit_after_the_coordinator(broker, request, call)
     return host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
+
+
+async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
+    """With fsync, the coordinator's record is on disk before the first offset of the transaction is written."""
+    await broker.transactions.on_disk(request.transactional_id)
+    host = broker.groups
+    reply = host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
+    return await reply if type(reply) is CoroutineType else reply
 
 
 def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode) -> TxnOffsetCommitResponse:

@@ -11,6 +11,8 @@ Guarantees:
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.partitions import Partition, Topic
@@ -49,19 +51,49 @@ _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
 
 def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     """Append every partition's batch and answer."""
+    if broker.flusher is not None and request.transactional_id is not None and call.version >= IMPLICIT_ADD_SINCE:
+        return _produce_after_the_coordinator(broker, request, call)
+    return _produce(broker, request, call)
+
+
+async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
+    """With fsync, a transaction's data must not be on disk before the coordinator's record of it: nobody would end it.
+
+    So every partition is added first and the coordinator's log flushed; the append then finds them added already.
+    """
+    for data in request.topic_data:
+        topic = _topic(broker, data, call.version)
+        for part in data.partition_data:
+            if topic is None or not is_transactional(part.records):
+                continue
+            with suppress(Refused):  # It is refused again, and answered, below.
+                _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
+    await broker.transactions.on_disk(str(request.transactional_id))
+    reply = _produce(broker, request, call)
+    return await reply if type(reply) is CoroutineType else reply
+
+
+def _topic(broker: BrokerServer, data: ProduceRequest.TopicProduceData, version: int) -> Topic | None:
+    if version >= TOPIC_IDS_SINCE:
+        return broker.topics.by_id.get(data.topic_id)
+    return broker.topics.topics.get(data.name)
+
+
+def is_transactional(records: Any) -> bool:
+    """Whether a batch says that it belongs to a transaction."""
+    return records is not None and len(records) >= HEADER_SIZE and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
+
+
+def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     acks, version = request.acks, call.version
     now_ms = broker.now_ms()
-    topics = broker.topics
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     written: list[tuple[Partition, _PartitionResponse]] = []
     failed = False
     responses = []
     for data in request.topic_data:
         answers = []
-        topic: Topic | None
-        if version >= TOPIC_IDS_SINCE:
-            topic, unknown = topics.by_id.get(data.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
-        else:
-            topic, unknown = topics.topics.get(data.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        topic = _topic(broker, data, version)
         for part in data.partition_data:
             try:
                 if topic is None:
@@ -121,7 +153,7 @@ def _append(
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
-        guard = _verified(broker, request, call, partition, Batch.parse(records), now_ms)
+        guard = _verified(broker, request, call, partition, records, now_ms)
     appended = partition.log.append(records, now_ms, guard=guard)
     metrics = broker.metrics
     metrics.messages_in += appended.last_offset - appended.base_offset + 1
@@ -132,13 +164,14 @@ def _append(
 
 
 def _verified(
-    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, batch: Batch, now_ms: int
+    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
 ) -> Any:
     """The guard to append with, once the coordinator knows this partition as part of the producer's transaction."""
     if request.transactional_id is None:
         raise Refused(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without a transactional id"
         )
+    batch = Batch.parse(records)
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
     guard = partition.log.start_verification(
         batch.producer_id, batch.producer_epoch, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
