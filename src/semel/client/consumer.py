@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
+from semel.client.consumer_group_member import ConsumerMember
 from semel.client.fetcher import ConsumerRecord, Fetcher
 from semel.client.group_member import Callback, ClassicMember, Listener, Member
 from semel.client.offset_requests import (
@@ -112,7 +113,8 @@ class AsyncConsumer:
         self._member.subscribe(self._topics, self._listener)
 
     def _new_member(self) -> Member:
-        return ClassicMember(
+        kind = ConsumerMember if self.config["group.protocol"] == "consumer" else ClassicMember
+        return kind(
             self._cluster,
             self.config,
             apply=lambda partitions: self._positions.assign(partitions, with_group=True),

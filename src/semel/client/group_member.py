@@ -34,6 +34,15 @@ class Listener:
     on_lost: Callback | None = None
 
 
+async def tell(callback: Callback | None, partitions: Iterable[TopicPartition]) -> None:
+    """Call a listener's callback, and wait for it where it is a coroutine."""
+    if callback is None:
+        return
+    result = callback(sorted(partitions, key=lambda p: (p.topic, p.partition)))
+    if inspect.isawaitable(result):
+        await result
+
+
 class Member(Protocol):
     """What a consumer needs of its membership, whichever protocol the group speaks."""
 
@@ -127,7 +136,7 @@ class ClassicMember:
                 machine.let_go(lost)
                 self._apply(machine.owned)
                 listener = self._listener
-                await self._tell(listener.on_lost or listener.on_revoked, lost)
+                await tell(listener.on_lost or listener.on_revoked, lost)
             if machine.state is State.FAILED and machine.error is not None:
                 raise machine.error
             if machine.state is State.LEFT:
@@ -166,13 +175,13 @@ class ClassicMember:
             await self._revoke(gone)
             machine.rejoin()
         self._apply(machine.owned)
-        await self._tell(self._listener.on_assigned, added)
+        await tell(self._listener.on_assigned, added)
 
     async def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if not partitions:
             return
         await self._before_revoke()
-        await self._tell(self._listener.on_revoked, partitions)
+        await tell(self._listener.on_revoked, partitions)
         self.machine.let_go(partitions)
         self._apply(self.machine.owned)
 
@@ -189,14 +198,6 @@ class ClassicMember:
     def _doubt_coordinator(self, error_code: int) -> None:
         if error_code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._cluster.forget_coordinator("group", self.machine.group_id)
-
-    async def _tell(self, callback: Callback | None, partitions: Iterable[TopicPartition]) -> None:
-        listed = sorted(partitions, key=lambda p: (p.topic, p.partition))
-        if callback is None or not (listed or callback is self._listener.on_assigned):
-            return
-        result = callback(listed)
-        if inspect.isawaitable(result):
-            await result
 
     # --- heartbeats -----------------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class ClassicMember:
         owned = self.machine.owned
         if owned:
             await self._before_revoke()
-            await self._tell(self._listener.on_revoked, owned)
+            await tell(self._listener.on_revoked, owned)
         await self._send(self.machine.leave_request("the consumer was closed or unsubscribed"))
         self._apply(())
 
