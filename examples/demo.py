@@ -120,7 +120,7 @@ def main() -> int:
         bootstrap, checkpoint = broker.bootstrap_servers, Path(folder) / "checkpoint"
         print(f"1. broker on {bootstrap}; {options.payments} payments go in, a hundred to a transaction")
         with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
-            admin.create_topics({"payments": PARTITIONS, "ledger": PARTITIONS})
+            admin.create_topics([semel.NewTopic(name, PARTITIONS) for name in ("payments", "ledger")])
         produce_payments(bootstrap, options.payments)
         print("2. the pipeline starts; its driver dies between produce and EndTxn")
         died = run_pipeline(bootstrap, checkpoint, "PRODUCED:1") == -signal.SIGKILL

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"errors", "config", "wire", "records", "broker"},
     "cli": {"", "errors", "config", "wire", "records", "machines", "log", "net", "broker", "client", "spark"},
     "__main__": {"cli"},
-    "": {"errors", "config", "broker", "client", "spark"},
+    "": {"errors", "config", "machines.contract", "broker", "client", "spark"},
 }
 
 #: The rooms that decide. They are told the time, given their randomness, and speak to nobody.

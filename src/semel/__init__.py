@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker as Broker
+    from semel.client.admin_values import NewTopic as NewTopic
     from semel.client.blocking import Admin as Admin
     from semel.client.blocking import Consumer as Consumer
     from semel.client.blocking import Producer as Producer
+    from semel.machines.contract import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
 
@@ -27,10 +29,12 @@ _WHERE = {
     "Broker": "semel.broker.embedded",
     "Admin": "semel.client.blocking",
     "Consumer": "semel.client.blocking",
+    "NewTopic": "semel.client.admin_values",
     "Producer": "semel.client.blocking",
+    "TopicPartition": "semel.machines.contract",
 }
 
-__all__ = ["Admin", "Broker", "Consumer", "Producer", "__version__"]
+__all__ = ["Admin", "Broker", "Consumer", "NewTopic", "Producer", "TopicPartition", "__version__"]
 
 
 def __getattr__(name: str) -> object:
