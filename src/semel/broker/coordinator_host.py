@@ -68,7 +68,11 @@ class CoordinatorHost:
         topic = self.broker.topics.topics.get(self.topic_name)
         for partition in topic.partitions if topic is not None else ():
             if partition.directory.exists():
-                self.ready(partition.index)
+                try:
+                    self.ready(partition.index)
+                except Refused as error:
+                    # What lives in it cannot be served; everything else can.
+                    logger.error("%s-%d cannot be loaded: %s", self.topic_name, partition.index, error)
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:

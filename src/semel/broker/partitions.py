@@ -18,6 +18,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 TRANSACTION_STATE = "__transaction_state"
 CONSUMER_OFFSETS = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((TRANSACTION_STATE, CONSUMER_OFFSETS))
+
+#: How many logs are closed at once when the broker stops.
+CLOSING_THREADS = 32
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _STORE_ENTRY = "topics"
@@ -206,13 +210,15 @@ class TopicRegistry:
 
     def close(self) -> bool:
         """Close every log that was opened, with what the next start wants to find. Whether it will find all of it."""
-        clean = True
-        for partition in self.all_partitions():
-            clean = clean and partition.damage is None
-            if partition.opened is not None:
-                partition.opened.close(self._now_ms())
-                clean = clean and partition.opened.failed is None
+        logs = [log for partition in self.all_partitions() if (log := partition.opened) is not None]
         self._files.drain()
+        now_ms = self._now_ms()
+        # Each close waits for the disk several times; together they wait for the same commits of the file system.
+        with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="semel-close") as threads:
+            for closed in [threads.submit(log.close, now_ms) for log in logs]:
+                closed.result()
+        clean = all(log.failed is None for log in logs)
+        clean = clean and all(partition.damage is None for partition in self.all_partitions())
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
             partition.detach()

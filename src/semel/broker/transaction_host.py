@@ -97,9 +97,12 @@ class TransactionHost(CoordinatorHost):
         return _as_clients_know_it(ErrorCode(self.settle(decision)))
 
 
+#: A producer in the middle of writing is told what it knows how to handle.
+_TOLD_TO_WRITERS = {
+    ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+
+
 def _as_clients_know_it(code: ErrorCode) -> ErrorCode:
-    """A producer in the middle of writing is told what it knows how to handle."""
-    return {
-        ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
-        ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
-    }.get(code, code)
+    return _TOLD_TO_WRITERS.get(code, code)

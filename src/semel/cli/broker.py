@@ -74,6 +74,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     from semel.broker.embedded import new_event_loop
     from semel.broker.server import BrokerServer
 
+    _allow_many_files()
     broker = BrokerServer(settings)
 
     async def serve() -> None:
@@ -97,6 +98,15 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     sys.stdout.flush()
     # The logs are closed and the mark is written: nothing is left that an interpreter's slow farewell would do.
     os._exit(0 if broker.fatal_error is None else 1)
+
+
+def _allow_many_files() -> None:
+    """Every partition that is written to keeps a file open: take as many as the system lets us have."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _fail(why: str) -> NoReturn:
