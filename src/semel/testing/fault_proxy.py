@@ -146,7 +146,7 @@ class FaultProxy:
 
     def cut_all(self) -> None:
         """Closes every connection at once; new ones are welcome."""
-        self._loop.call_soon_threadsafe(lambda: [link.close() for link in list(self._links)])
+        self._loop.call_soon_threadsafe(self._close_links)
 
     def __enter__(self) -> FaultProxy:
         return self.start()
@@ -161,11 +161,14 @@ class FaultProxy:
     async def _end(self) -> None:
         assert self._server is not None
         self._server.close()
-        for link in list(self._links):
-            link.close()
+        self._close_links()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _close_links(self) -> None:
+        for link in list(self._links):
+            link.close()
 
     async def _accept(self, from_client: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         try:
