@@ -200,6 +200,9 @@ class PartitionLog(Reading, TimestampSearch):
         self._segment_bytes: int = config["segment.bytes"]
         self._index_bytes: int = config["segment.index.bytes"]
         self._segment_ms: int = config["segment.ms"]
+        if "compact" in config["cleanup.policy"]:
+            # What is in the active segment cannot be compacted, so it must not stay there for longer.
+            self._segment_ms = min(self._segment_ms, config["max.compaction.lag.ms"])
         self._index_interval_bytes: int = config["index.interval.bytes"]
         self._admission = Admission(config)
         self._append_time = self._admission.append_time

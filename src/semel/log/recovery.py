@@ -160,6 +160,8 @@ class _Loader:
             if name.endswith(SNAPSHOT_SUFFIX) and name[: -len(SNAPSHOT_SUFFIX)].isdigit()
         )
         if len(segments) == 1 and segments[0].size_bytes == 0:
+            # New, or everything has been deleted: then only a snapshot still knows who wrote.
+            self._start_producers(snapshots, segments[0].base_offset)
             return self._loaded(segments, segments[0].base_offset, snapshots)
         suspect = self._first_suspect(segments)
         if suspect is None:
@@ -233,6 +235,9 @@ class _Loader:
             Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
             for base in self._bases()
         ]
+        for segment in segments:
+            if file_stem(segment.base_offset) + TRANSACTION_INDEX_SUFFIX not in self.sizes:
+                segment.transaction_index.hold([])
         if not segments:
             segment = Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms)
             segment.create_files()
@@ -320,7 +325,7 @@ class _Loader:
 
     def _recover(self, segments: list[Segment], suspect: int, snapshots: list[int]) -> Loaded:
         if self.given.compacted:
-            self.contiguous_from = segments[-1].base_offset
+            self.contiguous_from = max(self.contiguous_from, segments[-1].base_offset)
         start = self._start_producers(snapshots, segments[suspect].base_offset)
         for number, segment in enumerate(segments[:suspect]):
             if segments[number + 1].base_offset > start:

@@ -88,7 +88,7 @@ def drop_first(log: PartitionLog, count: int, now_ms: int) -> None:
     for offset in [offset for offset in log.snapshots if offset < first]:
         log.snapshots.remove(offset)
         log.files.remove(f"{log.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
-    if log.leader_epochs.truncate_from_start(log.log_start_offset):
+    if log.leader_epochs.truncate_from_start(first):
         log.write_leader_epochs()
 
 

@@ -35,6 +35,8 @@ _PLACE = struct.Struct(">qi11xi")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _WALK_BYTES = 32 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
+#: Batches may have no timestamp, which is -1.
+_NOT_LOOKED_AT = -2
 
 
 def file_stem(offset: int) -> str:
@@ -90,7 +92,7 @@ class Segment:
         self.offset_of_max_timestamp = base_offset
         self.created_ms = created_ms
         self._descriptor = -1
-        self._first_timestamp_ms = -1
+        self._first_timestamp_ms = _NOT_LOOKED_AT
         self._indexed_position = 0
         self._largest_known = fresh
 
@@ -179,7 +181,7 @@ class Segment:
 
     @property
     def first_timestamp_ms(self) -> int:
-        if self._first_timestamp_ms < 0 and self.size_bytes >= HEADER_SIZE:
+        if self._first_timestamp_ms == _NOT_LOOKED_AT and self.size_bytes >= HEADER_SIZE:
             self._first_timestamp_ms = next(self.batches(chunk_bytes=_WALK_BYTES)).max_timestamp
         return self._first_timestamp_ms
 
@@ -205,7 +207,7 @@ class Segment:
         self.transaction_index = TransactionIndex(self.transaction_index.path, loaded=True)
         self.max_timestamp_ms = -1
         self.offset_of_max_timestamp = self.base_offset
-        self._first_timestamp_ms = -1
+        self._first_timestamp_ms = _NOT_LOOKED_AT
         self._indexed_position = 0
         self._largest_known = True
 
