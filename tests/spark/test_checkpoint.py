@@ -20,6 +20,13 @@ def test_a_source_with_another_kind_of_offset_still_has_a_fingerprint() -> None:
     assert found.texts == ('{"logOffset":3}', "17")
 
 
-def test_a_file_that_is_not_an_offset_log_is_refused() -> None:
+def test_the_second_version_of_the_log_names_its_sources() -> None:
+    found = parse_offsets('v2\n{}\npayments:{"a":{"0":5}}\nclock:17')
+    assert found.ends == {TopicPartition("a", 0): 5}
+    assert found.texts == ("clock:17", 'payments:{"a":{"0":5}}')
+
+
+@pytest.mark.parametrize("content", ["hello", "", "v3\n{}\n17"])
+def test_a_file_that_is_not_an_offset_log_is_refused(content: str) -> None:
     with pytest.raises(CheckpointUnreadable):
-        parse_offsets("hello")
+        parse_offsets(content)

@@ -17,8 +17,9 @@ from semel.errors import KafkaError
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.spark.claims import ClaimRefused, ClaimServer
 from semel.spark.marker import Marker
+from semel.spark.routing import TARGET
 from semel.spark.transaction import CommitUnknown, DriverTransaction
-from semel.spark.writer import TARGET, WritePlan, choose_targets, write
+from semel.spark.writer import WritePlan, write
 from semel.testing.fault_proxy import Cut, FaultProxy, every
 from semel.wire.apis import ApiKey
 from semel.wire.messages.transactions import ListTransactionsRequest
@@ -62,10 +63,9 @@ class Driver:
         )  # fmt: skip
 
     def task(self, values: list[bytes], plan: WritePlan | None = None) -> list[dict[str, Any]]:
-        """One task that writes these rows: choose their partitions, then produce."""
+        """One task that writes these rows."""
         plan = plan or self.plan()
-        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-        return [row for part in write(choose_targets(iter([rows]), plan), plan) for row in part.to_pylist()]
+        return [row for part in write(iter([rows_of(values)]), plan) for row in part.to_pylist()]
 
     def commit(self, batch_id: int, offset: int = 10) -> None:
         self.loop.run(self.transaction.commit_offsets({SOURCE: offset}, Marker("query", batch_id, "aa")))
@@ -79,6 +79,13 @@ class Driver:
         self.claims.close()
         self.loop.run(self.cluster.close())
         self.loop.close()
+
+
+def rows_of(values: list[bytes]) -> pa.RecordBatch:
+    """Rows as they come out of the shuffle, all for partition 0."""
+    return pa.RecordBatch.from_pydict(
+        {"value": pa.array(values, pa.binary()), TARGET: pa.array([0] * len(values), pa.int32())}
+    )
 
 
 @pytest.fixture
@@ -191,11 +198,10 @@ def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str)
     driver.begin()
     with pytest.raises(ClaimRefused):
         driver.task([b"straggler"], old_plan)
-    rows = pa.RecordBatch.from_pydict({"value": [b"straggler"], TARGET: ["ledger\x000"]})
     unguarded = WritePlan(old_plan.client_settings, old_plan.transactional_id, old_plan.identity, NoGuard(),  # type: ignore[arg-type]
                           True, "ledger", deadline_ms=5_000)  # fmt: skip
     with pytest.raises(KafkaError):  # even without the guard, the broker fences the old epoch
-        list(write(iter([rows]), unguarded))
+        list(write(iter([rows_of([b"straggler"])]), unguarded))
     driver.task([b"second try"])
     driver.commit(0)
     assert committed_values(topics) == [b"second try"]

@@ -3,8 +3,9 @@
 `start` runs a streaming DataFrame into a topic so that each micro-batch becomes visible whole, with its progress, or
 not at all. `register` makes `spark.readStream.format("semel")` read committed records as Arrow columns.
 
-Follow one micro-batch: `sink` runs it, `marker` decides whether it was done before, `writer` encodes and produces in
-the tasks, `claims` lets each output partition have one writer, `transaction` talks to the coordinator.
+Follow one micro-batch: `sink` runs it, `marker` decides whether it was done before, `routing` gives each output
+partition one task, `claims` makes sure of that, `writer` encodes and produces in the tasks, `transaction` talks to the
+coordinators.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .pipeline import register, start
+    from .pipeline import DriverFenced, NotExactlyOnce, register, start
     from .sink import Step
 
-__all__ = ["Step", "register", "start"]
+__all__ = ["DriverFenced", "NotExactlyOnce", "Step", "register", "start"]
 
 
 def __getattr__(name: str) -> Any:

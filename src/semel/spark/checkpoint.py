@@ -28,18 +28,21 @@ class BatchOffsets:
 def parse_offsets(content: str) -> BatchOffsets:
     """Read one file of Spark's offset log: a version, a line of metadata, then a line for each source.
 
+    In version 1 a line is the source's offset or a dash; in version 2 (named sources) its name stands before it.
+
     >>> parse_offsets('v1\\n{"batchWatermarkMs":0}\\n{"payments":{"0":42}}').ends
     {TopicPartition(topic='payments', partition=0): 42}
     """
     lines = content.splitlines()
-    if not lines or not lines[0].startswith("v"):
-        raise CheckpointUnreadable(f"expected Spark's offset log to start with a version, found {content[:40]!r}")
+    if not lines or lines[0] not in ("v1", "v2"):
+        raise CheckpointUnreadable(f"expected Spark's offset log, version 1 or 2, found {content[:40]!r}")
+    named = lines[0] == "v2"
     texts = tuple(line for line in lines[2:] if line and line != "-")
     ends: dict[TopicPartition, int] = {}
     for text in texts:
-        for where, offset in _kafka_offsets(text):
+        for where, offset in _kafka_offsets(text.partition(":")[2] if named else text):
             ends[where] = max(offset, ends.get(where, offset))
-    return BatchOffsets(texts, ends)
+    return BatchOffsets(tuple(sorted(texts)) if named else texts, ends)
 
 
 def _kafka_offsets(text: str) -> list[tuple[TopicPartition, int]]:

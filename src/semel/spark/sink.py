@@ -17,11 +17,16 @@ from semel.machines.contract import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets, Checkpoint
 from .claims import ClaimServer
+from .connections import ClientSettings
 from .marker import Marker, MarkerConflict, Verdict, hash_of, judge
-from .transaction import CommitUnknown, DriverTransaction
-from .writer import REPORT_SCHEMA, TARGET, WritePlan, choose_targets, write
+from .routing import as_kafka_rows, routed
+from .transaction import CommitUnknown, DriverFenced, DriverTransaction, Progress
+from .writer import REPORT_SCHEMA, WritePlan, write
 
 log = logging.getLogger("semel.spark")
+
+#: Past this share of its timeout a batch is worth a word.
+_NEAR_TIMEOUT = 0.8
 
 
 class Step(Enum):
@@ -47,7 +52,7 @@ class ReportsDisagree(Exception):
 class SinkSettings:
     """What a pipeline was started with."""
 
-    client_settings: tuple[tuple[str, str], ...]
+    client_settings: ClientSettings
     transactional_id: str
     topic: str | None
     compression: str
@@ -70,7 +75,7 @@ class ExactlyOnceSink:
     ) -> None:
         self._loop, self._transaction, self._claims = loop, transaction, claims
         self._settings, self._checkpoint, self._observer = settings, checkpoint, observer
-        self._committed: Marker | None = None
+        self._committed: Progress | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch, trying again under a new epoch where that is safe, and raise the first error."""
@@ -81,27 +86,29 @@ class ExactlyOnceSink:
             try:
                 self._attempt(frame, marker, offsets)
                 return
-            except MarkerConflict:
+            except (MarkerConflict, DriverFenced):
                 raise
             except Exception as error:  # any failure, Spark's or ours: abort, fence, and run the batch again
                 first_error = first_error or error
                 log.warning("batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error)
-                self._abort()
+                self._stop_if_another_driver_took_over(error, marker)
+                self._abort(marker)
                 self._observer(Step.RETRYING, batch_id)
         assert first_error is not None
         raise first_error
 
     def _attempt(self, frame: Any, marker: Marker, offsets: BatchOffsets) -> None:
-        fresh = self._transaction.identity is None
-        identity = self._loop.run(self._transaction.begin())
+        transaction = self._transaction
+        fresh = transaction.identity is None
+        identity = self._loop.run(transaction.begin())
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId settled whatever was left half-finished.
-            progress = self._loop.run(self._transaction.progress())
-            self._committed = progress.marker
-            known_ends = progress.offsets
-        else:
-            known_ends = {}
-        if judge(self._committed, marker, self._transaction.transactional_id, known_ends, offsets.ends) is Verdict.SKIP:
+            self._committed = self._loop.run(transaction.progress())
+        committed = self._committed
+        if (
+            judge(committed.marker, marker, transaction.transactional_id, committed.offsets, offsets.ends)
+            is Verdict.SKIP
+        ):
             self._observer(Step.SKIPPED, marker.batch_id)
             return
         self._observer(Step.BEGUN, marker.batch_id)
@@ -111,15 +118,20 @@ class ExactlyOnceSink:
         finally:
             self._claims.book.close()
         self._observer(Step.PRODUCED, marker.batch_id)
-        self._loop.run(self._transaction.commit_offsets(self._progress_of(marker, offsets), marker))
+        progress = self._progress_of(marker, offsets)
+        self._loop.run(transaction.commit_offsets(progress, marker))
         self._observer(Step.OFFSETS_ADDED, marker.batch_id)
-        self._loop.run(self._transaction.end(commit=True))
-        self._committed = marker
+        if transaction.age_ms > _NEAR_TIMEOUT * transaction.timeout_ms:
+            log.warning(
+                "batch %d took %.0f s and transaction_timeout_ms is %d: make batches smaller, or raise it (the "
+                "broker's limit is transaction.max.timeout.ms)",
+                marker.batch_id, transaction.age_ms / 1000, transaction.timeout_ms,
+            )  # fmt: skip
+        self._loop.run(transaction.end(commit=True))
+        self._committed = Progress({**committed.offsets, **progress}, marker)
         self._observer(Step.COMMITTED, marker.batch_id)
 
     def _produce(self, frame: Any, identity: ProducerIdentity) -> None:
-        from pyspark.sql.types import StringType, StructField, StructType
-
         settings = self._settings
         plan = WritePlan(
             settings.client_settings,
@@ -130,14 +142,15 @@ class ExactlyOnceSink:
             settings.topic,
             settings.compression,
         )
-        rows = _as_kafka_rows(frame, settings.topic)
+        rows = as_kafka_rows(frame, settings.topic)
         session = rows.sparkSession
         session.conf.set("spark.sql.adaptive.enabled", "false")  # it may give one output partition to two tasks
-        writers = settings.writers or session.sparkContext.defaultParallelism
-        with_target = StructType([*rows.schema.fields, StructField(TARGET, StringType())])
+        # Counted once, here: a topic that grows meanwhile must not send one key to two partitions of one batch.
+        partitions = self._partition_count(settings.topic) if settings.topic else None
+        parallelism = session.sparkContext.defaultParallelism
+        writers = settings.writers or min(parallelism, partitions or parallelism)
         reports = (
-            rows.mapInArrow(lambda batches: choose_targets(batches, plan), with_target)
-            .repartition(writers, TARGET)
+            routed(rows, partitions, settings.client_settings, writers)
             .mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA)
             .collect()
         )
@@ -154,6 +167,9 @@ class ExactlyOnceSink:
                     f"{row.last_offset}"
                 )
 
+    def _partition_count(self, topic: str) -> int:
+        return len(self._loop.run(self._transaction.topic(topic)).partitions)
+
     def _progress_of(self, marker: Marker, offsets: BatchOffsets) -> dict[TopicPartition, int]:
         """The offsets to commit; a source without Kafka offsets leaves its batch id in a partition of ours."""
         if offsets.ends:
@@ -163,36 +179,27 @@ class ExactlyOnceSink:
             raise ValueError("the source has no Kafka offsets: give marker_topic, a topic whose partition 0 keeps them")
         return {TopicPartition(topic, 0): marker.batch_id}
 
-    def _abort(self) -> None:
+    def _stop_if_another_driver_took_over(self, error: Exception, marker: Marker) -> None:
+        """Two drivers that fence each other in turn would both crawl: the one that was fenced gives up."""
+        if self._transaction.fenced_by_another(error):
+            self._committed = None
+            self._transaction.forget_identity()
+            raise DriverFenced(
+                f"batch {marker.batch_id}: another driver has taken over transactional id "
+                f"'{self._transaction.transactional_id}' ({error}). This one stops. If the other one is not "
+                "meant to run, stop it and start this query again: the marker knows what was written."
+            ) from error
+
+    def _abort(self, marker: Marker) -> None:
         """Best effort: what counts is the new epoch, which fences every straggler of the old one."""
         if self._transaction.identity is not None:
             try:
                 self._loop.run(self._transaction.end(commit=False))
             except Exception as error:  # the InitProducerId that follows aborts it for certain
+                self._stop_if_another_driver_took_over(error, marker)
                 log.warning("could not abort, InitProducerId will: %s", error)
         self._transaction.forget_identity()
         self._committed = None
 
 
-def _as_kafka_rows(frame: Any, topic: str | None) -> Any:
-    """The columns Kafka knows, as binary; the same ones Spark's own Kafka sink takes."""
-    from pyspark.sql.functions import col
-
-    names = set(frame.columns)
-    if "value" not in names:
-        raise ValueError(f"the sink needs a column 'value'; there are: {', '.join(frame.columns)}")
-    if topic is None and "topic" not in names:
-        raise ValueError("where do rows go? Give the option topic, or a column 'topic'")
-    columns = [col("value").cast("binary").alias("value")]
-    if "key" in names:
-        columns.append(col("key").cast("binary").alias("key"))
-    if "headers" in names:
-        columns.append(col("headers"))
-    if "partition" in names:
-        columns.append(col("partition").cast("int").alias("partition"))
-    if topic is None:
-        columns.append(col("topic").cast("string").alias("topic"))
-    return frame.select(*columns)
-
-
-__all__ = ["CommitUnknown", "ExactlyOnceSink", "Observer", "ReportsDisagree", "SinkSettings", "Step"]
+__all__ = ["CommitUnknown", "DriverFenced", "ExactlyOnceSink", "Observer", "ReportsDisagree", "SinkSettings", "Step"]

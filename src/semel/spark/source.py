@@ -7,47 +7,25 @@ aborted records leave are not taken for data loss, which is judged by the log st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from semel.client.cluster import Cluster, Leader
-from semel.errors import ErrorCode, error_for
+from semel.client.cluster import Cluster
+from semel.client.offset_requests import list_offsets
 from semel.machines.contract import TopicPartition
-from semel.machines.read_committed import all_batches, committed_batches
-from semel.records.batch import split
-from semel.records.columns import to_arrow
-from semel.wire.messages.fetch import FetchRequest, ListOffsetsRequest
 
-from .source_options import SourceOptions
-from .writer import cluster_of
+from .connections import cluster_of
+from .range_reader import DataLost, OffsetRange, read_range
+from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
+from .source_plan import SparkOffsets, as_spark, behind, enough, not_before, places_of, share, split_ranges
 
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
-_EARLIEST, _LATEST = -2, -1
-_FETCH_BYTES = 4 << 20
-
-#: Offsets as Spark's Kafka source writes them into its checkpoint: {"topic": {"0": 42}}.
-SparkOffsets = dict[str, dict[str, int]]
-
-
-class DataLost(Exception):
-    """Records that were to be read are gone; failOnDataLoss=false reads on from what is left."""
-
-
-@dataclass
-class OffsetRange(InputPartition):
-    """What one task reads: offsets from `start` up to, not including, `end`."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
 
 
 class SemelDataSource(DataSource):
@@ -60,7 +38,8 @@ class SemelDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of Spark's own Kafka source."""
-        return _SCHEMA + (_HEADERS if SourceOptions.parse(self.options).include_headers else "")
+        headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
+        return _SCHEMA + (_HEADERS if headers else "")
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Read a bounded range."""
@@ -77,115 +56,85 @@ class _RangeReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def _offsets_at(self, where: list[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+    def _offsets_at(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by timestamp, or the ends of the log by -2 and -1; -1 where no record is that young."""
+        if not wanted:
+            return {}
         loop, cluster = cluster_of(self._options.client_settings)
-        return loop.run(_list_offsets(cluster, where, timestamp, self._options.isolation_level))
+        found = loop.run(
+            list_offsets(
+                cluster,
+                wanted,
+                isolation_level=self._options.isolation_level,
+                timeout_ms=cluster.config["default.api.timeout.ms"],
+            )
+        )
+        return {place: answer.offset for place, answer in found.items()}
 
     def _partitions_of_topics(self) -> list[TopicPartition]:
         loop, cluster = cluster_of(self._options.client_settings)
         return loop.run(_wanted_partitions(cluster, self._options))
 
-    def _resolve(self, named: str | Mapping[TopicPartition, int], where: list[TopicPartition]) -> SparkOffsets:
-        """Turn 'earliest', 'latest' or explicit offsets (with -2 and -1) into offsets."""
-        wanted = {
-            place: {"earliest": _EARLIEST, "latest": _LATEST}[named] if isinstance(named, str) else named[place]
-            for place in where
-        }
-        found = {place: offset for place, offset in wanted.items() if offset >= 0}
-        for special in (_EARLIEST, _LATEST):
-            places = [place for place, offset in wanted.items() if offset == special]
-            if places:
-                found.update(self._offsets_at(places, special))
-        return _as_spark(found)
+    def _resolve(self, bound: Bound, places: list[TopicPartition]) -> SparkOffsets:
+        """Turn a bound into an offset for each partition."""
+        wanted = {place: bound.for_partition(place) for place in places}
+        if not bound.by_timestamp:
+            special = {place: offset for place, offset in wanted.items() if offset in (EARLIEST, LATEST)}
+            return as_spark({**wanted, **self._offsets_at(special)})
+        found = self._offsets_at(wanted)
+        unmatched = [place for place, offset in found.items() if offset < 0]
+        if unmatched and not bound.latest_if_unmatched:
+            raise OptionError(
+                f"{bound.option}: no record of {unmatched[0]} is as young as {wanted[unmatched[0]]}. Set "
+                "startingOffsetsByTimestampStrategy=latest to start at the end there."
+            )
+        return as_spark({**found, **self._offsets_at(dict.fromkeys(unmatched, LATEST))})
 
     def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange]:
+        new = [place for place in places_of(end) if str(place.partition) not in start.get(place.topic, {})]
+        beginnings = self._offsets_at(dict.fromkeys(new, EARLIEST))  # a new partition is read from its beginning
         ranges = []
-        for topic, partitions in end.items():
-            for partition, until in partitions.items():
-                since = start.get(topic, {}).get(partition)
-                if since is None:  # a partition that is new since the last batch is read from its beginning
-                    place = TopicPartition(topic, int(partition))
-                    since = self._offsets_at([place], _EARLIEST)[place]
-                if since > until:
-                    self._lost(f"{topic}-{partition} ends at {until}, but {since} was read before: was it recreated?")
-                if until > since:
-                    ranges.append(OffsetRange(topic, int(partition), since, until))
-        return self._split(ranges)
-
-    def _split(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """Cut long ranges so that there are about minPartitions of them."""
-        total = sum(one.end - one.start for one in ranges)
-        wanted = self._options.min_partitions
-        if not wanted or wanted <= len(ranges) or not total:
-            return ranges
-        pieces = []
-        for one in ranges:
-            length = one.end - one.start
-            count = max(1, round(wanted * length / total))
-            cuts = [one.start + length * i // count for i in range(count + 1)]
-            pieces += [OffsetRange(one.topic, one.partition, a, b) for a, b in pairwise(cuts) if b > a]
-        return pieces
-
-    def _lost(self, why: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLost(f"{why} Set failOnDataLoss=false to read on from what is left.")
+        for place in places_of(end):
+            since = beginnings.get(place)
+            since = start[place.topic][str(place.partition)] if since is None else since
+            until = end[place.topic][str(place.partition)]
+            if since > until and self._options.fail_on_data_loss:
+                raise DataLost(
+                    f"{place} ends at {until}, but {since} was read before: was the topic made anew? Set "
+                    "failOnDataLoss=false to read on from what is left."
+                )
+            if until > since:
+                ranges.append(OffsetRange(place.topic, place.partition, since, until))
+        return split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range as Arrow record batches; runs in a task."""
-        loop, cluster = cluster_of(self._options.client_settings)
         assert isinstance(partition, OffsetRange)
-        position = partition.start
-        while position < partition.end:
-            row = loop.run(_fetch(cluster, partition, position, self._options.isolation_level))
-            code = ErrorCode(row.error_code)
-            if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                place = TopicPartition(partition.topic, partition.partition)
-                left = self._offsets_at([place], _EARLIEST)[place]
-                self._lost(f"{place}: offset {position} is gone, the log starts at {left}.")
-                position = max(position + 1, left)
-                continue
-            if code is not ErrorCode.NONE:
-                raise error_for(code, f"reading {partition.topic}-{partition.partition} at {position}: {code.meaning}")
-            batches = split(row.records, partial_tail=True) if row.records else []
-            if not batches:
-                continue
-            if self._options.isolation_level:
-                aborted = [(gone.producer_id, gone.first_offset) for gone in row.aborted_transactions or ()]
-                visible = list(committed_batches(batches, aborted))
-            else:
-                visible = list(all_batches(batches))
-            if visible:
-                columns = to_arrow(
-                    visible,
-                    topic=partition.topic,
-                    partition=partition.partition,
-                    from_offset=position,
-                    to_offset=partition.end,
-                    include_headers=self._options.include_headers,
-                )
-                if columns.num_rows:
-                    yield columns
-            position = batches[-1].last_offset + 1
+        return read_range(partition, self._options)
 
 
 class SemelBatchReader(_RangeReader, DataSourceReader):
     """A bounded read."""
 
     def partitions(self) -> list[OffsetRange]:
-        """The ranges between startingOffsets and endingOffsets."""
-        where = self._partitions_of_topics()
-        start = self._resolve(self._options.starting_offsets, where)
-        return self._ranges(start, self._resolve(self._options.ending_offsets, where))
+        """The ranges between the starting and the ending offsets."""
+        places = self._partitions_of_topics()
+        start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
+        return self._ranges(start, not_before(start, end) if self._options.end.by_timestamp else end)
 
 
 class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """An unbounded read, planned batch by batch."""
 
-    _until: SparkOffsets | None = None
+    def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(options)
+        self._clock = clock
+        self._until: SparkOffsets | None = None
+        self._last_batch_at: float | None = None
 
     def initialOffset(self) -> SparkOffsets:
         """Where a query without a checkpoint starts."""
-        return self._resolve(self._options.starting_offsets, self._partitions_of_topics())
+        return self._resolve(self._options.start, self._partitions_of_topics())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """maxOffsetsPerTrigger, where it is given."""
@@ -194,26 +143,25 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:
         """Where the next batch ends: the last stable offsets, or a fair share of the way there."""
-        latest = self._until if self._until is not None else self._latest()
-        for topic, partitions in start.items():  # what was read before never moves back, nor does it vanish
-            for partition, offset in partitions.items():
-                known = latest.setdefault(topic, {})
-                known[partition] = max(offset, known.get(partition, offset))
-        if isinstance(limit, ReadMaxRows):
-            return _share(start, latest, limit.max_rows, self._earliest_of_new(start, latest))
-        return latest
+        # What was read before never moves back, nor does it vanish.
+        latest = not_before(start, self._latest() if self._until is None else self._until)
+        new = [place for place in places_of(latest) if str(place.partition) not in start.get(place.topic, {})]
+        waiting = behind(start, latest, self._offsets_at(dict.fromkeys(new, EARLIEST)))
+        if self._until is None and not self._is_due(sum(until - since for since, until in waiting.values())):
+            return not_before(start, {})
+        return share(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+
+    def _is_due(self, waiting: int) -> bool:
+        """Whether there is enough for a batch (minOffsetsPerTrigger), or has been waited long enough for it."""
+        least, now = self._options.min_offsets_per_trigger, self._clock()
+        since_last_ms = None if self._last_batch_at is None else (now - self._last_batch_at) * 1000
+        if not enough(waiting, least, since_last_ms, self._options.max_trigger_delay_ms):
+            return False
+        self._last_batch_at = now
+        return True
 
     def _latest(self) -> SparkOffsets:
-        return _as_spark(self._offsets_at(self._partitions_of_topics(), _LATEST))
-
-    def _earliest_of_new(self, start: SparkOffsets, latest: SparkOffsets) -> dict[TopicPartition, int]:
-        new = [
-            TopicPartition(topic, int(partition))
-            for topic, partitions in latest.items()
-            for partition in partitions
-            if partition not in start.get(topic, {})
-        ]
-        return self._offsets_at(new, _EARLIEST) if new else {}
+        return as_spark(self._offsets_at(dict.fromkeys(self._partitions_of_topics(), LATEST)))
 
     def reportLatestOffset(self) -> SparkOffsets:
         """What is there now, for the query's progress report."""
@@ -226,33 +174,6 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange]:
         """The ranges of one micro-batch."""
         return self._ranges(start, end)
-
-
-def _as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
-    found: SparkOffsets = {}
-    for place, offset in offsets.items():
-        found.setdefault(place.topic, {})[str(place.partition)] = offset
-    return found
-
-
-def _share(
-    start: SparkOffsets, latest: SparkOffsets, most: int, earliest: Mapping[TopicPartition, int]
-) -> SparkOffsets:
-    """Give each partition its part of `most` offsets, in proportion to how far behind it is."""
-    behind = {}
-    for topic, partitions in latest.items():
-        for partition, until in partitions.items():
-            place = TopicPartition(topic, int(partition))
-            since = start.get(topic, {}).get(partition, earliest.get(place, until))
-            behind[place] = (since, until)
-    total = sum(until - since for since, until in behind.values())
-    if total <= most:
-        return latest
-    shared = {}
-    for place, (since, until) in behind.items():
-        step = most * (until - since) / total
-        shared[place] = min(until, since + (max(1, int(step)) if until > since else 0))
-    return _as_spark(shared)
 
 
 async def _wanted_partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
@@ -269,63 +190,6 @@ async def _wanted_partitions(cluster: Cluster, options: SourceOptions) -> list[T
         topic = await cluster.topic(name)
         found += [TopicPartition(name, number) for number in range(len(topic.partitions))]
     return found
-
-
-async def _list_offsets(
-    cluster: Cluster, where: list[TopicPartition], timestamp: int, isolation: int
-) -> dict[TopicPartition, int]:
-    found = {}
-    for place in where:
-        answer = await cluster.request_retrying(
-            ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=isolation,
-                topics=[
-                    ListOffsetsRequest.ListOffsetsTopic(
-                        name=place.topic,
-                        partitions=[
-                            ListOffsetsRequest.ListOffsetsPartition(
-                                partition_index=place.partition, timestamp=timestamp
-                            )
-                        ],
-                    )
-                ],
-            ),
-            to=Leader(place.topic, place.partition),
-        )
-        row = answer.topics[0].partitions[0]
-        if row.error_code:
-            code = ErrorCode(row.error_code)
-            raise error_for(code, f"asking for the offsets of {place}: {code.meaning}")
-        found[place] = row.offset
-    return found
-
-
-async def _fetch(cluster: Cluster, part: OffsetRange, position: int, isolation: int) -> Any:
-    answer = await cluster.request_retrying(
-        FetchRequest(
-            replica_id=-1,
-            max_wait_ms=500,
-            min_bytes=1,
-            max_bytes=_FETCH_BYTES,
-            isolation_level=isolation,
-            session_id=0,
-            session_epoch=-1,
-            topics=[
-                FetchRequest.FetchTopic(
-                    topic=part.topic,
-                    partitions=[
-                        FetchRequest.FetchPartition(
-                            partition=part.partition, fetch_offset=position, partition_max_bytes=_FETCH_BYTES
-                        )
-                    ],
-                )
-            ],
-        ),
-        to=Leader(part.topic, part.partition),
-        lane="fetch",
-    )
-    return answer.responses[0].partitions[0]
 
 
 __all__ = ["DataLost", "OffsetRange", "SemelDataSource"]

@@ -1,4 +1,4 @@
-"""The options of `format("semel")`, under the names Spark's own Kafka source gives them."""
+"""The options of `format("semel")`, under the names and with the rules that Spark's own Kafka source has for them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,40 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from semel.config import CONSUMER, ConfigError
 from semel.machines.contract import TopicPartition
+
+from .connections import ClientSettings
 
 #: What is understood. Spark lowers the case of option names, so they are compared without it.
 KNOWN = (
     "subscribe",
     "subscribePattern",
     "assign",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "startingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "endingOffsets",
     "failOnDataLoss",
     "minPartitions",
+    "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "includeHeaders",
     "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
 )
+_ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+
+EARLIEST, LATEST = -2, -1
+
+_UNITS_MS = {
+    "": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
+}  # fmt: skip
 
 
 class OptionError(ValueError):
@@ -29,20 +48,49 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading starts or ends: at offsets (-2 and -1 are the ends of the log), or at timestamps.
+
+    One number for every partition, or one for each.
+    """
+
+    option: str
+    at: int | dict[TopicPartition, int]
+    by_timestamp: bool = False
+    #: Whether a timestamp that no record has reached means the end of the log, rather than a mistake.
+    latest_if_unmatched: bool = True
+
+    def for_partition(self, place: TopicPartition) -> int:
+        """The offset or the timestamp for a partition."""
+        if isinstance(self.at, int):
+            return self.at
+        if place not in self.at:
+            raise OptionError(
+                f"{self.option} says nothing of {place}: name every partition that is read, "
+                f"or use -2 for its beginning and -1 for its end"
+            )
+        return self.at[place]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What to read, from where, and how much at once."""
 
-    client_settings: tuple[tuple[str, str], ...]
+    client_settings: ClientSettings
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
     assigned: tuple[TopicPartition, ...] | None = None
-    starting_offsets: str | dict[TopicPartition, int] = "latest"
-    ending_offsets: str | dict[TopicPartition, int] = "latest"
+    start: Bound = Bound("startingOffsets", LATEST)
+    end: Bound = Bound("endingOffsets", LATEST)
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
+    max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
     include_headers: bool = False
     isolation_level: int = 1
+    poll_timeout_ms: int = 120_000
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = True) -> SourceOptions:
@@ -52,33 +100,98 @@ class SourceOptions:
         ('a', 'b')
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in KNOWN}
-        kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
+        known = {name.lower() for name in KNOWN}
         for name in given:
             if name not in known and not name.startswith("kafka.") and name != "path":
                 raise OptionError(f"unknown option '{name}' of format('semel'); known are {', '.join(KNOWN)}, kafka.*")
-        if "bootstrap.servers" not in kafka:
-            raise OptionError("option kafka.bootstrap.servers is missing: name at least one broker as host:port")
         ways = [name for name in ("subscribe", "subscribepattern", "assign") if name in given]
         if len(ways) != 1:
             raise OptionError("give exactly one of subscribe, subscribePattern and assign")
-        isolation = kafka.pop("isolation.level", "read_committed")
-        if isolation not in ("read_committed", "read_uncommitted"):
-            raise OptionError(f"kafka.isolation.level={isolation}: must be read_committed or read_uncommitted")
-        default_start = "latest" if streaming else "earliest"
+        least, most = _count(given, "minOffsetsPerTrigger"), _count(given, "maxOffsetsPerTrigger")
+        if least and most and least > most:
+            raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
+        settings, isolation = _client_settings(given)
         return cls(
-            client_settings=tuple(sorted({"client.id": "semel-source", **kafka}.items())),
+            client_settings=settings,
             topics=_names(given["subscribe"]) if "subscribe" in given else (),
             pattern=_pattern(given["subscribepattern"]) if "subscribepattern" in given else None,
             assigned=_assigned(given["assign"]) if "assign" in given else None,
-            starting_offsets=_offsets(given.get("startingoffsets", default_start), "startingOffsets"),
-            ending_offsets=_offsets(given.get("endingoffsets", "latest"), "endingOffsets"),
+            start=_start(given, streaming),
+            end=_end(given, streaming),
             fail_on_data_loss=_truth(given.get("failondataloss", "true"), "failOnDataLoss"),
             min_partitions=_count(given, "minPartitions"),
-            max_offsets_per_trigger=_count(given, "maxOffsetsPerTrigger"),
+            max_records_per_partition=_count(given, "maxRecordsPerPartition"),
+            max_offsets_per_trigger=most,
+            min_offsets_per_trigger=least,
+            max_trigger_delay_ms=_duration_ms(given.get("maxtriggerdelay", "15m"), "maxTriggerDelay"),
             include_headers=_truth(given.get("includeheaders", "false"), "includeHeaders"),
             isolation_level=int(isolation == "read_committed"),
+            poll_timeout_ms=_count(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
         )
+
+
+def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
+    """The kafka.* options, checked against the client's own table, and the isolation level among them.
+
+    Spark's source would make up a consumer group here. This one needs none, so a groupIdPrefix names the client.
+    """
+    kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
+    if "bootstrap.servers" not in kafka:
+        raise OptionError("option kafka.bootstrap.servers is missing: name at least one broker as host:port")
+    prefix = given.get("groupidprefix", "semel-source")
+    kafka = {"client.id": prefix, "max.partition.fetch.bytes": str(4 << 20), **kafka}
+    for refused in ("auto.offset.reset", "enable.auto.commit"):
+        if refused in kafka:
+            raise OptionError(f"kafka.{refused} has no meaning here: Spark's checkpoint keeps the offsets")
+    try:
+        isolation = CONSUMER.parse(kafka)["isolation.level"]
+    except ConfigError as error:
+        raise OptionError(f"kafka.{error}") from None
+    return tuple(sorted(kafka.items())), isolation
+
+
+def _start(given: Mapping[str, str], streaming: bool) -> Bound:
+    strategy = given.get("startingoffsetsbytimestampstrategy", "error").lower()
+    if strategy not in ("error", "latest"):
+        raise OptionError(f"startingOffsetsByTimestampStrategy={strategy}: must be error or latest")
+    found = _bound(given, "starting", "latest" if streaming else "earliest", strategy == "latest")
+    if not streaming and _holds(found, LATEST):
+        raise OptionError("startingOffsets: a batch query cannot start at the end (latest, or -1 for a partition)")
+    return found
+
+
+def _end(given: Mapping[str, str], streaming: bool) -> Bound:
+    if streaming:
+        for option in _ENDS:
+            if option.lower() in given:
+                raise OptionError(f"{option} has no meaning in a streaming query, which does not end")
+    found = _bound(given, "ending", "latest", True)
+    if _holds(found, EARLIEST):
+        raise OptionError("endingOffsets: a query cannot end at the beginning (earliest, or -2 for a partition)")
+    return found
+
+
+def _bound(given: Mapping[str, str], which: str, default: str, latest_if_unmatched: bool) -> Bound:
+    """The first that is given of: a timestamp for all, timestamps, offsets. Spark has the same order."""
+    if (text := given.get(f"{which}timestamp")) is not None:
+        if not text.isdigit():
+            raise OptionError(f"{which}Timestamp={text}: must be milliseconds since 1970")
+        return Bound(f"{which}Timestamp", int(text), True, latest_if_unmatched)
+    option = f"{which}OffsetsByTimestamp"
+    if (text := given.get(option.lower())) is not None:
+        return Bound(option, _numbers(text, option, "milliseconds since 1970"), True, latest_if_unmatched)
+    option = f"{which}Offsets"
+    text = given.get(option.lower(), default)
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        return Bound(option, words[text.lower()])
+    return Bound(option, _numbers(text, option, "earliest, latest"))
+
+
+def _holds(bound: Bound, special: int) -> bool:
+    return not bound.by_timestamp and (
+        bound.at == special if isinstance(bound.at, int) else special in bound.at.values()
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -104,18 +217,16 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
         raise OptionError(f'assign={text}: must be JSON such as {{"payments":[0,1]}}') from None
 
 
-def _offsets(text: str, option: str) -> str | dict[TopicPartition, int]:
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
+def _numbers(text: str, option: str, or_else: str) -> dict[TopicPartition, int]:
     try:
         return {
-            TopicPartition(topic, int(partition)): int(offset)
+            TopicPartition(topic, int(partition)): int(number)
             for topic, partitions in json.loads(text).items()
-            for partition, offset in partitions.items()
+            for partition, number in partitions.items()
         }
     except (ValueError, AttributeError, TypeError):
         raise OptionError(
-            f'{option}={text}: must be earliest, latest, or JSON such as {{"payments":{{"0":42,"1":-2}}}}'
+            f'{option}={text}: must be {or_else}, or JSON such as {{"payments":{{"0":42,"1":42}}}}'
         ) from None
 
 
@@ -132,3 +243,10 @@ def _count(given: Mapping[str, str], option: str) -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise OptionError(f"{option}={text}: must be a whole number above 0")
     return int(text)
+
+
+def _duration_ms(text: str, option: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNITS_MS:
+        raise OptionError(f"{option}={text}: must be a time such as 500ms, 30s or 15m")
+    return int(found[1]) * _UNITS_MS[found[2]]

@@ -7,10 +7,12 @@ transaction protocols; the cluster's finalized feature says which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from semel.client.cluster import Cluster, Coordinator
+from semel.client.metadata import TopicInfo
 from semel.errors import ErrorCode, KafkaError, error_for
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.wire.messages.offsets import OffsetFetchRequest
@@ -36,8 +38,20 @@ _UNSETTLED = (
 )
 
 
+#: Answers that say a newer epoch exists.
+_FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
+
+
 class CommitUnknown(Exception):
     """The commit may or may not have happened; InitProducerId and the marker will tell."""
+
+    def __init__(self, why: str, code: ErrorCode | None = None) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class DriverFenced(Exception):
+    """Another driver has taken the transactional id over. This one stops; it must not take the id back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class Progress:
 
 def _checked(code: int, what: str) -> None:
     if code:
-        error = ErrorCode(code)
+        error = ErrorCode.of(code)
         raise error_for(error, f"{what}: {error.meaning}")
 
 
@@ -58,7 +72,14 @@ class DriverTransaction:
     """One transactional id, owned by the driver; every task writes with its identity."""
 
     def __init__(
-        self, cluster: Cluster, transactional_id: str, group_id: str, *, timeout_ms: int, deadline_ms: int = 120_000
+        self,
+        cluster: Cluster,
+        transactional_id: str,
+        group_id: str,
+        *,
+        timeout_ms: int,
+        deadline_ms: int = 120_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._coordinator = Coordinator("transaction", transactional_id)
@@ -68,14 +89,27 @@ class DriverTransaction:
         self.group_id = group_id
         self.timeout_ms = timeout_ms
         self.identity: ProducerIdentity | None = None
+        self._clock = clock
+        self._begun_at = clock()
 
     @property
     def implicit_add(self) -> bool:
         """Whether the cluster speaks protocol V2, where producing to a partition adds it to the transaction."""
         return self._cluster.transaction_version >= 2
 
+    @property
+    def age_ms(self) -> float:
+        """How long ago `begin` was called: the broker's clock for the timeout starts later, never earlier."""
+        return (self._clock() - self._begun_at) * 1000
+
+    def fenced_by_another(self, error: Exception) -> bool:
+        """Whether a newer epoch exists that the coordinator's timeout cannot have made: it was not due yet."""
+        code = getattr(error, "code", None)
+        return code in _FENCED and self.age_ms < self.timeout_ms
+
     async def begin(self) -> ProducerIdentity:
         """The identity for the next transaction; a new epoch fences every straggler and settles what was left open."""
+        self._begun_at = self._clock()
         if self.identity is None:
             await self._cluster.connect()
             answer = await self._cluster.request_retrying(
@@ -93,6 +127,10 @@ class DriverTransaction:
     def forget_identity(self) -> None:
         """Make the next `begin` ask for a new epoch."""
         self.identity = None
+
+    async def topic(self, name: str) -> TopicInfo:
+        """An output topic and its partitions."""
+        return await self._cluster.topic(name, allow_auto_create=True)
 
     async def progress(self) -> Progress:
         """What was committed last. Only meaningful after `begin`, which settles a half-finished commit."""
@@ -205,12 +243,13 @@ class DriverTransaction:
             )
         except KafkaError as error:
             raise CommitUnknown(f"no answer to the {word} of '{self.transactional_id}': {error}") from error
-        code = ErrorCode(answer.error_code)
+        code = ErrorCode.of(answer.error_code)
         if code in _UNSETTLED:
             raise CommitUnknown(
                 f"the {word} of '{self.transactional_id}' was answered with {code.name}: {code.meaning} If the batch "
                 f"took longer than transaction.timeout.ms={self.timeout_ms}, raise it (the broker's limit is "
-                "transaction.max.timeout.ms)."
+                "transaction.max.timeout.ms).",
+                code,
             )
         _checked(code, f"{word} of '{self.transactional_id}'")
         if self.implicit_add and answer.producer_id >= 0:

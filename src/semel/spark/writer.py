@@ -1,14 +1,17 @@
-"""What a task does: choose each row's partition, and write its share of the micro-batch into the driver's transaction.
+"""What a task does: write its share of the micro-batch into the driver's transaction.
 
-Guarantees: a task produces to a partition only after it has claimed it, with sequences from 0; a batch that must be
-sent again is sent with the same sequence and the same bytes; what is reported was acknowledged by the broker.
+Guarantees: a task produces to a partition only after it has claimed it, with sequences from 0 and one request at a
+time, so that order holds; a batch that must be sent again is sent with the same sequence and the same bytes; what is
+reported was acknowledged by the broker. Rows are encoded while earlier ones are on their way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +23,14 @@ from semel.client.loop_thread import LoopThread
 from semel.errors import ErrorCode, error_for
 from semel.machines.contract import ProducerIdentity
 from semel.records.batch import Batch
-from semel.records.columns import from_arrow, partition_column
+from semel.records.columns import from_arrow
 from semel.records.compression import codec_named
+from semel.records.sequence import next_sequence
 from semel.wire.messages.produce import ProduceRequest
 
 from .claims import ClaimDesk
-
-#: The column that carries a row's destination through the shuffle.
-TARGET = "__semel_target"
-_SEPARATOR = "\x00"
+from .connections import ClientSettings, cluster_of
+from .routing import TARGET
 
 REPORT_SCHEMA = "topic string, partition int, records long, first_offset long, last_offset long"
 _REPORT = pa.schema(
@@ -40,13 +42,14 @@ _REPORT = pa.schema(
         ("last_offset", pa.int64()),
     ]
 )
+_UNSENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """All a task needs to know; travels from the driver to the executors."""
 
-    client_settings: tuple[tuple[str, str], ...]
+    client_settings: ClientSettings
     transactional_id: str
     identity: ProducerIdentity
     desk: ClaimDesk
@@ -57,90 +60,82 @@ class WritePlan:
     deadline_ms: int = 120_000
 
 
-_clusters: dict[tuple[tuple[str, str], ...], tuple[LoopThread, Cluster]] = {}
-
-
-def cluster_of(settings: tuple[tuple[str, str], ...]) -> tuple[LoopThread, Cluster]:
-    """This process's connection to the cluster: Spark reuses its Python workers, and so do we."""
-    if settings not in _clusters:
-        loop = LoopThread("semel-spark-task")
-        _clusters[settings] = (loop, loop.run(_opened(dict(settings))))
-    return _clusters[settings]
-
-
-async def _opened(settings: dict[str, str]) -> Cluster:
-    cluster = Cluster(settings)
-    await cluster.connect()
-    return cluster
-
-
-def choose_targets(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.RecordBatch]:
-    """Add each row's destination: its own partition column, else Kafka's hash of the key, else spread evenly."""
-    loop, cluster = cluster_of(plan.client_settings)
-    spread = 0
-    for batch in batches:
-        rows = batch.num_rows
-        if rows == 0:
-            continue
-        topics = pa.array([plan.topic] * rows, pa.string()) if plan.topic else batch.column("topic")
-        if topics.null_count:
-            raise error_for(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, "a row has no topic: give the option topic, or fill the topic column"
-            )
-        targets = []
-        for name in pc.unique(topics).to_pylist():
-            count = len(loop.run(cluster.topic(name)).partitions)
-            mine = pc.equal(topics, name)
-            part = batch.filter(mine)
-            partitions = _partitions_for(part, count, spread)
-            spread += part.num_rows
-            target = pc.binary_join_element_wise(
-                pa.array([name] * part.num_rows, pa.string()), partitions.cast(pa.string()), _SEPARATOR
-            )
-            targets.append(part.append_column(TARGET, target))
-        yield from targets
-
-
-def _partitions_for(batch: pa.RecordBatch, count: int, spread: int) -> pa.Array:
-    names = batch.schema.names
-    evenly = pa.array([(spread + row) % count for row in range(batch.num_rows)], pa.int32())
-    chosen = evenly
-    if "key" in names:
-        key = batch.column("key").cast(pa.binary())
-        chosen = partition_column(key, count)
-        if key.null_count:
-            chosen = pc.if_else(pc.is_valid(key), chosen, evenly)
-    if "partition" in names:
-        chosen = pc.coalesce(batch.column("partition").cast(pa.int32()), chosen)
-    return chosen
-
-
 def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.RecordBatch]:
     """Write this task's rows and report what the broker acknowledged, per output partition."""
     loop, cluster = cluster_of(plan.client_settings)
-    writers: dict[str, _PartitionWriter] = {}
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        targets = batch.column(TARGET)
-        rows = batch.drop_columns([TARGET])
-        for target in pc.unique(targets).to_pylist():
-            if target not in writers:
-                topic, partition = target.split(_SEPARATOR)
-                plan.desk.claim((plan.identity.producer_id, plan.identity.producer_epoch), topic, int(partition))
-                writers[target] = _PartitionWriter(cluster, plan, topic, int(partition))
-            writers[target].add(rows.filter(pc.equal(targets, target)))
-        full = [writer for writer in writers.values() if writer.waiting_bytes >= plan.batch_bytes]
-        if full:
-            loop.run(_all(full))
-    if writers:
-        loop.run(_all(list(writers.values())))
-    reports = [writer.report() for writer in writers.values()]
-    yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
+    writers: dict[tuple[str, int], _PartitionWriter] = {}
+    outbox = _Outbox(loop)
+    try:
+        for batch in batches:
+            for topic, partition, rows in _by_destination(batch, plan.topic):
+                writer = writers.get((topic, partition))
+                if writer is None:
+                    _check_partition(loop, cluster, topic, partition)
+                    plan.desk.claim((plan.identity.producer_id, plan.identity.producer_epoch), topic, partition)
+                    writer = writers[topic, partition] = _PartitionWriter(cluster, plan, topic, partition)
+                writer.add(rows)
+                if writer.waiting_bytes >= plan.batch_bytes:
+                    writer.encode_into(outbox)
+        for writer in writers.values():
+            writer.encode_into(outbox)
+        outbox.wait_for_all()
+    finally:
+        outbox.cancel()
+    yield pa.RecordBatch.from_pylist([writer.report() for writer in writers.values()], schema=_REPORT)
 
 
-async def _all(writers: list[_PartitionWriter]) -> None:
-    await asyncio.gather(*(writer.send() for writer in writers))
+def _by_destination(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The rows of a batch by topic and partition; rows of one destination keep their order."""
+    if topic is None:
+        topics = batch.column("topic")
+        for name in pc.unique(topics).to_pylist():
+            yield from _by_destination(batch.filter(pc.equal(topics, name)).drop_columns(["topic"]), name)
+        return
+    targets = batch.column(TARGET)
+    rows = batch.drop_columns([TARGET])
+    counts = pc.value_counts(targets)
+    if len(counts) == 1:
+        yield topic, targets[0].as_py(), rows
+        return
+    rows = rows.take(pc.array_sort_indices(targets))  # a stable sort
+    start = 0
+    for count in sorted(counts.to_pylist(), key=lambda count: count["values"]):
+        yield topic, count["values"], rows.slice(start, count["counts"])
+        start += count["counts"]
+
+
+def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int) -> None:
+    """A partition that does not exist is said at once; the broker would only ask to try again later."""
+    loop.run(cluster.partition(topic, partition))
+
+
+class _Outbox:
+    """Encoded batches on their way. Holds the encoder back when too much waits, and tells it of the first failure."""
+
+    def __init__(self, loop: LoopThread) -> None:
+        self._loop = loop
+        self._sending: deque[tuple[Future[None], int]] = deque()
+        self._unsent_bytes = 0
+
+    def put(self, sending: Any, size_bytes: int) -> None:
+        while self._sending and (self._unsent_bytes > _UNSENT_BYTES or self._sending[0][0].done()):
+            self._take_first()
+        self._sending.append((asyncio.run_coroutine_threadsafe(sending, self._loop.loop), size_bytes))
+        self._unsent_bytes += size_bytes
+
+    def _take_first(self) -> None:
+        future, size_bytes = self._sending.popleft()
+        self._unsent_bytes -= size_bytes
+        future.result()
+
+    def wait_for_all(self) -> None:
+        while self._sending:
+            self._take_first()
+
+    def cancel(self) -> None:
+        """Let nothing follow a failure."""
+        for future, _ in self._sending:
+            future.cancel()
 
 
 class _PartitionWriter:
@@ -148,32 +143,49 @@ class _PartitionWriter:
 
     def __init__(self, cluster: Cluster, plan: WritePlan, topic: str, partition: int) -> None:
         self._cluster, self._plan, self._topic, self._partition = cluster, plan, topic, partition
+        self._codec = codec_named(plan.compression)
         self._waiting: list[pa.RecordBatch] = []
         self.waiting_bytes = 0
-        self._sequence = 0
+        self._next_sequence = 0
+        self._turn = asyncio.Lock()
+        self._failed = False
+        self._acknowledged = 0
         self._first_offset = self._last_offset = -1
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._waiting.append(rows)
         self.waiting_bytes += rows.nbytes
 
-    async def send(self) -> None:
+    def encode_into(self, outbox: _Outbox) -> None:
+        """Turn what waits into batches and hand them over to be sent, in order."""
         if not self._waiting:
             return
-        table = pa.Table.from_batches(self._waiting).combine_chunks()
+        table = pa.Table.from_batches(self._waiting)
         self._waiting, self.waiting_bytes = [], 0
-        for rows in table.to_batches():
+        for rows in table.combine_chunks().to_batches():
             for encoded in from_arrow(
                 rows,
                 timestamp_ms=time.time_ns() // 1_000_000,
                 producer_id=self._plan.identity.producer_id,
                 producer_epoch=self._plan.identity.producer_epoch,
-                base_sequence=self._sequence,
-                codec=codec_named(self._plan.compression),
+                base_sequence=self._next_sequence,
+                codec=self._codec,
                 transactional=True,
                 max_batch_bytes=self._plan.batch_bytes,
             ):
-                await self._produce(encoded, Batch.parse(memoryview(encoded)).record_count)
+                records = Batch.parse(memoryview(encoded)).record_count
+                self._next_sequence = next_sequence(self._next_sequence, records)
+                outbox.put(self._send(encoded, records), len(encoded))
+
+    async def _send(self, encoded: bytes, records: int) -> None:
+        async with self._turn:  # given in the order of asking, so batches go out in the order of their sequences
+            if self._failed:
+                return  # whoever waits for this one hears of the failure before it
+            try:
+                await self._produce(encoded, records)
+            except BaseException:
+                self._failed = True
+                raise
 
     async def _produce(self, encoded: bytes, records: int) -> None:
         request = ProduceRequest(
@@ -195,9 +207,9 @@ class _PartitionWriter:
         )
         row = answer.responses[0].partition_responses[0]
         if row.error_code:
-            code = ErrorCode(row.error_code)
+            code = ErrorCode.of(row.error_code)
             raise error_for(code, f"producing to {self._topic}-{self._partition}: {code.meaning}")
-        self._sequence += records
+        self._acknowledged += records
         if self._first_offset < 0:
             self._first_offset = row.base_offset
         self._last_offset = row.base_offset + records - 1
@@ -206,7 +218,7 @@ class _PartitionWriter:
         return {
             "topic": self._topic,
             "partition": self._partition,
-            "records": self._sequence,
+            "records": self._acknowledged,
             "first_offset": self._first_offset,
             "last_offset": self._last_offset,
         }

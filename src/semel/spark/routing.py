@@ -1,0 +1,109 @@
+"""Where each row goes: the columns Kafka knows, the output partition, and the task that writes it.
+
+A row's partition is its own `partition` column, else Kafka's hash of its key, else a hash of its value. Never its
+place in the stream: Spark may compute a lost task again with its rows in another order, and a row must then go where
+it went before. Only keys travel to Python for this; everything else stays in the JVM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import ErrorCode, error_for
+from semel.records.columns import partition_column
+
+from .connections import ClientSettings, cluster_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: The column that carries a row's output partition through the shuffle.
+TARGET = "__semel_target"
+
+_HEADERS = "array<struct<key: string, value: binary>>"
+
+
+def as_kafka_rows(frame: Any, topic: str | None) -> Any:
+    """The columns Kafka knows, in its types; the same ones Spark's own Kafka sink takes."""
+    from pyspark.sql.functions import col
+
+    names = set(frame.columns)
+    if "value" not in names:
+        raise ValueError(f"the sink needs a column 'value'; there are: {', '.join(frame.columns)}")
+    if topic is None and "topic" not in names:
+        raise ValueError("where do rows go? Give the option topic, or a column 'topic'")
+    columns = [col("value").cast("binary").alias("value")]
+    if "key" in names:
+        columns.append(col("key").cast("binary").alias("key"))
+    if "headers" in names:
+        columns.append(col("headers").cast(_HEADERS).alias("headers"))
+    if "partition" in names:
+        columns.append(col("partition").cast("int").alias("partition"))
+    if topic is None:
+        columns.append(col("topic").cast("string").alias("topic"))
+    return frame.select(*columns)
+
+
+def routed(rows: Any, partitions: int | None, settings: ClientSettings, writers: int) -> Any:
+    """The rows with their output partition, shuffled so that each output partition is in one task.
+
+    `partitions` is how many the one topic has; None where a column names the topic.
+    """
+    from pyspark.sql.functions import coalesce, col, lit, when, xxhash64
+    from pyspark.sql.functions import hash as hash_of
+    from pyspark.sql.functions import pmod as remainder
+
+    task = col(TARGET)
+    if partitions is None:
+        key = col("key") if "key" in rows.columns else lit(None).cast("binary")
+        target = _partition_by_topic(settings)(col("topic"), key, col("value"))
+        task = remainder(hash_of(col("topic")) + col(TARGET), lit(writers))
+    else:
+        target = remainder(xxhash64(col("value")), lit(partitions)).cast("int")
+        if "key" in rows.columns:
+            target = when(col("key").isNull(), target).otherwise(_partition_by_key(partitions)(col("key")))
+    if "partition" in rows.columns:
+        target = coalesce(col("partition"), target)
+    return rows.withColumn(TARGET, target).drop("partition").repartitionById(writers, task)
+
+
+def _partition_by_key(partitions: int) -> Any:
+    def partition_of(keys: pa.Array) -> pa.Array:
+        return partition_column(keys, partitions, 0)
+
+    return _as_udf(partition_of)
+
+
+def _partition_by_topic(settings: ClientSettings) -> Any:
+    def partition_of(topics: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
+        return partitions_for(topics, keys, values, settings)
+
+    return _as_udf(partition_of)
+
+
+def _as_udf(function: Any) -> Any:
+    """An Arrow UDF. Spark tells its kind by the annotations, which must be types and not their names."""
+    import pyarrow as pa
+    import pyspark.sql.functions as spark_functions
+
+    function.__annotations__ = dict.fromkeys(function.__annotations__, pa.Array)
+    functions: Any = spark_functions
+    return functions.arrow_udf(function, "int")
+
+
+def partitions_for(topics: pa.Array, keys: pa.Array, values: pa.Array, settings: ClientSettings) -> pa.Array:
+    """Each row's partition in the topic it names; runs in a task."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if topics.null_count:
+        raise error_for(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, "a row has no topic: give the option topic, or fill the topic column"
+        )
+    loop, cluster = cluster_of(settings)
+    chosen = pa.nulls(len(topics), pa.int32())
+    for name in pc.unique(topics).to_pylist():
+        count = len(loop.run(cluster.topic(name, allow_auto_create=True)).partitions)
+        here = pc.if_else(pc.is_valid(keys), partition_column(keys, count, 0), partition_column(values, count, 0))
+        chosen = pc.if_else(pc.equal(topics, name), here, chosen)
+    return chosen

@@ -1,0 +1,95 @@
+"""Planning a read: offsets in Spark's form, fair shares, and ranges of the right size. No broker, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+from semel.machines.contract import TopicPartition
+
+from .range_reader import OffsetRange
+
+#: Offsets as Spark's Kafka source writes them into its checkpoint: {"topic": {"0": 42}}.
+SparkOffsets = dict[str, dict[str, int]]
+
+
+def as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
+    """Offsets in Spark's form, always in the same order: Spark compares them as text to see whether there is news.
+
+    >>> as_spark({TopicPartition("b", 10): 1, TopicPartition("b", 2): 3, TopicPartition("a", 0): 7})
+    {'a': {'0': 7}, 'b': {'2': 3, '10': 1}}
+    """
+    found: SparkOffsets = {}
+    for place in sorted(offsets, key=lambda place: (place.topic, place.partition)):
+        found.setdefault(place.topic, {})[str(place.partition)] = offsets[place]
+    return found
+
+
+def places_of(offsets: SparkOffsets) -> list[TopicPartition]:
+    """The partitions that offsets speak of."""
+    return [TopicPartition(topic, int(number)) for topic, partitions in offsets.items() for number in partitions]
+
+
+def not_before(start: SparkOffsets, end: SparkOffsets) -> SparkOffsets:
+    """The end offsets, none of them smaller than its start, and no partition of the start missing."""
+    ends = {place: end[place.topic][str(place.partition)] for place in places_of(end)}
+    for place in places_of(start):
+        since = start[place.topic][str(place.partition)]
+        ends[place] = max(since, ends.get(place, since))
+    return as_spark(ends)
+
+
+def behind(
+    start: SparkOffsets, end: SparkOffsets, beginnings: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """What is still to be read of each partition: from, until. New partitions are read from their beginning."""
+    waiting = {}
+    for place in places_of(end):
+        until = end[place.topic][str(place.partition)]
+        since = start.get(place.topic, {}).get(str(place.partition), beginnings.get(place, until))
+        waiting[place] = (since, until)
+    return waiting
+
+
+def enough(waiting: int, least: int | None, since_last_ms: float | None, longest_ms: int) -> bool:
+    """Whether a batch is due: the first one always, then when enough waits or enough time has passed.
+
+    >>> enough(5, 10, None, 1000), enough(5, 10, 999, 1000), enough(5, 10, 1000, 1000), enough(10, 10, 0, 1000)
+    (True, False, True, True)
+    """
+    return not least or waiting >= least or since_last_ms is None or since_last_ms >= longest_ms
+
+
+def share(waiting: Mapping[TopicPartition, tuple[int, int]], most: int) -> SparkOffsets:
+    """Give each partition its part of `most` offsets, in proportion to how far behind it is, and at least one."""
+    total = sum(until - since for since, until in waiting.values())
+    shared = {}
+    for place, (since, until) in waiting.items():
+        if total <= most or until <= since:
+            shared[place] = until
+        else:
+            shared[place] = min(until, since + max(1, most * (until - since) // total))
+    return as_spark(shared)
+
+
+def split_ranges(
+    ranges: Iterable[OffsetRange], most_records: int | None, least_partitions: int | None
+) -> list[OffsetRange]:
+    """Cut ranges to at most `most_records` each, then the long ones until there are about `least_partitions`."""
+    pieces = []
+    for one in ranges:
+        length = one.end - one.start
+        pieces += _cut(one, -(-length // most_records) if most_records else 1)
+    total = sum(one.end - one.start for one in pieces)
+    if not least_partitions or least_partitions <= len(pieces) or not total:
+        return pieces
+    finer = []
+    for one in pieces:
+        finer += _cut(one, max(1, round(least_partitions * (one.end - one.start) / total)))
+    return finer
+
+
+def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
+    length = one.end - one.start
+    cuts = [one.start + length * i // count for i in range(count + 1)]
+    return [OffsetRange(one.topic, one.partition, a, b) for a, b in pairwise(cuts) if b > a]

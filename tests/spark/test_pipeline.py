@@ -1,0 +1,398 @@
+"""The recovery table, row by row, on a real Spark session and a real broker; another client reads the outcome."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.client.cluster import Cluster
+from semel.machines.contract import TopicPartition
+from semel.records.partitioner import partition_for_key
+from semel.spark import NotExactlyOnce, Step, sink, start
+from semel.spark.claims import ClaimBook
+from semel.spark.connections import opened
+from semel.spark.marker import Verdict
+from semel.spark.transaction import DriverTransaction
+from semel.testing.fault_proxy import Cut, Delay, Fault, FaultProxy, Passing, Way, every
+from semel.wire.apis import ApiKey
+from semel.wire.messages.transactions import ListTransactionsRequest
+from tests.spark.stage import Stage, python_workers
+from tests.support.processes import BrokerProcess
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+BEGUN, PRODUCED, COMMITTED = Step.BEGUN, Step.PRODUCED, Step.COMMITTED
+
+
+@pytest.fixture
+def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
+    stage = Stage(spark, semel_broker.bootstrap_servers, tmp_path)
+    stage.create_topics(payments=2, ledger=3)
+    return stage
+
+
+@pytest.fixture
+def transaction(stage: Stage) -> Iterator[DriverTransaction]:
+    """A second owner of the pipeline's transactional id, and a look at its progress."""
+    from semel.client.loop_thread import LoopThread
+
+    loop = LoopThread("test-driver")
+    cluster = loop.run(opened({"bootstrap.servers": stage.bootstrap_servers}))
+    other = DriverTransaction(cluster, stage.transactional_id, stage.transactional_id, timeout_ms=60_000)
+    other.run = loop.run  # type: ignore[attr-defined]
+    yield other
+    loop.run(cluster.close())
+    loop.close()
+
+
+def test_batches_are_committed_with_their_offsets_and_what_was_opened_is_closed(
+    stage: Stage, transaction: Any
+) -> None:
+    values = stage.put_numbers(40)
+    steps = stage.run(stage.source(maxOffsetsPerTrigger=20))
+    assert [batch for step, batch in steps if step is COMMITTED] == [0, 1]
+    assert sorted(stage.values()) == values
+    progress = transaction.run(transaction.progress())
+    assert sum(progress.offsets.values()) == 40
+    assert progress.marker.batch_id == 1
+    mine = ("semel-pipeline", "semel-claims")
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith(mine)], what="the pipeline's threads")
+
+
+def test_a_query_without_news_commits_nothing(stage: Stage) -> None:
+    stage.put_numbers(5)
+    stage.run(stage.source())
+    assert stage.run(stage.source()) == []
+    assert len(stage.values()) == 5
+
+
+def test_a_batch_whose_rows_are_all_filtered_out_is_still_progress(stage: Stage, transaction: Any) -> None:
+    stage.put_numbers(6)
+    stage.run(stage.source().where("value is null"))
+    assert stage.values() == []
+    assert sum(transaction.run(transaction.progress()).offsets.values()) == 6
+
+
+def test_a_task_that_dies_after_its_first_produce_makes_the_batch_run_again_under_a_new_epoch(stage: Stage) -> None:
+    values = stage.put_numbers(60)
+    java = stage.spark.sparkContext._gateway.proc.pid
+    killed: list[int] = []
+
+    def kill_the_writers(passing: Passing) -> Fault | None:
+        if passing.api_key == ApiKey.PRODUCE and passing.way is Way.RESPONSE and not killed:
+            killed.extend(python_workers(java))
+            for worker in killed:
+                os.kill(worker, signal.SIGKILL)
+        return None
+
+    with FaultProxy(stage.bootstrap_servers, kill_the_writers) as proxy:
+        steps = stage.run(stage.source(), bootstrap_servers=proxy.bootstrap_servers)
+    assert killed
+    assert [step for step, _ in steps].count(Step.RETRYING) == 1
+    assert sorted(stage.values()) == values
+    assert len(stage.values(committed=False)) > len(values)  # the first try is in the log, and nobody sees it
+
+
+def test_a_second_writer_of_a_partition_fails_the_job_and_the_batch_runs_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = stage.put_numbers(60)
+    epochs: list[tuple[int, int]] = []
+    refusal = ClaimBook.refusal
+
+    def claimed_before(book: ClaimBook, epoch: tuple[int, int], topic: str, partition: int) -> str:
+        epochs.append(epoch)
+        if len(epochs) == 2:
+            refusal(book, epoch, topic, partition)  # as if a twin of the task had been here
+        return refusal(book, epoch, topic, partition)
+
+    monkeypatch.setattr(ClaimBook, "refusal", claimed_before)
+    steps = stage.run(stage.source())
+    assert (Step.RETRYING, 0) in steps
+    assert epochs[0] == epochs[1] < epochs[-1]
+    assert sorted(stage.values()) == values
+
+
+def test_a_task_that_always_fails_ends_the_query_with_the_first_error_and_shows_nothing(stage: Stage) -> None:
+    stage.put_numbers(3)
+    stage.put("payments", [(None, b"x" * 950_000)])
+    with pytest.raises(Exception, match="MESSAGE_TOO_LARGE|900000 are allowed"):
+        stage.run(stage.source(), attempts=2)
+    assert [step for step, _ in stage.steps].count(Step.RETRYING) == 2
+    assert stage.values() == []
+
+
+def test_a_commit_that_spark_did_not_hear_of_is_not_repeated(stage: Stage) -> None:
+    values = stage.put_numbers(30)
+    stage.run(stage.source(maxOffsetsPerTrigger=10))
+    stage.forget_commits_from(2)
+    assert stage.run(stage.source(maxOffsetsPerTrigger=10)) == [(Step.SKIPPED, 2)]
+    stage.put("payments", [(None, b"news")])
+    stage.run(stage.source(maxOffsetsPerTrigger=10))
+    assert sorted(stage.values()) == sorted([*values, b"news"])
+
+
+def test_without_the_marker_check_the_same_rerun_would_repeat_its_output(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why the marker is required: the ablation shows the duplicates it prevents."""
+    values = stage.put_numbers(30)
+    stage.run(stage.source())
+    stage.forget_commits_from(0)
+    monkeypatch.setattr(sink, "judge", lambda *_: Verdict.RUN)
+    stage.run(stage.source())
+    assert sorted(stage.values()) == sorted(values * 2)
+
+
+def test_a_checkpoint_set_back_several_batches_is_skipped_through(stage: Stage) -> None:
+    values = stage.put_numbers(40)
+    stage.run(stage.source(maxOffsetsPerTrigger=10))
+    stage.forget_commits_from(1)
+    for path in (Path(stage.checkpoint) / "offsets").iterdir():
+        if int(path.name.strip(".").partition(".")[0]) >= 2:
+            path.unlink()
+    steps = stage.run(stage.source(maxOffsetsPerTrigger=10))
+    assert {step for step, _ in steps} == {Step.SKIPPED}
+    assert sorted(stage.values()) == values
+
+
+def test_a_checkpoint_set_back_that_takes_newer_data_into_an_old_batch_is_refused(stage: Stage) -> None:
+    stage.put_numbers(40)
+    stage.run(stage.source(maxOffsetsPerTrigger=10))
+    stage.forget_commits_from(1)
+    for path in (Path(stage.checkpoint) / "offsets").iterdir():
+        if int(path.name.strip(".").partition(".")[0]) >= 2:
+            path.unlink()
+    stage.put("payments", [(None, b"news %d" % number) for number in range(9)])
+    with pytest.raises(Exception, match="the checkpoint was set back"):
+        stage.run(stage.source())
+
+
+def test_a_lost_checkpoint_is_refused_with_what_to_do(stage: Stage) -> None:
+    stage.put_numbers(10)
+    stage.run(stage.source())
+    shutil.rmtree(stage.checkpoint)
+    with pytest.raises(Exception, match=r"belongs to query .* Use a new transactional id"):
+        stage.run(stage.source())
+    assert len(stage.values()) == 10
+
+
+def test_an_answer_to_end_txn_that_is_lost_is_asked_for_again(stage: Stage) -> None:
+    values = stage.put_numbers(40)
+    with FaultProxy(stage.bootstrap_servers, every(2, ApiKey.END_TXN, Cut())) as proxy:
+        steps = stage.run(stage.source(maxOffsetsPerTrigger=10), bootstrap_servers=proxy.bootstrap_servers)
+    assert [batch for step, batch in steps if step is COMMITTED] == [0, 1, 2, 3]
+    assert sorted(stage.values()) == values
+
+
+def test_an_error_after_the_commit_does_not_write_the_batch_again(stage: Stage) -> None:
+    values = stage.put_numbers(20)
+    failed: list[int] = []
+
+    def fail_once(step: Step, batch_id: int) -> None:
+        if step is COMMITTED and not failed:
+            failed.append(batch_id)
+            raise RuntimeError("the driver lost its head")
+
+    steps = stage.run(stage.source(), observer=fail_once)
+    assert steps[-2:] == [(Step.RETRYING, 0), (Step.SKIPPED, 0)]
+    assert sorted(stage.values()) == values
+
+
+@pytest.mark.semel(**{"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100})
+def test_a_batch_that_outlives_its_transaction_runs_again(stage: Stage, transaction: Any) -> None:
+    values = stage.put_numbers(20)
+    waited: list[int] = []
+
+    def open_transactions() -> list[Any]:
+        request = ListTransactionsRequest(state_filters=["Ongoing", "PrepareAbort"])
+        return list(transaction.run(transaction._cluster.request_retrying(request)).transaction_states)
+
+    def outlive(step: Step, batch_id: int) -> None:
+        if step is PRODUCED and not waited:
+            waited.append(batch_id)
+            until(lambda: not open_transactions(), within_s=60, what="the coordinator to abort the transaction")
+
+    steps = stage.run(stage.source(), observer=outlive, transaction_timeout_ms=4000)
+    assert (Step.RETRYING, 0) in steps
+    assert sorted(stage.values()) == values
+
+
+def test_of_two_drivers_the_older_stops_and_does_not_take_the_id_back(stage: Stage, transaction: Any) -> None:
+    stage.put_numbers(20)
+
+    def take_over(step: Step, batch_id: int) -> None:
+        if step is PRODUCED:
+            transaction.run(transaction.begin())
+
+    with pytest.raises(Exception, match="another driver has taken over"):
+        stage.run(stage.source(), observer=take_over)
+    assert Step.RETRYING not in [step for step, _ in stage.steps]
+    assert stage.values() == []
+    younger = transaction.identity
+    transaction.run(transaction.add_partition("ledger", 0))  # the younger one's epoch still holds
+    assert transaction.identity == younger
+
+
+def test_a_broker_killed_between_produce_and_commit_only_delays(spark: Any, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        stage = Stage(spark, broker.bootstrap_servers, tmp_path)
+        stage.create_topics(payments=2, ledger=3)
+        values = stage.put_numbers(40)
+        killed: list[int] = []
+
+        def kill(step: Step, batch_id: int) -> None:
+            if step is PRODUCED and batch_id == 1 and not killed:
+                killed.append(batch_id)
+                broker.kill9()
+                broker.start()
+
+        stage.run(stage.source(maxOffsetsPerTrigger=20), observer=kill)
+        assert killed
+        assert sorted(stage.values()) == values
+
+
+def test_a_slow_answer_to_produce_is_waited_for(stage: Stage) -> None:
+    values = stage.put_numbers(40)
+    with FaultProxy(stage.bootstrap_servers, every(2, ApiKey.PRODUCE, Delay(700))) as proxy:
+        stage.run(stage.source(), bootstrap_servers=proxy.bootstrap_servers)
+    assert sorted(stage.values()) == values
+
+
+def test_lost_answers_to_produce_are_no_duplicates(stage: Stage) -> None:
+    values = stage.put_numbers(60)
+    with FaultProxy(stage.bootstrap_servers, every(2, ApiKey.PRODUCE, Cut())) as proxy:
+        steps = stage.run(stage.source(maxOffsetsPerTrigger=20), bootstrap_servers=proxy.bootstrap_servers)
+    assert Step.RETRYING not in [step for step, _ in steps]
+    assert sorted(stage.values()) == values
+
+
+def test_the_old_transaction_protocol_serves_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers without KIP-890: partitions and offsets join by name, and each batch has an InitProducerId of its own."""
+    monkeypatch.setattr(Cluster, "transaction_version", property(lambda _: 0))
+    values = stage.put_numbers(40)
+    asked: list[int] = []
+
+    def count(passing: Passing) -> Fault | None:
+        if passing.way is Way.REQUEST:
+            asked.append(passing.api_key)
+        return None
+
+    with FaultProxy(stage.bootstrap_servers, count) as proxy:
+        stage.run(stage.source(maxOffsetsPerTrigger=20), bootstrap_servers=proxy.bootstrap_servers)
+    assert asked.count(ApiKey.ADD_PARTITIONS_TO_TXN) >= 2
+    assert asked.count(ApiKey.ADD_OFFSETS_TO_TXN) == asked.count(ApiKey.INIT_PRODUCER_ID) == 2
+    assert sorted(stage.values()) == values
+
+
+def test_the_order_of_each_key_is_kept(stage: Stage) -> None:
+    rows = [(b"account-%d" % (number % 5), b"%06d" % number) for number in range(3000)]
+    stage.put("payments", rows)
+    stage.run(stage.source(maxOffsetsPerTrigger=1000))
+    by_key: dict[bytes | None, list[bytes | None]] = {}
+    for record in stage.seen():
+        by_key.setdefault(record.key, []).append(record.value)
+    assert by_key == {key: [value for other, value in rows if other == key] for key in {key for key, _ in rows}}
+
+
+def test_a_key_goes_to_the_partition_the_java_client_would_choose(stage: Stage) -> None:
+    stage.put_numbers(30)
+    stage.run(stage.source())
+    for record in stage.seen():
+        assert record.key is not None
+        assert record.partition == partition_for_key(record.key, 3)
+
+
+def test_topics_headers_and_partitions_may_be_columns(stage: Stage) -> None:
+    stage.create_topics(refunds=2)
+    stage.put_numbers(12)
+    rows = stage.source().selectExpr(
+        "value",
+        "key",
+        "case when cast(value as int) % 3 = 0 then 'refunds' else 'ledger' end as topic",
+        "case when cast(value as int) < 6 then 1 end as partition",
+        "array(named_struct('key', 'trace', 'value', value), named_struct('key', 'none', 'value', null)) as headers",
+    )
+    stage.run(rows, topic=None, compression="zstd")
+    seen = stage.seen("ledger") + stage.seen("refunds")
+    assert sorted(record.value for record in seen if record.value) == [b"%06d" % number for number in range(12)]
+    for record in seen:
+        assert record.value is not None
+        assert record.topic == ("refunds" if int(record.value) % 3 == 0 else "ledger")
+        assert record.headers == (("trace", record.value), ("none", None))
+        if int(record.value) < 6:
+            assert record.partition == 1
+
+
+def test_a_partition_that_the_topic_does_not_have_is_an_error_in_words(stage: Stage) -> None:
+    stage.put_numbers(3)
+    with pytest.raises(Exception, match="has partitions 0 to 2, not 7"):
+        stage.run(stage.source().selectExpr("value", "7 as partition"), attempts=1)
+    assert stage.values() == []
+
+
+def test_rows_without_a_key_are_spread_and_tombstones_survive(stage: Stage) -> None:
+    stage.put("payments", [(None, b"%d" % number) for number in range(60)] + [(b"gone", None)])
+    stage.run(stage.source())
+    seen = stage.seen()
+    assert len(seen) == 61
+    assert {record.partition for record in seen if record.key is None} == {0, 1, 2}
+    assert [record.value for record in seen if record.key == b"gone"] == [None]
+
+
+def test_a_source_that_is_not_kafka_keeps_its_progress_in_the_output_topic(stage: Stage, transaction: Any) -> None:
+    rows = stage.spark.readStream.format("rate").option("rowsPerSecond", 20).load().selectExpr("cast(value as string)")
+    query = stage.start(rows, trigger={"processingTime": "0 seconds"})
+    until(lambda: [step for step, _ in stage.steps].count(COMMITTED) >= 3, within_s=120, what="three batches")
+    query.stop()
+    committed = [batch for step, batch in stage.steps if step is COMMITTED]
+    progress = transaction.run(transaction.progress())
+    assert progress.offsets == {TopicPartition("ledger", 0): progress.marker.batch_id}
+    assert progress.marker.batch_id in (committed[-1], committed[-1] + 1)
+    numbers = sorted(int(value) for value in stage.values() if value)
+    assert numbers == list(range(len(numbers)))
+
+
+def refused(**settings: Any) -> dict[str, Any]:
+    return {"bootstrap_servers": "localhost:1", "transactional_id": "x", "checkpoint": "/nowhere", **settings}
+
+
+def test_a_batch_dataframe_is_refused(spark: Any) -> None:
+    with pytest.raises(NotExactlyOnce, match="this one is a batch"):
+        start(spark.range(3), **refused())
+
+
+def test_a_missing_checkpoint_and_triggers_without_batches_are_refused(spark: Any) -> None:
+    rows = spark.readStream.format("rate").load()
+    with pytest.raises(NotExactlyOnce, match="checkpoint is empty"):
+        start(rows, **refused(checkpoint=""))
+    with pytest.raises(NotExactlyOnce, match="trigger continuous"):
+        start(rows, **refused(trigger={"continuous": "1 second"}))
+    with pytest.raises(NotExactlyOnce, match="asyncProgressTrackingEnabled"):
+        start(rows, **refused(options={"asyncProgressTrackingEnabled": "true"}))
+
+
+def test_speculation_is_refused(spark: Any) -> None:
+    rows = spark.readStream.format("rate").load()
+    configuration = spark.sparkContext._conf
+    configuration.set("spark.speculation", "true")
+    try:
+        with pytest.raises(NotExactlyOnce, match="starts tasks twice"):
+            start(rows, **refused())
+    finally:
+        configuration.set("spark.speculation", "false")
+
+
+def test_a_spark_connect_session_is_refused() -> None:
+    remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+    with pytest.raises(NotExactlyOnce, match="Spark Connect session"):
+        start(remote, **refused())

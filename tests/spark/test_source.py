@@ -1,0 +1,229 @@
+"""The semel source beside the rules of Spark's own Kafka source, and around the gaps that transactions leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import TopicPartition as AdminTopicPartition
+
+import semel
+from semel.spark.source import SemelStreamReader
+from semel.spark.source_options import SourceOptions
+from tests.spark.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
+    return Stage(spark, semel_broker.bootstrap_servers, tmp_path)
+
+
+def read(stage: Stage, **options: Any) -> Any:
+    """A batch read."""
+    given = {"kafka.bootstrap.servers": stage.bootstrap_servers, **options}
+    return stage.spark.read.format("semel").options(**{name: str(value) for name, value in given.items()}).load()
+
+
+def values(frame: Any) -> list[bytes]:
+    return sorted(bytes(row.value) for row in frame.select("value").collect())
+
+
+def stream(stage: Stage, **options: Any) -> tuple[SemelStreamReader, list[float]]:
+    """A stream reader as Spark's driver would hold it, and its clock in seconds."""
+    clock = [1000.0]
+    given = {"kafka.bootstrap.servers": stage.bootstrap_servers, "startingOffsets": "earliest", **options}
+    parsed = SourceOptions.parse({name: str(value) for name, value in given.items()})
+    return SemelStreamReader(parsed, clock=lambda: clock[0]), clock
+
+
+def put_at(stage: Stage, topic: str, partition: int, timestamps_ms: list[int]) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers})
+    for number in timestamps_ms:
+        producer.produce(topic, b"%d-%d" % (partition, number), partition=partition, timestamp=number)
+    assert producer.flush(30) == 0
+
+
+def with_gaps(stage: Stage, topic: str, partition: int = 0) -> list[bytes]:
+    """Committed, aborted and plain records in turn, so that markers and aborted records lie between; what shows."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers, "transactional.id": "gaps"})
+    producer.init_transactions()
+    for number in range(12):
+        producer.begin_transaction()
+        producer.produce(topic, b"%s %d" % (b"kept" if number % 3 else b"aborted", number), partition=partition)
+        if number % 3:
+            producer.commit_transaction()
+        else:
+            producer.flush(20)
+            producer.abort_transaction()
+    return sorted(b"kept %d" % number for number in range(12) if number % 3)
+
+
+def test_the_columns_are_those_of_sparks_own_source(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers})
+    producer.produce("events", b"value", b"key", timestamp=1_700_000_000_123, headers=[("a", b"1"), ("a", None)])
+    assert producer.flush(20) == 0
+    frame = read(stage, subscribe="events", includeHeaders="true")
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    row = frame.selectExpr("*", "unix_millis(timestamp) as ms").collect()[0]
+    assert (bytes(row.key), bytes(row.value), row.topic, row.partition, row.offset) == (b"key", b"value", "events", 0, 0)
+    assert (row.ms, row.timestampType) == (1_700_000_000_123, 0)
+    assert [(header.key, header.value) for header in row.headers] == [("a", b"1"), ("a", None)]
+    assert "headers" not in read(stage, subscribe="events").columns
+
+
+def test_a_batch_reads_between_offsets_timestamps_and_patterns(stage: Stage) -> None:
+    stage.create_topics(events=2, eventual=1, other=1)
+    put_at(stage, "events", 0, [1000, 2000, 3000])
+    put_at(stage, "events", 1, [1500, 2500])
+    put_at(stage, "eventual", 0, [9000])
+    put_at(stage, "other", 0, [9000])
+    everything = [b"0-1000", b"0-2000", b"0-3000", b"1-1500", b"1-2500"]
+    assert values(read(stage, subscribe="events")) == everything
+    assert values(read(stage, subscribePattern="event.*")) == sorted([*everything, b"0-9000"])
+    assert values(read(stage, assign='{"events":[1]}')) == [b"1-1500", b"1-2500"]
+    by_offset = {
+        "startingOffsets": json.dumps({"events": {"0": 1, "1": -2}}),
+        "endingOffsets": json.dumps({"events": {"0": -1, "1": 1}}),
+    }
+    assert values(read(stage, subscribe="events", **by_offset)) == [b"0-2000", b"0-3000", b"1-1500"]
+    assert values(read(stage, subscribe="events", startingTimestamp=2000)) == [b"0-2000", b"0-3000", b"1-2500"]
+    assert values(read(stage, subscribe="events", endingTimestamp=2000)) == [b"0-1000", b"1-1500"]
+    by_timestamp = {
+        "startingOffsetsByTimestamp": json.dumps({"events": {"0": 2500, "1": 0}}),
+        "endingOffsetsByTimestamp": json.dumps({"events": {"0": 99_999, "1": 2500}}),
+    }
+    assert values(read(stage, subscribe="events", **by_timestamp)) == [b"0-3000", b"1-1500"]
+    with pytest.raises(Exception, match=r"no record of events-1 is as young as 2600"):
+        read(stage, subscribe="events", startingTimestamp=2600).collect()
+    late = read(stage, subscribe="events", startingTimestamp=2600, startingOffsetsByTimestampStrategy="latest")
+    assert values(late) == [b"0-3000"]
+
+
+def test_a_batch_is_cut_into_as_many_tasks_as_asked_for(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"%03d" % number) for number in range(100)])
+    whole = [b"%03d" % number for number in range(100)]
+    for options, tasks in (({}, 1), ({"minPartitions": 4}, 4), ({"maxRecordsPerPartition": 30}, 4)):
+        frame = read(stage, subscribe="events", **options)
+        assert frame.rdd.getNumPartitions() == tasks
+        assert values(frame) == whole
+
+
+def test_marker_gaps_and_aborted_records_are_no_data_loss_and_no_duplicates(stage: Stage) -> None:
+    """SPARK-25214: whatever the cut points, each committed record is read once."""
+    stage.create_topics(payments=1)
+    kept = with_gaps(stage, "payments")
+    assert values(read(stage, subscribe="payments")) == kept
+    assert values(read(stage, subscribe="payments", maxRecordsPerPartition=1)) == kept
+    everything = values(read(stage, subscribe="payments", **{"kafka.isolation.level": "read_uncommitted"}))
+    assert len(everything) == 12
+    stage.create_topics(ledger=1)
+    steps = stage.run(stage.source(maxOffsetsPerTrigger=3))
+    assert len(steps) > 12  # many small batches, some of them of markers alone
+    assert sorted(value for value in stage.values() if value) == kept
+
+
+def test_planning_stops_at_the_last_stable_offset(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"before")])
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers, "transactional.id": "open"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("events", b"undecided")
+    assert producer.flush(20) == 0
+    stage.put("events", [(None, b"after")])
+    reader, _ = stream(stage, subscribe="events")
+    assert reader.latestOffset({"events": {"0": 0}}, reader.getDefaultReadLimit()) == {"events": {"0": 1}}
+    assert values(read(stage, subscribe="events")) == [b"before"]
+    producer.commit_transaction()
+    assert values(read(stage, subscribe="events")) == [b"after", b"before", b"undecided"]
+
+
+def test_deleted_records_are_data_loss_unless_that_is_allowed(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"%d" % number) for number in range(10)])
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
+    for done in admin.delete_records([AdminTopicPartition("events", 0, 6)]).values():
+        done.result(20)
+    begin = json.dumps({"events": {"0": 2}})
+    with pytest.raises(Exception, match="offset 2 is gone, the log starts at 6"):
+        read(stage, subscribe="events", startingOffsets=begin).collect()
+    rest = read(stage, subscribe="events", startingOffsets=begin, failOnDataLoss="false")
+    assert values(rest) == [b"6", b"7", b"8", b"9"]
+    beyond = json.dumps({"events": {"0": 12}})
+    late = read(stage, subscribe="events", endingOffsets=beyond, **{"kafkaConsumer.pollTimeoutMs": 1500})
+    with pytest.raises(Exception, match="nothing came from offset 10 on"):
+        late.collect()
+    with pytest.raises(Exception, match="events-0 ends at 10, but 11 was read before"):
+        reader, _ = stream(stage, subscribe="events")
+        reader.partitions({"events": {"0": 11}}, {"events": {"0": 10}})
+
+
+def test_a_stream_takes_a_fair_share_of_each_partition(stage: Stage) -> None:
+    stage.create_topics(events=2)
+    stage.put("events", [(None, b"x")] * 90, partition=0)
+    stage.put("events", [(None, b"x")] * 10, partition=1)
+    reader, _ = stream(stage, subscribe="events", maxOffsetsPerTrigger=20)
+    start = reader.initialOffset()
+    assert start == {"events": {"0": 0, "1": 0}}
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert end == {"events": {"0": 18, "1": 2}}
+    assert [(r.partition, r.start, r.end) for r in reader.partitions(start, end)] == [(0, 0, 18), (1, 0, 2)]
+
+
+def test_a_stream_waits_for_enough_records_but_not_for_ever(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    reader, clock = stream(stage, subscribe="events", minOffsetsPerTrigger=10, maxTriggerDelay="60s")
+    limit = reader.getDefaultReadLimit()
+    stage.put("events", [(None, b"x")] * 3)
+    first = reader.latestOffset({"events": {"0": 0}}, limit)
+    assert first == {"events": {"0": 3}}  # the first batch does not wait
+    stage.put("events", [(None, b"x")] * 4)
+    assert reader.latestOffset(first, limit) == first
+    clock[0] += 60
+    late = reader.latestOffset(first, limit)
+    assert late == {"events": {"0": 7}}
+    stage.put("events", [(None, b"x")] * 10)
+    assert reader.latestOffset(late, limit) == {"events": {"0": 17}}
+
+
+def test_an_available_now_run_ends_where_the_log_ended_when_it_began(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"x")] * 5)
+    reader, _ = stream(stage, subscribe="events", minOffsetsPerTrigger=100)
+    reader.prepareForTriggerAvailableNow()
+    stage.put("events", [(None, b"x")] * 5)
+    limit = reader.getDefaultReadLimit()
+    assert reader.latestOffset({"events": {"0": 0}}, limit) == {"events": {"0": 5}}
+    assert reader.latestOffset({"events": {"0": 5}}, limit) == {"events": {"0": 5}}
+    assert reader.reportLatestOffset() == {"events": {"0": 10}}
+
+
+def test_partitions_added_to_a_topic_are_read_from_their_beginning(stage: Stage) -> None:
+    from confluent_kafka.admin import NewPartitions
+
+    stage.create_topics(events=1)
+    reader, _ = stream(stage, subscribe="events")
+    start = reader.initialOffset()
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
+    for done in admin.create_partitions([NewPartitions("events", 2)]).values():
+        done.result(20)
+    stage.put("events", [(None, b"x")] * 4, partition=1)
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert end == {"events": {"0": 0, "1": 4}}
+    assert [(r.partition, r.start, r.end) for r in reader.partitions(start, end)] == [(1, 0, 4)]
+
+
+def test_a_mistake_in_the_options_reaches_the_user_in_words(stage: Stage) -> None:
+    with pytest.raises(Exception, match="unknown option 'startingofset'"):
+        read(stage, subscribe="events", startingOfset="earliest").collect()

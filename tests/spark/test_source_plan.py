@@ -1,0 +1,56 @@
+"""Planning a read: nothing is skipped, nothing is read twice, and everybody gets a share."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.machines.contract import TopicPartition
+from semel.spark.range_reader import OffsetRange
+from semel.spark.source_plan import as_spark, behind, not_before, places_of, share, split_ranges
+
+spans = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted).map(tuple)
+waiting_maps = st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 12)), spans, min_size=1)
+
+
+@given(waiting_maps, st.integers(1, 500))
+def test_a_share_moves_every_partition_that_waits_and_never_past_its_end(
+    waiting: dict[TopicPartition, tuple[int, int]], most: int
+) -> None:
+    shared = share(waiting, most)
+    steps = {}
+    for place, (since, until) in waiting.items():
+        end = shared[place.topic][str(place.partition)]
+        assert since <= end <= until
+        assert end > since or since == until
+        steps[place] = end - since
+    assert sum(steps.values()) <= most + len(waiting)  # at least one each
+
+
+@given(waiting_maps, st.integers(1, 50) | st.none(), st.integers(1, 40) | st.none())
+def test_cutting_ranges_covers_every_offset_once(
+    waiting: dict[TopicPartition, tuple[int, int]], most: int | None, least: int | None
+) -> None:
+    ranges = [OffsetRange(p.topic, p.partition, since, until) for p, (since, until) in waiting.items() if until > since]
+    pieces = split_ranges(ranges, most, least)
+    covered = [(r.topic, r.partition, offset) for r in pieces for offset in range(r.start, r.end)]
+    assert covered == [(r.topic, r.partition, offset) for r in ranges for offset in range(r.start, r.end)]
+    if most:
+        assert all(r.end - r.start <= most for r in pieces)
+    if not most and not least:
+        assert pieces == ranges
+
+
+def test_what_was_read_never_moves_back_and_never_vanishes() -> None:
+    assert not_before({"a": {"0": 5, "1": 7}}, {"a": {"0": 3}, "b": {"0": 1}}) == {"a": {"0": 5, "1": 7}, "b": {"0": 1}}
+
+
+def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
+    new = TopicPartition("a", 1)
+    assert behind({"a": {"0": 5}}, {"a": {"0": 9, "1": 4}}, {new: 2})[new] == (2, 4)
+
+
+def test_offsets_are_written_in_one_order_because_spark_compares_their_text() -> None:
+    offsets = {TopicPartition("a", number): number for number in (10, 2, 1)}
+    assert list(as_spark(offsets)["a"]) == ["1", "2", "10"]
+    assert places_of(as_spark(offsets)) == sorted(offsets, key=lambda place: place.partition)
