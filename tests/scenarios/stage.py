@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,14 +95,14 @@ class Stage:
         self.directory = directory
         self._scenes: list[Scene] = []
 
-    def start(self, data: Path | None = None, *, disk: Files | None = None, **settings: object) -> Scene:
+    def start(self, data: Path | None = None, *, disk: Disk | None = None, **settings: object) -> Scene:
         """A broker; settings by Kafka's names with underscores for dots."""
         named = {name.replace("_", "."): value for name, value in settings.items()}
         data = data or self.directory / f"data-{len(self._scenes)}"
         broker = Broker(data, settings={**SMALL, **named})
         if disk is not None:
             broker.server._files = disk
-        scene = Scene(broker, named)
+        scene = Scene(broker, named, disk)
         self._scenes.append(scene)
         return scene
 
@@ -111,7 +111,7 @@ class Stage:
         scene.close()
         return self.start(scene.broker.data_dir, **_underscored(scene.settings))
 
-    def crash(self, scene: Scene, *, disk: Files | None = None) -> Scene:
+    def crash(self, scene: Scene, *, disk: Disk | None = None) -> Scene:
         """What a kill -9 at this moment leaves, taken over by the next broker. The old one goes on living alone."""
         data = self.directory / f"data-{len(self._scenes)}"
         ignore = shutil.ignore_patterns(".lock")
@@ -132,9 +132,10 @@ class Stage:
 class Scene:
     """One running broker and a connection to it."""
 
-    def __init__(self, broker: Broker, settings: dict[str, object]) -> None:
+    def __init__(self, broker: Broker, settings: dict[str, object], disk: Disk | None) -> None:
         self.broker = broker
         self.settings = settings
+        self._disk = disk
         broker.start()
         self.raw = Raw(broker)
         #: False where the scenario itself leaves files that only the next start puts right.
@@ -144,6 +145,8 @@ class Scene:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._disk is not None:
+                self._disk.go_on.set()
             self.raw.socket.close()
             self.broker.stop()
 
@@ -379,7 +382,7 @@ def committed_values(data: FetchResponse.PartitionData) -> list[bytes]:
 
 @contextmanager
 def in_background(work: Callable[[], object]) -> Iterator[Callable[[], Any]]:
-    """Run a request beside the scenario; what is yielded waits for its answer."""
+    """Run a request beside the scenario, which waits for its answer at the end at the latest."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 
@@ -399,11 +402,8 @@ def in_background(work: Callable[[], object]) -> Iterator[Callable[[], Any]]:
             raise failure[0]
         return outcome[0]
 
-    try:
-        yield answer
-    finally:
-        with suppress(BaseException):
-            answer()
+    yield answer
+    answer()
 
 
 def _underscored(settings: dict[str, object]) -> dict[str, Any]:
