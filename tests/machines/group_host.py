@@ -193,7 +193,8 @@ class Host:
                 for m, a in (assignments or {}).items()
             ],
         )
-        return token, self.answered(token, self.machine.sync_group(request, 5, self.now_ms, token))
+        version = 4 if protocol_type is None or protocol_name is None else 5
+        return token, self.answered(token, self.machine.sync_group(request, version, self.now_ms, token))
 
     def heartbeat(
         self, member_id: str, generation: int, *, group: str = GROUP, instance: str | None = None

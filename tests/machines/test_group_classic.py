@@ -16,6 +16,7 @@ from semel.wire.messages.groups import (
     JoinGroupResponse,
     LeaveGroupRequest,
     ListGroupsRequest,
+    SyncGroupRequest,
 )
 from tests.machines.group_host import GROUP, Host, subscription
 
@@ -218,11 +219,21 @@ def test_sync_says_why_not(host: Host) -> None:
 
     assert code("ghost", generation) == ErrorCode.UNKNOWN_MEMBER_ID
     assert code(members[0], generation - 1) == ErrorCode.ILLEGAL_GENERATION
-    assert code(members[0], generation, protocol_type="connect") == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert code(members[0], generation, protocol_name="sticky") == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    for wrong in (("connect", "range"), ("consumer", "sticky")):
+        named = {"protocol_type": wrong[0], "protocol_name": wrong[1]}
+        assert code(members[0], generation, **named) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert code(members[0], generation, group="other") == ErrorCode.UNKNOWN_MEMBER_ID
     host.join(members[0])
     assert code(members[1], generation) == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_from_version_5_sync_names_the_protocol(host: Host) -> None:
+    members, generation = host.stable_group(1)
+    request = SyncGroupRequest(group_id=GROUP, generation_id=generation, member_id=members[0])
+    reply = host.do(host.machine.sync_group(request, 5, host.now_ms, host.token()))
+    assert reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    _, named = host.sync(members[0], generation, protocol_type="consumer", protocol_name="range")
+    assert named is not None and named.assignment == b"a0"
 
 
 def test_a_rebalance_sends_whoever_waits_for_the_leader_back(host: Host) -> None:

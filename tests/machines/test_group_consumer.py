@@ -44,30 +44,30 @@ def code(reply: ConsumerGroupHeartbeatResponse) -> ErrorCode:
 
 
 def two_members(host: Host) -> None:
-    """`a` has ledger 0 and 1, `b` has 2 and 3, both at epoch 2."""
+    """`a` has ledger 0 and 1, `b` has 2 and 3, both at epoch 3."""
     host.consumer_heartbeat("a", 0)
     host.consumer_heartbeat("b", 0)
-    host.consumer_heartbeat("a", 1)
-    host.consumer_heartbeat("a", 1, owned={LEDGER: [0, 1]})
-    host.consumer_heartbeat("b", 2)
+    host.consumer_heartbeat("a", 2)
+    host.consumer_heartbeat("a", 2, owned={LEDGER: [0, 1]})
+    host.consumer_heartbeat("b", 3)
     assert group_of(host).state.value == "Stable"
 
 
 def test_the_first_member_gets_everything(host: Host) -> None:
     reply = host.consumer_heartbeat("a", 0)
     assert given(reply) == {LEDGER: [0, 1, 2, 3]}
-    assert (reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == ("a", 1, 5000)
+    assert (reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == ("a", 2, 5000)
 
 
 def test_a_partition_is_given_only_once_its_owner_let_go(host: Host) -> None:
     host.consumer_heartbeat("a", 0)
     assert given(host.consumer_heartbeat("b", 0)) == {}, "a still has everything"
-    asked = host.consumer_heartbeat("a", 1)
-    assert given(asked) == {LEDGER: [0, 1]} and asked.member_epoch == 1, "a is asked to revoke, and stays in its epoch"
-    assert given(host.consumer_heartbeat("b", 2)) is None, "a has not said that it let go"
-    assert host.consumer_heartbeat("a", 1, owned={LEDGER: [0, 1, 2]}).member_epoch == 1
-    assert host.consumer_heartbeat("a", 1, owned={LEDGER: [0, 1]}).member_epoch == 2
-    assert given(host.consumer_heartbeat("b", 2)) == {LEDGER: [2, 3]}
+    asked = host.consumer_heartbeat("a", 2)
+    assert given(asked) == {LEDGER: [0, 1]} and asked.member_epoch == 2, "a is asked to revoke, and stays in its epoch"
+    assert given(host.consumer_heartbeat("b", 3)) is None, "a has not said that it let go"
+    assert host.consumer_heartbeat("a", 2, owned={LEDGER: [0, 1, 2]}).member_epoch == 2
+    assert host.consumer_heartbeat("a", 2, owned={LEDGER: [0, 1]}).member_epoch == 3
+    assert given(host.consumer_heartbeat("b", 3)) == {LEDGER: [2, 3]}
     assert group_of(host).state.value == "Stable"
 
 
@@ -91,31 +91,31 @@ def test_a_member_of_version_0_is_given_an_id(host: Host) -> None:
 
 def test_an_epoch_from_elsewhere_is_fenced(host: Host) -> None:
     two_members(host)
-    assert code(host.consumer_heartbeat("a", 3)) == ErrorCode.FENCED_MEMBER_EPOCH
-    assert code(host.consumer_heartbeat("b", 1)) == ErrorCode.FENCED_MEMBER_EPOCH
-    assert code(host.consumer_heartbeat("ghost", 2)) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert code(host.consumer_heartbeat("a", 2, group="nowhere")) == ErrorCode.GROUP_ID_NOT_FOUND
+    assert code(host.consumer_heartbeat("a", 4)) == ErrorCode.FENCED_MEMBER_EPOCH
+    assert code(host.consumer_heartbeat("b", 2)) == ErrorCode.FENCED_MEMBER_EPOCH
+    assert code(host.consumer_heartbeat("ghost", 3)) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert code(host.consumer_heartbeat("a", 3, group="nowhere")) == ErrorCode.GROUP_ID_NOT_FOUND
 
 
 def test_a_member_that_lost_the_answer_may_come_with_the_epoch_before(host: Host) -> None:
     two_members(host)
-    assert code(host.consumer_heartbeat("a", 1)) == ErrorCode.FENCED_MEMBER_EPOCH, "it must say what it has"
-    assert code(host.consumer_heartbeat("a", 1, owned={LEDGER: [2]})) == ErrorCode.FENCED_MEMBER_EPOCH
-    reply = host.consumer_heartbeat("a", 1, owned={LEDGER: [0, 1]})
-    assert code(reply) == ErrorCode.NONE and reply.member_epoch == 2
+    assert code(host.consumer_heartbeat("a", 2)) == ErrorCode.FENCED_MEMBER_EPOCH, "it must say what it has"
+    assert code(host.consumer_heartbeat("a", 2, owned={LEDGER: [2]})) == ErrorCode.FENCED_MEMBER_EPOCH
+    reply = host.consumer_heartbeat("a", 2, owned={LEDGER: [0, 1]})
+    assert code(reply) == ErrorCode.NONE and reply.member_epoch == 3
 
 
 def test_a_fenced_member_comes_back_with_nothing(host: Host) -> None:
     two_members(host)
     reply = host.consumer_heartbeat("a", 0)
-    assert given(reply) == {LEDGER: [0, 1]} and reply.member_epoch == 2
+    assert given(reply) == {LEDGER: [0, 1]} and reply.member_epoch == 3
 
 
 def test_a_full_group_takes_no_more() -> None:
     host = Host(GroupSettings(group_consumer_max_size=1))
     host.consumer_heartbeat("a", 0)
     assert code(host.consumer_heartbeat("b", 0)) == ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert code(host.consumer_heartbeat("a", 1)) == ErrorCode.NONE
+    assert code(host.consumer_heartbeat("a", 2)) == ErrorCode.NONE
 
 
 @pytest.mark.parametrize(
@@ -147,20 +147,20 @@ def test_an_assignor_that_is_not_there_is_refused(host: Host) -> None:
 def test_a_static_member_in_use_keeps_its_instance_id(host: Host) -> None:
     host.consumer_heartbeat("a", 0, instance="i")
     assert code(host.consumer_heartbeat("b", 0, instance="i")) == ErrorCode.UNRELEASED_INSTANCE_ID
-    assert code(host.consumer_heartbeat("b", 1, instance="i")) == ErrorCode.FENCED_INSTANCE_ID
-    assert code(host.consumer_heartbeat("b", 1, instance="j")) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert code(host.consumer_heartbeat("b", 2, instance="i")) == ErrorCode.FENCED_INSTANCE_ID
+    assert code(host.consumer_heartbeat("b", 2, instance="j")) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_static_member_that_means_to_return_finds_its_partitions(host: Host) -> None:
     host.consumer_heartbeat("a", 0, instance="i")
     host.consumer_heartbeat("b", 0, instance="j")
-    host.consumer_heartbeat("a", 1, instance="i")
-    host.consumer_heartbeat("a", 1, instance="i", owned={LEDGER: [0, 1]})
-    host.consumer_heartbeat("b", 2, instance="j")
+    host.consumer_heartbeat("a", 2, instance="i")
+    host.consumer_heartbeat("a", 2, instance="i", owned={LEDGER: [0, 1]})
+    host.consumer_heartbeat("b", 3, instance="j")
     assert host.consumer_heartbeat("a", -2, instance="i").member_epoch == -2
-    assert given(host.consumer_heartbeat("b", 2, instance="j")) is None, "nothing moves while it is away"
+    assert given(host.consumer_heartbeat("b", 3, instance="j")) is None, "nothing moves while it is away"
     reply = host.consumer_heartbeat("c", 0, instance="i")
-    assert given(reply) == {LEDGER: [0, 1]} and reply.member_epoch == 2
+    assert given(reply) == {LEDGER: [0, 1]} and reply.member_epoch == 3
     assert group_of(host).static_members == {"i": "c", "j": "b"}
     assert host.restarted().machine.groups[GROUP].members == group_of(host).members
 
@@ -185,29 +185,29 @@ def test_a_static_member_may_leave_for_good(host: Host) -> None:
 def test_a_silent_member_loses_its_partitions(host: Host) -> None:
     two_members(host)
     host.pass_ms(44_000)
-    host.consumer_heartbeat("a", 2)
+    host.consumer_heartbeat("a", 3)
     host.pass_ms(1_000)
     assert list(group_of(host).members) == ["a"]
-    reply = host.consumer_heartbeat("a", 2)
-    assert given(reply) == {LEDGER: [0, 1, 2, 3]} and reply.member_epoch == 3
+    reply = host.consumer_heartbeat("a", 3)
+    assert given(reply) == {LEDGER: [0, 1, 2, 3]} and reply.member_epoch == 4
 
 
 def test_several_members_may_fall_silent_at_once(host: Host) -> None:
     two_members(host)
     host.pass_ms(100_000)
     group = group_of(host)
-    assert group.members == {} and group.owners == {} and group.epoch == 4
+    assert group.members == {} and group.owners == {} and group.epoch == 5
 
 
 def a_member_that_never_revokes_is_put_out() -> None:
     host = Host()
     host.consumer_heartbeat("a", 0)
     host.consumer_heartbeat("b", 0)
-    host.consumer_heartbeat("a", 1)
+    host.consumer_heartbeat("a", 2)
     for _ in range(6):
         host.pass_ms(5_000)
-        host.consumer_heartbeat("a", 1)
-        host.consumer_heartbeat("b", 2)
+        host.consumer_heartbeat("a", 2)
+        host.consumer_heartbeat("b", 3)
     host.pass_ms(5_000)
     assert list(group_of(host).members) == ["b"]
 
@@ -221,7 +221,7 @@ def test_after_a_restart_every_member_has_a_full_session(host: Host) -> None:
     host.pass_ms(44_000)
     other = host.restarted()
     other.pass_ms(44_000)
-    assert code(other.consumer_heartbeat("a", 2)) == ErrorCode.NONE
+    assert code(other.consumer_heartbeat("a", 3)) == ErrorCode.NONE
     other.pass_ms(1_000)
     assert list(other.machine.groups[GROUP].members) == ["a"]
 
@@ -237,22 +237,22 @@ def change_topics(host: Host, **topics: TopicInfo) -> None:
 def test_new_partitions_are_assigned_with_the_next_heartbeat(host: Host) -> None:
     host.consumer_heartbeat("a", 0)
     change_topics(host, ledger=TopicInfo(LEDGER, 5))
-    reply = host.consumer_heartbeat("a", 1)
-    assert given(reply) == {LEDGER: [0, 1, 2, 3, 4]} and reply.member_epoch == 2
+    reply = host.consumer_heartbeat("a", 2)
+    assert given(reply) == {LEDGER: [0, 1, 2, 3, 4]} and reply.member_epoch == 3
 
 
 def test_topics_nobody_reads_change_nothing(host: Host) -> None:
     host.consumer_heartbeat("a", 0)
     change_topics(host, audit=TopicInfo(AUDIT, 9))
-    assert host.consumer_heartbeat("a", 1).member_epoch == 1
+    assert host.consumer_heartbeat("a", 2).member_epoch == 2
 
 
 def test_a_regular_expression_follows_the_topics_there_are(host: Host) -> None:
     assert given(host.consumer_heartbeat("a", 0, regex="aud.*")) == {AUDIT: [0, 1]}
     change_topics(host, auditing=TopicInfo(UUID(int=9), 1))
-    assert given(host.consumer_heartbeat("a", 1)) == {AUDIT: [0, 1], UUID(int=9): [0]}
+    assert given(host.consumer_heartbeat("a", 2)) == {AUDIT: [0, 1], UUID(int=9): [0]}
     assert host.restarted().machine.groups[GROUP].regexes == group_of(host).regexes
-    host.consumer_heartbeat("a", 2, topics=["ledger"], regex="")
+    host.consumer_heartbeat("a", 3, topics=["ledger"], regex="")
     assert group_of(host).regexes == {}
 
 
@@ -268,9 +268,9 @@ def test_a_regular_expression_that_cannot_be_read_is_refused(host: Host) -> None
 
 def test_a_topic_a_member_no_longer_reads_is_taken_back_at_once(host: Host) -> None:
     host.consumer_heartbeat("a", 0, topics=["ledger", "audit"])
-    reply = host.consumer_heartbeat("a", 1, topics=["audit"])
-    assert given(reply) == {AUDIT: [0, 1]} and reply.member_epoch == 1
-    assert host.consumer_heartbeat("a", 1, owned={AUDIT: [0, 1]}).member_epoch == 2
+    reply = host.consumer_heartbeat("a", 2, topics=["audit"])
+    assert given(reply) == {AUDIT: [0, 1]} and reply.member_epoch == 2
+    assert host.consumer_heartbeat("a", 2, owned={AUDIT: [0, 1]}).member_epoch == 3
 
 
 # Offsets
@@ -278,22 +278,22 @@ def test_a_topic_a_member_no_longer_reads_is_taken_back_at_once(host: Host) -> N
 
 def test_only_a_member_in_its_epoch_commits(host: Host) -> None:
     two_members(host)
-    assert host.commit(member_id="a", generation=2) == ErrorCode.NONE
-    assert host.commit(member_id="a", generation=3) == ErrorCode.STALE_MEMBER_EPOCH
-    assert host.commit(member_id="ghost", generation=2) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert host.commit(member_id="a", generation=3) == ErrorCode.NONE
+    assert host.commit(member_id="a", generation=4) == ErrorCode.STALE_MEMBER_EPOCH
+    assert host.commit(member_id="ghost", generation=3) == ErrorCode.UNKNOWN_MEMBER_ID
     assert host.commit() == ErrorCode.UNKNOWN_MEMBER_ID
-    assert host.commit(member_id="a", generation=2, version=8) == ErrorCode.UNSUPPORTED_VERSION
-    assert host.txn_commit(member_id="a", generation=3) == ErrorCode.ILLEGAL_GENERATION
-    assert host.txn_commit(member_id="a", generation=2) == ErrorCode.NONE
+    assert host.commit(member_id="a", generation=3, version=8) == ErrorCode.UNSUPPORTED_VERSION
+    assert host.txn_commit(member_id="a", generation=4) == ErrorCode.ILLEGAL_GENERATION
+    assert host.txn_commit(member_id="a", generation=3) == ErrorCode.NONE
     assert host.txn_commit() == ErrorCode.NONE
 
 
 def test_a_member_behind_commits_what_it_has_had_all_along(host: Host) -> None:
     two_members(host)
-    assert host.commit(member_id="a", generation=1, partition=0) == ErrorCode.NONE
-    assert host.commit(member_id="a", generation=1, partition=2) == ErrorCode.STALE_MEMBER_EPOCH
-    assert host.commit(member_id="b", generation=1, partition=2) == ErrorCode.STALE_MEMBER_EPOCH
-    assert host.txn_commit(member_id="b", generation=1, partition=2) == ErrorCode.ILLEGAL_GENERATION
+    assert host.commit(member_id="a", generation=2, partition=0) == ErrorCode.NONE
+    assert host.commit(member_id="a", generation=2, partition=2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert host.commit(member_id="b", generation=2, partition=2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert host.txn_commit(member_id="b", generation=2, partition=2) == ErrorCode.ILLEGAL_GENERATION
 
 
 # Changing protocols
@@ -350,8 +350,8 @@ def test_a_change_of_topics_is_noticed_again_if_it_could_not_be_written(host: Ho
     host.consumer_heartbeat("a", 0)
     change_topics(host, ledger=TopicInfo(LEDGER, 5))
     host.fail_next = True
-    host.consumer_heartbeat("a", 1)
-    assert given(host.consumer_heartbeat("a", 1)) == {LEDGER: [0, 1, 2, 3, 4]}
+    host.consumer_heartbeat("a", 2)
+    assert given(host.consumer_heartbeat("a", 2)) == {LEDGER: [0, 1, 2, 3, 4]}
 
 
 # Administration
@@ -364,8 +364,8 @@ def test_describe_shows_assignment_and_target(host: Host) -> None:
     there, missing = host.do(host.machine.consumer_group_describe(request, 1, host.now_ms)).groups
     assert (there.group_state, there.group_epoch, there.assignment_epoch, there.assignor_name) == (
         "Reconciling",
-        2,
-        2,
+        3,
+        3,
         "uniform",
     )
     first = next(member for member in there.members if member.member_id == "a")
@@ -379,9 +379,9 @@ def test_describe_shows_assignment_and_target(host: Host) -> None:
 
 def test_a_consumer_group_is_listed_and_deleted_like_any_other(host: Host) -> None:
     host.consumer_heartbeat("a", 0)
-    host.commit(member_id="a", generation=1)
+    host.commit(member_id="a", generation=2)
     listed = host.do(host.machine.list_groups(ListGroupsRequest(types_filter=["Consumer"]), 5, host.now_ms)).groups
-    assert [(row.group_id, row.group_type, row.protocol_type) for row in listed] == [(GROUP, "Consumer", "consumer")]
+    assert [(row.group_id, row.group_type, row.protocol_type) for row in listed] == [(GROUP, "consumer", "consumer")]
     request = DeleteGroupsRequest(groups_names=[GROUP])
     refused = host.do(host.machine.delete_groups(request, 2, host.now_ms)).results[0]
     assert refused.error_code == ErrorCode.NON_EMPTY_GROUP

@@ -284,7 +284,12 @@ class ClassicGroup:
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
         if self.state is State.EMPTY:
             return bool(protocol_type) and bool(protocols)
-        return self.protocol_type == protocol_type and any(name in self._candidates() for name, _ in protocols)
+        if self.protocol_type != protocol_type:
+            return False
+        if not self.members:
+            return bool(protocols)
+        candidates = self._candidates()
+        return any(name in candidates for name, _ in protocols)
 
     def select_protocol(self) -> str:
         """What most members like best among what all of them support."""

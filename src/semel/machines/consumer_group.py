@@ -21,6 +21,8 @@ JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 LEAVE_STATIC_EPOCH = -2
 UNKNOWN_MEMBER_EPOCH = -1
+#: A group begins here without a record, and its first subscription takes it further.
+FIRST_GROUP_EPOCH = 1
 
 #: topic id -> partition -> the epoch in which the member was given it
 Owned = Mapping[UUID, Mapping[int, int]]
@@ -98,7 +100,7 @@ class ConsumerGroup:
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
-        self.epoch = 0
+        self.epoch = FIRST_GROUP_EPOCH
         self.metadata_hash = 0
         self.members: dict[str, ConsumerMember] = {}
         self.static_members: dict[str, str] = {}

@@ -269,7 +269,7 @@ class ConsumerRebalance:
         looked_again = group.checked_topics is not topics
         regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out)
         regex_changed |= member.subscribed_topic_regex != before.subscribed_topic_regex
-        bump = draft.epoch == 0 or regex_changed or member.subscribed_topic_names != before.subscribed_topic_names
+        bump = regex_changed or member.subscribed_topic_names != before.subscribed_topic_names
         if not bump and not looked_again:
             return
         metadata_hash = _metadata_hash(draft.subscribed_topics(), topics)

@@ -61,6 +61,8 @@ from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCo
 
 __all__ = ["GroupCoordinator", "GroupSettings", "TopicInfo", "TopicsView"]
 
+#: From this version a member says in SyncGroup which protocol it thinks was chosen.
+PROTOCOL_NAMED_SINCE = 5
 #: The most tombstones one decision of the retention check carries.
 _EXPIRED_AT_ONCE = 500
 
@@ -163,6 +165,8 @@ class GroupCoordinator:
         self._now_ms = now_ms
         out = Outcome()
         try:
+            if version >= PROTOCOL_NAMED_SINCE and (request.protocol_type is None or request.protocol_name is None):
+                raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are needed")
             group = self._classic_group(request.group_id)
             self._classic.sync(group, request, Parked(token, version), now_ms, out)
         except Refused as refused:

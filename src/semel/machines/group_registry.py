@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -53,6 +54,7 @@ TopicsView = Mapping[str, TopicInfo]
 Group = ClassicGroup | ConsumerGroup
 
 
+@lru_cache(maxsize=4096)
 def java_string_hash(text: str) -> int:
     """`String.hashCode()`: over UTF-16 code units, in 32-bit signed arithmetic."""
     code = 0
@@ -117,7 +119,17 @@ class Outcome:
 class GroupRegistry:
     """The groups this broker coordinates, and which of their partitions may be served."""
 
-    __slots__ = ("_by_partition", "_loaded", "_loading", "_partitions", "groups", "settings", "timers", "topics")
+    __slots__ = (
+        "_by_partition",
+        "_loaded",
+        "_loading",
+        "_partitions",
+        "_topic_names",
+        "_topics",
+        "groups",
+        "settings",
+        "timers",
+    )
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
@@ -125,7 +137,8 @@ class GroupRegistry:
         self.groups: dict[str, Group] = {}
         self._by_partition: dict[int, set[str]] = {}
         self.timers = Timers()
-        self.topics: TopicsView | None = None
+        self._topics: TopicsView | None = None
+        self._topic_names: dict[UUID, str] = {}
         self._loading: set[int] = set()
         self._loaded: set[int] = set()
         self._partitions = settings.offsets_topic_num_partitions
@@ -175,16 +188,22 @@ class GroupRegistry:
         del self.groups[group_id]
         self._by_partition[self.partition_for(group_id)].discard(group_id)
 
+    @property
+    def topics(self) -> TopicsView | None:
+        """The topics there are, as far as the host has told."""
+        return self._topics
+
+    @topics.setter
+    def topics(self, topics: TopicsView | None) -> None:
+        self._topics = topics
+        self._topic_names = {info.topic_id: name for name, info in (topics or {}).items()}
+
     def topic_name(self, topic_id: UUID) -> str | None:
-        if self.topics is not None:
-            for name, info in self.topics.items():
-                if info.topic_id == topic_id:
-                    return name
-        return None
+        return self._topic_names.get(topic_id)
 
     def knows_partition(self, topic: str, partition: int) -> bool:
         """Whether the topic partition exists; with no view of topics given yet, everything may exist."""
-        if self.topics is None:
+        if self._topics is None:
             return True
-        info = self.topics.get(topic)
+        info = self._topics.get(topic)
         return info is not None and 0 <= partition < info.partitions

@@ -29,7 +29,7 @@ _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
 def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
-    """Assignments only mean something while the group is stable."""
+    """What members subscribe to only means something while the group is stable."""
     stable = group.state is State.STABLE
     return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
@@ -43,7 +43,7 @@ def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 member_metadata=member.metadata(group.protocol_name) if stable else b"",
-                member_assignment=member.assignment if stable else b"",
+                member_assignment=member.assignment,
             )
             for member in group.members.values()
         ],
@@ -63,11 +63,11 @@ def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> Des
 
 def listed(group: Group, request: ListGroupsRequest) -> ListGroupsResponse.ListedGroup | None:
     """The group in the list, unless a filter leaves it out."""
-    kind = "Classic" if isinstance(group, ClassicGroup) else "Consumer"
+    kind = "classic" if isinstance(group, ClassicGroup) else "consumer"
     state = group.state.value
     if request.states_filter and state.lower() not in {wanted.lower() for wanted in request.states_filter}:
         return None
-    if request.types_filter and kind.lower() not in {wanted.lower() for wanted in request.types_filter}:
+    if request.types_filter and kind not in {wanted.lower() for wanted in request.types_filter}:
         return None
     return ListGroupsResponse.ListedGroup(
         group_id=group.group_id,
