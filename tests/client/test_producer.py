@@ -18,7 +18,9 @@ from semel.errors import (
     ProducerFenced,
     RecordTooLarge,
     RequestTimedOut,
+    UnsupportedVersion,
 )
+from semel.machines.contract import ProducerIdentity
 from semel.machines.transaction_manager import GroupMetadata
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, every, nth_only
 from semel.wire.apis import ApiKey
@@ -171,6 +173,35 @@ def test_a_member_the_group_has_moved_on_from_cannot_commit_in_a_transaction(boo
         producer.abort_transaction()
         with producer.transaction():
             producer.send_offsets_to_transaction({(name, 0): 1}, consumer.group_metadata())
+
+
+@pytest.mark.semel(**{"transaction.two.phase.commit.enable": True})
+@pytest.mark.parametrize("decide", [True, False])
+def test_a_prepared_transaction_outlives_its_producer_and_is_decided_by_another(
+    semel_broker: Broker, name: str, decide: bool
+) -> None:
+    address = semel_broker.bootstrap_servers
+    config = {"bootstrap.servers": address, "transactional.id": name, "transaction.two.phase.commit.enable": True}
+    with Producer(config) as first:
+        assert first.init_transactions(keep_prepared=True) is None
+        first.begin_transaction()
+        first.send(name, "prepared")
+        written_down = first.prepare_transaction()
+        first.close(timeout_ms=0)
+    with Producer(config) as second:
+        assert second.init_transactions(keep_prepared=True) == written_down
+        earlier = ProducerIdentity(written_down.producer_id, written_down.producer_epoch - 1)
+        second.complete_transaction(written_down if decide else earlier)
+        with second.transaction():
+            second.send(name, "after")
+    expected = [b"prepared", b"after"] if decide else [b"after"]
+    assert [record.value for record in read(address, name, len(expected))] == expected
+
+
+def test_two_phases_are_refused_where_the_broker_does_not_serve_them(bootstrap: str, name: str) -> None:
+    config = {"bootstrap.servers": bootstrap, "transactional.id": name, "transaction.two.phase.commit.enable": True}
+    with Producer(config) as producer, pytest.raises(UnsupportedVersion, match="InitProducerId version 6"):
+        producer.init_transactions()
 
 
 def test_an_empty_transaction_commits_cleanly(bootstrap: str, name: str) -> None:

@@ -278,6 +278,60 @@ def test_a_coordinator_that_forgot_the_producer_gives_a_new_identity_after_the_a
     assert isinstance(ask(manager).message, InitProducerIdRequest)
 
 
+def test_an_abort_called_in_the_middle_of_a_commit_is_refused_and_changes_nothing() -> None:
+    manager = ready(version=1)
+    manager.begin()
+    manager.write(P0)
+    manager.commit()
+    with pytest.raises(Misuse):
+        manager.abort()
+    assert isinstance(ask(manager).message, AddPartitionsToTxnRequest), "the partition is still to be announced"
+
+
+def prepared(**fields: object) -> TransactionManager:
+    manager = TransactionManager("payments", two_phase_commit=True)
+    manager.initialize(keep_prepared=True)
+    send = ask(manager)
+    assert (send.version, send.message.enable2_pc, send.message.keep_prepared_txn) == (6, True, True)
+    answer(manager, send.message, producer_id=7, producer_epoch=3, **fields)
+    return manager
+
+
+@pytest.mark.parametrize(("decided", "committed"), [((7, 2), True), ((7, 1), False)])
+def test_a_prepared_transaction_is_completed_as_the_outside_coordinator_decided(
+    decided: tuple[int, int], committed: bool
+) -> None:
+    manager = prepared(ongoing_txn_producer_id=7, ongoing_txn_producer_epoch=2)
+    assert (manager.state, manager.prepared) == (State.PREPARED, ProducerIdentity(7, 2))
+    with pytest.raises(Misuse):
+        manager.write(P0)
+    manager.complete(ProducerIdentity(*decided))
+    send = ask(manager)
+    assert (send.message.committed, send.message.producer_epoch) == (committed, 3)
+    answer(manager, send.message, producer_id=7, producer_epoch=4)
+    assert (manager.state, manager.prepared) == (State.READY, None)
+
+
+def test_with_nothing_prepared_a_two_phase_producer_is_ready() -> None:
+    manager = prepared()
+    assert manager.state is State.READY
+    manager.begin()
+    manager.write(P0)
+    manager.prepare()
+    assert manager.prepared == ProducerIdentity(7, 3)
+    manager.complete(ProducerIdentity(7, 3))
+    assert ask(manager).message.committed
+
+
+def test_two_phases_need_their_setting() -> None:
+    with pytest.raises(Misuse, match=r"transaction\.two\.phase\.commit\.enable"):
+        TransactionManager("payments").initialize(keep_prepared=True)
+    manager = ready()
+    manager.begin()
+    with pytest.raises(Misuse, match=r"transaction\.two\.phase\.commit\.enable"):
+        manager.prepare()
+
+
 def test_an_idempotent_producer_takes_its_next_epoch_itself_until_there_is_none() -> None:
     manager = TransactionManager(None)
     manager.initialize()

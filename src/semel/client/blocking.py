@@ -85,9 +85,13 @@ class Producer(Face):
         """Wait until everything sent so far is delivered or has failed."""
         self._thread.run(self._producer.flush())
 
-    def init_transactions(self) -> None:
-        """Take the transactional id over: fences its former owner and ends what that left open."""
-        self._thread.run(self._producer.init_transactions())
+    def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
+        """Take the transactional id over: fences its former owner and ends what that left open.
+
+        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
+        is the answer.
+        """
+        return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
 
     def begin_transaction(self) -> None:
         """Open a transaction."""
@@ -101,9 +105,13 @@ class Producer(Face):
         """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
         self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
 
-    def prepare_transaction(self) -> None:
-        """Flush, and promise to commit if told so: phase one of two (KIP-939)."""
-        self._thread.run(self._producer.prepare_transaction())
+    def prepare_transaction(self) -> ProducerIdentity:
+        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
+        return self._thread.run(self._producer.prepare_transaction())
+
+    def complete_transaction(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        self._thread.run(self._producer.complete_transaction(decided))
 
     def commit_transaction(self) -> None:
         """Wait for every record of the transaction, then make all of it visible at once."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Text = bytes | bytearray | memoryview | str
 
 _OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
-_SETTLED = (State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR)
+_SETTLED = (State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
 _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
@@ -280,12 +280,17 @@ class AsyncProducer:
 
     # --- transactions ---------------------------------------------------------------------------------------------
 
-    async def init_transactions(self) -> None:
-        """Take the transactional id over: fences its former owner and ends what that left open."""
+    async def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
+        """Take the transactional id over: fences its former owner and ends what that left open.
+
+        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
+        is the answer.
+        """
         manager = self._need_manager("init_transactions")
         with self._lock:
-            manager.initialize()
+            manager.initialize(keep_prepared=keep_prepared)
         await self._settle("init_transactions")
+        return manager.prepared
 
     async def begin_transaction(self) -> None:
         """Open a transaction; records and offsets sent from now on become visible together or not at all."""
@@ -313,11 +318,20 @@ class AsyncProducer:
         if manager.error is not None:
             raise manager.error
 
-    async def prepare_transaction(self) -> None:
-        """Flush, and promise to commit if told so: phase one of two (KIP-939)."""
+    async def prepare_transaction(self) -> ProducerIdentity:
+        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
+        manager = self._need_manager("prepare_transaction")
         await self.flush()
         with self._lock:
-            self._need_manager("prepare_transaction").prepare()
+            manager.prepare()
+        return manager.identity
+
+    async def complete_transaction(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        manager = self._need_manager("complete_transaction")
+        with self._lock:
+            manager.complete(decided)
+        await self._settle("complete_transaction")
 
     async def commit_transaction(self) -> None:
         """Wait for every record of the transaction, then make all of it visible at once."""
@@ -475,7 +489,7 @@ class AsyncProducer:
             # Which protocol is spoken is settled before the first identity is asked for, and stays.
             if manager.state is State.INITIALIZING:
                 manager.version = self._cluster.transaction_version
-            response = await self._cluster.request(to, send.message, newest=send.newest)
+            response = await self._cluster.request(to, send.message, version=send.version, newest=send.newest)
         except KafkaError as error:
             self._trouble = error.why
             with self._lock:

@@ -11,170 +11,65 @@ for the next transaction. Without a transactional id the manager only keeps the 
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from semel.errors import ErrorCode, KafkaError, Misuse, ProducerFenced, error_for, invariant
+from semel.machines import transaction_requests as requests
 from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.transaction_manager_states import (
+    STEPS,
+    VERDICTS,
+    WHAT_TO_DO_FIRST,
+    Event,
+    State,
+    Verdict,
+    deciding_code,
+    verdict,
+)
+from semel.machines.transaction_requests import GroupMetadata, OffsetAndMetadata
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
-    EndTxnRequest,
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+
+__all__ = [
+    "MAX_EPOCH",
+    "NO_IDENTITY",
+    "STEPS",
+    "VERDICTS",
+    "Event",
+    "GroupMetadata",
+    "OffsetAndMetadata",
+    "Send",
+    "State",
+    "TransactionManager",
+    "Verdict",
+]
 
 NO_IDENTITY = ProducerIdentity(-1, -1)
 MAX_EPOCH = 2**15 - 1
 #: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
 CONCURRENT_BACKOFF_MS = 20
-
-
-class State(enum.Enum):
-    """Where a producer stands."""
-
-    UNINITIALIZED = "uninitialized"
-    INITIALIZING = "initializing"
-    READY = "ready"
-    IN_TRANSACTION = "in transaction"
-    PREPARED = "prepared"
-    COMMITTING = "committing"
-    ABORTING = "aborting"
-    ABORTABLE_ERROR = "abortable error"
-    FATAL_ERROR = "fatal error"
-
-
-class Event(enum.Enum):
-    """What happens to a producer: calls of its user, and answers."""
-
-    INITIALIZE = "init_transactions"
-    INITIALIZED = "identity given"
-    BEGIN = "begin_transaction"
-    WRITE = "send"
-    PREPARE = "prepare_transaction"
-    COMMIT = "commit_transaction"
-    ABORT = "abort_transaction"
-    ENDED = "transaction ended"
-    ABORTABLE = "abortable failure"
-    FATAL = "fatal failure"
-
-
-S, E = State, Event
-
-#: From (state, event) to the next state; a blank cell is a misuse of the producer and raises.
-STEPS: dict[State, dict[Event, State]] = {
-    S.UNINITIALIZED: {E.INITIALIZE: S.INITIALIZING, E.FATAL: S.FATAL_ERROR},
-    S.INITIALIZING: {
-        E.INITIALIZE: S.INITIALIZING,
-        E.INITIALIZED: S.READY,
-        E.ABORTABLE: S.ABORTABLE_ERROR,
-        E.FATAL: S.FATAL_ERROR,
-    },
-    S.READY: {E.BEGIN: S.IN_TRANSACTION, E.INITIALIZE: S.INITIALIZING, E.ABORTABLE: S.READY, E.FATAL: S.FATAL_ERROR},
-    S.IN_TRANSACTION: {
-        E.WRITE: S.IN_TRANSACTION,
-        E.PREPARE: S.PREPARED,
-        E.COMMIT: S.COMMITTING,
-        E.ABORT: S.ABORTING,
-        E.ABORTABLE: S.ABORTABLE_ERROR,
-        E.FATAL: S.FATAL_ERROR,
-    },
-    S.PREPARED: {
-        E.COMMIT: S.COMMITTING,
-        E.ABORT: S.ABORTING,
-        E.ABORTABLE: S.ABORTABLE_ERROR,
-        E.FATAL: S.FATAL_ERROR,
-    },
-    S.COMMITTING: {
-        E.COMMIT: S.COMMITTING,
-        E.ENDED: S.READY,
-        E.ABORTABLE: S.ABORTABLE_ERROR,
-        E.FATAL: S.FATAL_ERROR,
-    },
-    S.ABORTING: {
-        E.ABORT: S.ABORTING,
-        E.ENDED: S.READY,
-        E.INITIALIZE: S.INITIALIZING,
-        E.ABORTABLE: S.ABORTING,
-        E.FATAL: S.FATAL_ERROR,
-    },
-    S.ABORTABLE_ERROR: {E.ABORT: S.ABORTING, E.ABORTABLE: S.ABORTABLE_ERROR, E.FATAL: S.FATAL_ERROR},
-    S.FATAL_ERROR: {E.ABORTABLE: S.FATAL_ERROR, E.FATAL: S.FATAL_ERROR},
-}
-
-_WHAT_TO_DO_FIRST = {
-    S.UNINITIALIZED: "call init_transactions() first",
-    S.INITIALIZING: "init_transactions() has not finished",
-    S.READY: "call begin_transaction() first",
-    S.IN_TRANSACTION: "a transaction is open: commit or abort it first",
-    S.PREPARED: "the transaction is prepared: complete it first",
-    S.COMMITTING: "commit_transaction() has not finished: call it again",
-    S.ABORTING: "abort_transaction() has not finished: call it again",
-    S.ABORTABLE_ERROR: "the transaction failed: call abort_transaction()",
-    S.FATAL_ERROR: "the producer failed: close it",
-}
-
-
-class Verdict(enum.Enum):
-    """What an error code in an answer means for the producer."""
-
-    RETRY = "retry"
-    ABORTABLE = "abortable"
-    FENCED = "fenced"
-    FATAL = "fatal"
-
-
-_FENCED = {ErrorCode.PRODUCER_FENCED: Verdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: Verdict.FENCED}
-_RENEWED_BY_ABORT = {
-    ErrorCode.UNKNOWN_PRODUCER_ID: Verdict.ABORTABLE,
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.ABORTABLE,
-}
-_MEMBER_MOVED_ON = {
-    ErrorCode.FENCED_INSTANCE_ID: Verdict.ABORTABLE,
-    ErrorCode.UNKNOWN_MEMBER_ID: Verdict.ABORTABLE,
-    ErrorCode.ILLEGAL_GENERATION: Verdict.ABORTABLE,
-    ErrorCode.STALE_MEMBER_EPOCH: Verdict.ABORTABLE,
-}
-
-#: From (request, error code) to a verdict. A code that is not here follows its own row in `errors`.
-VERDICTS: dict[type, dict[ErrorCode, Verdict]] = {
-    InitProducerIdRequest: {**_FENCED},
-    AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
-    AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
-    TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
-    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: Verdict.FATAL},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMetadata:
-    """Which member of which group commits: with it, a member the group has given up on is refused (KIP-447)."""
-
-    group_id: str
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetAndMetadata:
-    """Where a group goes on reading, with a text of its own."""
-
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
+#: Two-phase commit (KIP-939) begins with this version of InitProducerId.
+TWO_PHASE_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request for a coordinator. `newest` is the version the protocol in use must not go beyond."""
+    """A request for a coordinator. `newest` is the version the protocol in use must not go beyond.
+
+    `version` asks for exactly that one: a broker that lacks it lacks the feature.
+    """
 
     message: Any
     coordinator: str
     key: str
-    newest: int | None = None
+    newest: int
+    version: int | None = None
 
 
 @dataclass(slots=True)
@@ -198,6 +93,9 @@ class TransactionManager:
     error: KafkaError | None = None
     #: Not before this time may the next request be sent.
     not_before_ms: int = 0
+    #: Whose transaction is prepared: what an outside coordinator writes down before it decides.
+    prepared: ProducerIdentity | None = None
+    _keep_prepared: bool = False
     _in_flight: bool = False
     _started: bool = False
     _bump_after_abort: bool = False
@@ -211,11 +109,17 @@ class TransactionManager:
     def is_transactional(self) -> bool:
         return self.transactional_id is not None
 
-    def initialize(self) -> None:
-        """Ask for an identity; whatever the predecessor of this transactional id left open is ended by it."""
+    def initialize(self, *, keep_prepared: bool = False) -> None:
+        """Ask for an identity; whatever the predecessor of this transactional id left open is ended by it.
+
+        With `keep_prepared` a transaction that was prepared stays, for `complete` to decide on.
+        """
+        if keep_prepared and not self.two_phase_commit:
+            raise self._needs_two_phase("init_transactions(keep_prepared=True)")
         if self.state is State.INITIALIZING:
             return
         self._step(Event.INITIALIZE)
+        self._keep_prepared = keep_prepared
 
     def begin(self) -> None:
         self._need_transactional_id(Event.BEGIN)
@@ -250,10 +154,18 @@ class TransactionManager:
         """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
         self._need_transactional_id(Event.PREPARE)
         if not self.two_phase_commit:
-            raise Misuse(
-                ErrorCode.INVALID_TXN_STATE, "prepare_transaction() needs transaction.two.phase.commit.enable=true"
-            )
+            raise self._needs_two_phase("prepare_transaction()")
         self._step(Event.PREPARE)
+        self.prepared = self.identity
+
+    def complete(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if the outside coordinator decided on this very transaction, abort if on an earlier one."""
+        if self.prepared is None:
+            raise self._why_not(Event.COMMIT)
+        if decided == self.prepared:
+            self.commit()
+        else:
+            self.abort()
 
     def commit(self) -> None:
         self._need_transactional_id(Event.COMMIT)
@@ -261,10 +173,9 @@ class TransactionManager:
 
     def abort(self) -> None:
         self._need_transactional_id(Event.ABORT)
-        if self.state is not State.ABORTING:
-            self._pending_offsets.clear()
-            self._unannounced.clear()
         self._step(Event.ABORT)
+        self._pending_offsets.clear()
+        self._unannounced.clear()
 
     # --- what the sender asks -------------------------------------------------------------------------------------
 
@@ -346,13 +257,11 @@ class TransactionManager:
     def on_response(self, request: Any, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:
         """Take an answer in. The code it gave is returned, for the shell to look for the coordinator anew."""
         self._in_flight = False
-        code = _worst(request, response)
+        code = deciding_code(request, response)
         if code is not ErrorCode.NONE:
             self._refused(request, code, now_ms, backoff_ms, getattr(response, "error_message", None))
         elif isinstance(request, InitProducerIdRequest):
-            self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
-            self._forget_transaction()
-            self._step(Event.INITIALIZED)
+            self._identified(response)
         elif isinstance(request, AddPartitionsToTxnRequest):
             self._started = True
             for topic in request.v3_and_below_topics:
@@ -370,19 +279,19 @@ class TransactionManager:
         return code
 
     def _refused(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
-        verdict = VERDICTS[type(request)].get(code) or _verdict_of_row(code)
+        meaning = verdict(request, code)
         what = f"{type(request).__name__} of '{self.transactional_id}': {message or code.meaning}"
-        if verdict is Verdict.RETRY:
+        if meaning is Verdict.RETRY:
             concurrent = code is ErrorCode.CONCURRENT_TRANSACTIONS
             self.not_before_ms = now_ms + (min(backoff_ms, CONCURRENT_BACKOFF_MS) if concurrent else backoff_ms)
-        elif verdict is Verdict.FENCED:
+        elif meaning is Verdict.FENCED:
             why = f"{what}; another producer has used this transactional.id, or the transaction timed out"
             self._fatal(ProducerFenced(ErrorCode.PRODUCER_FENCED, why))
-        elif verdict is Verdict.ABORTABLE and self.state is State.ABORTING:
+        elif meaning is Verdict.ABORTABLE and self.state is State.ABORTING:
             # The coordinator knows nothing of what is to be aborted: a fresh identity is all that is left to ask for.
             self._bump_after_abort = True
             self._ended(None)
-        elif verdict is Verdict.ABORTABLE:
+        elif meaning is Verdict.ABORTABLE:
             if self.version < 2:
                 self._bump_after_abort = True
             self._abortable(error_for(code, what))
@@ -397,81 +306,44 @@ class TransactionManager:
             transaction_timeout_ms=self.transaction_timeout_ms if self.is_transactional else 2**31 - 1,
             producer_id=self.identity.producer_id,
             producer_epoch=self.identity.producer_epoch,
+            enable2_pc=self.two_phase_commit,
+            keep_prepared_txn=self._keep_prepared,
         )
-        if self.two_phase_commit:
-            request.enable2_pc = True
-        return self._to_coordinator(request, 6 if self.two_phase_commit else 5)
+        send = self._to_coordinator(request, newest=5)
+        return replace(send, version=TWO_PHASE_VERSION) if self.two_phase_commit else send
 
     def _add_partitions(self) -> Send:
-        topics = [
-            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=numbers)
-            for name, numbers in _by_topic(self._unannounced).items()
-        ]
-        return self._to_coordinator(
-            AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self.transactional_id or "",
-                v3_and_below_producer_id=self.identity.producer_id,
-                v3_and_below_producer_epoch=self.identity.producer_epoch,
-                v3_and_below_topics=topics,
-            ),
-            3,
-        )
+        return self._to_coordinator(requests.add_partitions(self._name, self.identity, self._unannounced), newest=3)
 
     def _commit_offsets(self, pending: _PendingOffsets) -> Send:
         group = pending.group
         if self.version < 2 and not pending.announced:
-            return self._to_coordinator(
-                AddOffsetsToTxnRequest(
-                    transactional_id=self.transactional_id or "",
-                    producer_id=self.identity.producer_id,
-                    producer_epoch=self.identity.producer_epoch,
-                    group_id=group.group_id,
-                ),
-                4,
-            )
-        topics = [
-            TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
-                name=name,
-                partitions=[
-                    TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                        partition_index=number,
-                        committed_offset=given.offset,
-                        committed_leader_epoch=given.leader_epoch,
-                        committed_metadata=given.metadata,
-                    )
-                    for number in numbers
-                    for given in (pending.offsets[TopicPartition(name, number)],)
-                ],
-            )
-            for name, numbers in _by_topic(pending.offsets).items()
-        ]
-        request = TxnOffsetCommitRequest(
-            transactional_id=self.transactional_id or "",
-            group_id=group.group_id,
-            producer_id=self.identity.producer_id,
-            producer_epoch=self.identity.producer_epoch,
-            generation_id=group.generation_id,
-            member_id=group.member_id,
-            group_instance_id=group.group_instance_id,
-            topics=topics,
-        )
+            return self._to_coordinator(requests.add_offsets(self._name, self.identity, group.group_id), newest=4)
+        request = requests.commit_offsets(self._name, self.identity, group, pending.offsets)
         return Send(request, "group", group.group_id, 5 if self.version >= 2 else 4)
 
     def _end(self) -> Send:
-        return self._to_coordinator(
-            EndTxnRequest(
-                transactional_id=self.transactional_id or "",
-                producer_id=self.identity.producer_id,
-                producer_epoch=self.identity.producer_epoch,
-                committed=self.state is State.COMMITTING,
-            ),
-            5 if self.version >= 2 else 4,
-        )
+        request = requests.end(self._name, self.identity, committed=self.state is State.COMMITTING)
+        return self._to_coordinator(request, newest=5 if self.version >= 2 else 4)
 
     def _to_coordinator(self, request: Any, newest: int) -> Send:
-        return Send(request, "transaction", self.transactional_id or "", newest)
+        return Send(request, "transaction", self._name, newest)
+
+    @property
+    def _name(self) -> str:
+        return self.transactional_id or ""
 
     # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _identified(self, response: Any) -> None:
+        self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        self._forget_transaction()
+        if response.ongoing_txn_producer_id < 0:
+            self._step(Event.INITIALIZED)
+            return
+        self.prepared = ProducerIdentity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        self._started = True
+        self._step(Event.FOUND_PREPARED)
 
     def _ended(self, response: Any) -> None:
         if response is not None and getattr(response, "producer_id", -1) >= 0:
@@ -482,6 +354,8 @@ class TransactionManager:
 
     def _forget_transaction(self) -> None:
         self._started = False
+        self._keep_prepared = False
+        self.prepared = None
         self._bump_after_abort = False
         self._partitions.clear()
         self._unannounced.clear()
@@ -510,42 +384,12 @@ class TransactionManager:
             return self.error
         return Misuse(
             ErrorCode.INVALID_TXN_STATE,
-            f"{event.value}() while the producer is {self.state.value}: {_WHAT_TO_DO_FIRST[self.state]}",
+            f"{event.value}() while the producer is {self.state.value}: {WHAT_TO_DO_FIRST[self.state]}",
         )
+
+    def _needs_two_phase(self, what: str) -> Misuse:
+        return Misuse(ErrorCode.INVALID_TXN_STATE, f"{what} needs transaction.two.phase.commit.enable=true")
 
     def _need_transactional_id(self, event: Event) -> None:
         if not self.is_transactional:
             raise Misuse(ErrorCode.INVALID_TXN_STATE, f"{event.value}() needs the setting transactional.id")
-
-
-def _verdict_of_row(code: ErrorCode) -> Verdict:
-    if code.retriable:
-        return Verdict.RETRY
-    return Verdict.ABORTABLE if code.abortable else Verdict.FATAL
-
-
-def _worst(request: Any, response: Any) -> ErrorCode:
-    """The one code that decides: what cannot be mended before what can, in the answer's own order."""
-    codes = []
-    if isinstance(request, AddPartitionsToTxnRequest):
-        codes = [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
-    elif isinstance(request, TxnOffsetCommitRequest):
-        codes = [p.error_code for t in response.topics for p in t.partitions]
-    else:
-        codes = [response.error_code]
-    rows = [ErrorCode.of(code) for code in codes if code]
-    verdicts = VERDICTS[type(request)]
-    for row in rows:
-        if (verdicts.get(row) or _verdict_of_row(row)) is not Verdict.RETRY and row is not _NOT_TRIED:
-            return row
-    return rows[0] if rows else ErrorCode.NONE
-
-
-_NOT_TRIED = ErrorCode.OPERATION_NOT_ATTEMPTED
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for partition in sorted(partitions, key=lambda p: (p.topic, p.partition)):
-        grouped.setdefault(partition.topic, []).append(partition.partition)
-    return grouped

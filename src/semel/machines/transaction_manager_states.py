@@ -1,0 +1,158 @@
+"""The producer's table: where it stands, what may happen, and what each error code of a coordinator means for it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from semel.errors import ErrorCode
+from semel.wire.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+
+class State(enum.Enum):
+    """Where a producer stands."""
+
+    UNINITIALIZED = "uninitialized"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    ABORTABLE_ERROR = "abortable error"
+    FATAL_ERROR = "fatal error"
+
+
+class Event(enum.Enum):
+    """What happens to a producer: calls of its user, and answers."""
+
+    INITIALIZE = "init_transactions"
+    INITIALIZED = "identity given"
+    FOUND_PREPARED = "a prepared transaction was kept"
+    BEGIN = "begin_transaction"
+    WRITE = "send"
+    PREPARE = "prepare_transaction"
+    COMMIT = "commit_transaction"
+    ABORT = "abort_transaction"
+    ENDED = "transaction ended"
+    ABORTABLE = "abortable failure"
+    FATAL = "fatal failure"
+
+
+S, E = State, Event
+
+#: From (state, event) to the next state; a blank cell is a misuse of the producer and raises.
+STEPS: dict[State, dict[Event, State]] = {
+    S.UNINITIALIZED: {E.INITIALIZE: S.INITIALIZING, E.FATAL: S.FATAL_ERROR},
+    S.INITIALIZING: {
+        E.INITIALIZE: S.INITIALIZING,
+        E.INITIALIZED: S.READY,
+        E.FOUND_PREPARED: S.PREPARED,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.READY: {E.BEGIN: S.IN_TRANSACTION, E.INITIALIZE: S.INITIALIZING, E.ABORTABLE: S.READY, E.FATAL: S.FATAL_ERROR},
+    S.IN_TRANSACTION: {
+        E.WRITE: S.IN_TRANSACTION,
+        E.PREPARE: S.PREPARED,
+        E.COMMIT: S.COMMITTING,
+        E.ABORT: S.ABORTING,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.PREPARED: {
+        E.COMMIT: S.COMMITTING,
+        E.ABORT: S.ABORTING,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.COMMITTING: {
+        E.COMMIT: S.COMMITTING,
+        E.ENDED: S.READY,
+        E.ABORTABLE: S.ABORTABLE_ERROR,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.ABORTING: {
+        E.ABORT: S.ABORTING,
+        E.ENDED: S.READY,
+        E.INITIALIZE: S.INITIALIZING,
+        E.ABORTABLE: S.ABORTING,
+        E.FATAL: S.FATAL_ERROR,
+    },
+    S.ABORTABLE_ERROR: {E.ABORT: S.ABORTING, E.ABORTABLE: S.ABORTABLE_ERROR, E.FATAL: S.FATAL_ERROR},
+    S.FATAL_ERROR: {E.ABORTABLE: S.FATAL_ERROR, E.FATAL: S.FATAL_ERROR},
+}
+
+WHAT_TO_DO_FIRST = {
+    S.UNINITIALIZED: "call init_transactions() first",
+    S.INITIALIZING: "init_transactions() has not finished",
+    S.READY: "call begin_transaction() first",
+    S.IN_TRANSACTION: "a transaction is open: commit or abort it first",
+    S.PREPARED: "the transaction is prepared: complete it first",
+    S.COMMITTING: "commit_transaction() has not finished: call it again",
+    S.ABORTING: "abort_transaction() has not finished: call it again",
+    S.ABORTABLE_ERROR: "the transaction failed: call abort_transaction()",
+    S.FATAL_ERROR: "the producer failed: close it",
+}
+
+
+class Verdict(enum.Enum):
+    """What an error code in an answer means for the producer."""
+
+    RETRY = "retry"
+    ABORTABLE = "abortable"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+_FENCED = {ErrorCode.PRODUCER_FENCED: Verdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: Verdict.FENCED}
+_RENEWED_BY_ABORT = {
+    ErrorCode.UNKNOWN_PRODUCER_ID: Verdict.ABORTABLE,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.ABORTABLE,
+}
+_MEMBER_MOVED_ON = {
+    ErrorCode.FENCED_INSTANCE_ID: Verdict.ABORTABLE,
+    ErrorCode.UNKNOWN_MEMBER_ID: Verdict.ABORTABLE,
+    ErrorCode.ILLEGAL_GENERATION: Verdict.ABORTABLE,
+    ErrorCode.STALE_MEMBER_EPOCH: Verdict.ABORTABLE,
+}
+
+#: From (request, error code) to a verdict. A code that is not here follows its own row in `errors`.
+VERDICTS: dict[type, dict[ErrorCode, Verdict]] = {
+    InitProducerIdRequest: {**_FENCED},
+    AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
+    AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
+    TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
+    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: Verdict.FATAL},
+}
+
+
+def verdict(request: Any, code: ErrorCode) -> Verdict:
+    """What this code in the answer to this request means; codes without a cell follow their own row in `errors`."""
+    found = VERDICTS[type(request)].get(code)
+    if found is not None:
+        return found
+    if code.retriable:
+        return Verdict.RETRY
+    return Verdict.ABORTABLE if code.abortable else Verdict.FATAL
+
+
+def deciding_code(request: Any, response: Any) -> ErrorCode:
+    """The one code of an answer that decides: what cannot be mended before what can, in the answer's own order."""
+    if isinstance(request, AddPartitionsToTxnRequest):
+        codes = [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
+    elif isinstance(request, TxnOffsetCommitRequest):
+        codes = [p.error_code for t in response.topics for p in t.partitions]
+    else:
+        codes = [response.error_code]
+    rows = [ErrorCode.of(code) for code in codes if code]
+    for row in rows:
+        if row is not ErrorCode.OPERATION_NOT_ATTEMPTED and verdict(request, row) is not Verdict.RETRY:
+            return row
+    return rows[0] if rows else ErrorCode.NONE
