@@ -10,6 +10,7 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
+from semel.log.files import Files
 from semel.wire.messages.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -32,6 +33,7 @@ from semel.wire.messages.metadata import (
     FindCoordinatorRequest,
     MetadataRequest,
 )
+from semel.wire.messages.transactions import InitProducerIdRequest
 from tests.broker.raw import Raw, batch, now_ms
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -453,3 +455,32 @@ def test_topics_ids_settings_and_records_are_there_after_a_restart(tmp_path: Pat
         assert setting(raw, topic, "retention.ms").value == "-1"
         assert raw.values(topic, partition=2) == [b"kept"]
         assert broker.server.cluster_id == cluster_id
+
+
+class FullDisk(Files):
+    """Takes nothing more once it is full."""
+
+    full = False
+
+    def replace(self, path: Any, data: Any, *, durable: bool = True) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().replace(path, data, durable=durable)
+
+
+def test_what_the_disk_refuses_has_not_happened(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("semel.broker.server.Files", lambda: disk)
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create(topic)
+        disk.full = True
+        assert create(raw, topic + "-new").error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert delete(raw, name=topic).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert change(raw, topic, "retention.ms", SET, "5").error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        first_id = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+        assert raw.ask(first_id).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert topics_of(raw) == {topic}
+        assert setting(raw, topic, "retention.ms").value == "604800000"
+        disk.full = False
+        assert raw.ask(first_id).error_code == ErrorCode.NONE
+        assert delete(raw, name=topic).error_code == ErrorCode.NONE

@@ -86,5 +86,9 @@ class ProducerIds:
                 self._store.update(PRODUCER_ID_BLOCK, claim, version)
             except Conflict:
                 continue
+            except OSError as error:
+                raise Refused(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no block of producer ids could be claimed: {error}"
+                ) from error
             self._next, self._end = start, end
             return

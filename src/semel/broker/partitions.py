@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,8 @@ class Partition:
                 self.damage = damage
                 logger.error("%s-%d is offline: %s", self.topic.name, self.index, damage.why)
                 raise
+            except OSError as error:
+                raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} cannot be opened: {error}") from error
         return log
 
     @property
@@ -161,8 +164,6 @@ class TopicRegistry:
         self._recovery_points: dict[tuple[str, int], int] = {}
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
-        #: Told the name and partition count of a topic after it was deleted.
-        self.deleted: list[Callable[[Topic], None]] = []
         #: Told after topics or partitions came or went: assignments on the server depend on it.
         self.changed: list[Callable[[], None]] = []
 
@@ -255,39 +256,36 @@ class TopicRegistry:
         if validate_only:
             return topic
         self._set_aside_strays(name, partition_count)
+        self._save({name: _row(topic, partition_count)})
         self._enlist(topic, partition_count)
-        try:
-            self._save()
-        except OSError:
-            self._strike(topic)
-            raise
         self._announce()
         return topic
 
     def delete(self, topic: Topic) -> None:
         """Delete a topic and its data."""
-        self._strike(topic)
-        self._save()
+        self._save({topic.name: None})
+        del self.topics[topic.name]
+        del self.by_id[topic.topic_id]
+        self._files.drain()
         for partition in topic.partitions:
             log = partition.detach()
             if log is not None:
-                log.close(self._now_ms())
-            doomed = partition.directory.with_name(f"{topic.name}-{partition.index}.{uuid.uuid4().hex}-delete")
+                for segment in log.segments:
+                    segment.close()
             if partition.directory.exists():
+                doomed = partition.directory.with_name(f"{partition.directory.name}.{uuid.uuid4().hex}-delete")
                 partition.directory.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._files.in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
             partition.changed()
         self._forget_offsets(topic.name)
-        for told in self.deleted:
-            told(topic)
         self._announce()
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """Grow a topic to `count` partitions."""
         self._set_aside_strays(topic.name, count, first=len(topic.partitions))
+        self._save({topic.name: _row(topic, count)})
         for index in range(len(topic.partitions), count):
             topic.partitions.append(self._partition(topic, index))
-        self._save()
         self._announce()
 
     def configure(self, topic: Topic, overrides: dict[str, str], *, validate_only: bool = False) -> None:
@@ -295,8 +293,8 @@ class TopicRegistry:
         values = self._checked(overrides)
         if validate_only:
             return
+        self._save({topic.name: _row(topic, len(topic.partitions), overrides)})
         topic.overrides, topic.values = overrides, values
-        self._save()
         for partition in topic.partitions:
             if partition.opened is not None:
                 partition.opened.config = values
@@ -331,10 +329,6 @@ class TopicRegistry:
             if len(kept) < len(offsets):
                 write_offsets(self._files, self._directory, checkpoint, kept)
 
-    def _strike(self, topic: Topic) -> None:
-        del self.topics[topic.name]
-        del self.by_id[topic.topic_id]
-
     def _partition(self, topic: Topic, index: int) -> Partition:
         return Partition(topic, index, self._directory / f"{topic.name}-{index}", self._open)
 
@@ -366,13 +360,22 @@ class TopicRegistry:
             if directory.exists():
                 directory.rename(directory.with_name(f"{directory.name}.{uuid.uuid4().hex}-stray"))
 
-    def _save(self) -> None:
-        rows: dict[str, Any] = {
-            topic.name: {"id": str(topic.topic_id), "partitions": len(topic.partitions), "configs": topic.overrides}
-            for topic in self.topics.values()
-        }
-        self._version = self._store.update(_STORE_ENTRY, {"version": 1, "topics": rows}, self._version)
+    def _save(self, changes: dict[str, dict[str, Any] | None]) -> None:
+        """Store what will be, before it is: what the disk refuses has not happened."""
+        rows: dict[str, Any] = {topic.name: _row(topic, len(topic.partitions)) for topic in self.topics.values()}
+        rows.update(changes)
+        kept = {name: row for name, row in rows.items() if row is not None}
+        try:
+            self._version = self._store.update(_STORE_ENTRY, {"version": 1, "topics": kept}, self._version)
+        except OSError as error:
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata store cannot be written: {error}") from error
 
     def _announce(self) -> None:
         for told in self.changed:
             told()
+
+
+def _row(topic: Topic, partition_count: int, overrides: dict[str, str] | None = None) -> dict[str, Any]:
+    """A topic as the store keeps it."""
+    configs = topic.overrides if overrides is None else overrides
+    return {"id": str(topic.topic_id), "partitions": partition_count, "configs": configs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.marker_sender import write_marker
+from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import TopicPartition
 from semel.wire.messages.transactions import (
@@ -21,6 +22,7 @@ from semel.wire.messages.transactions import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
 
 #: From this version AddPartitionsToTxn carries many transactions at once.
@@ -109,9 +111,10 @@ def list_transactions(broker: BrokerServer, request: ListTransactionsRequest, ca
     return host.answer(host.machine.list_transactions(request, broker.now_ms()))
 
 
-def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
+def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> Any:
     """Markers as another coordinator, or an administrator ending a hanging transaction, sends them."""
     response = WriteTxnMarkersResponse()
+    written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]] = {}
     for marker in request.markers:
         result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=marker.producer_id)
         for topic in marker.topics:
@@ -130,11 +133,27 @@ def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, cal
                     )
                 except Refused as error:
                     code = error.code
-                answers.append(
-                    WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                answer = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(
+                    partition_index=index, error_code=code
                 )
+                answers.append(answer)
+                if code == ErrorCode.NONE:
+                    written.setdefault(broker.topics.partition(topic.name, index), []).append(answer)
             result.topics.append(
                 WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=answers)
             )
         response.markers.append(result)
+    if broker.flusher is not None:
+        return _after_flush(broker.flusher, written, response)
+    return response
+
+
+async def _after_flush(
+    flusher: Flusher,
+    written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]],
+    response: WriteTxnMarkersResponse,
+) -> WriteTxnMarkersResponse:
+    for partition in await flusher.flushed(written):
+        for answer in written[partition]:
+            answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
     return response
