@@ -203,6 +203,50 @@ def test_members_share_the_partitions_and_take_over_from_one_that_leaves(
         assert take(first, 4) == [b"0"] * 4
 
 
+def test_a_coordinator_that_assigns_is_followed(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 5, partitions=2)
+    with reader(bootstrap, group_id=name, group_protocol="consumer") as consumer:
+        assigned: list[TopicPartition] = []
+        consumer.subscribe(name, on_assigned=assigned.extend)
+        take(consumer, 10)
+        assert set(assigned) == consumer.assignment() == {TopicPartition(name, 0), TopicPartition(name, 1)}
+        consumer.commit()
+        with Admin({"bootstrap.servers": bootstrap}) as admin:
+            group = admin.describe_groups([name])[name]
+            assert (group.type, group.members[0].member_id) == ("consumer", consumer.group_metadata().member_id)
+    with reader(bootstrap, group_id=name, group_protocol="consumer") as consumer:
+        consumer.subscribe(name)
+        fill(bootstrap, name, 1, partitions=2)
+        take(consumer, 2)
+
+
+@pytest.mark.semel(**{"group.consumer.min.heartbeat.interval.ms": 50, "group.consumer.heartbeat.interval.ms": 50})
+def test_members_of_the_consumer_protocol_share_and_take_over(semel_broker: Broker, name: str) -> None:
+    bootstrap = semel_broker.bootstrap_servers
+    fill(bootstrap, name, 5, partitions=4)
+    config = {"group_id": name, "group_protocol": "consumer"}
+    revoked: list[TopicPartition] = []
+    with reader(bootstrap, **config) as first:
+        first.subscribe(name, on_revoked=revoked.extend)
+        take(first, 20)
+        with reader(bootstrap, **config) as second:
+            second.subscribe(name)
+
+            def shared() -> bool:
+                first.poll(timeout_ms=20)
+                second.poll(timeout_ms=20)
+                return len(first.assignment()) == len(second.assignment()) == 2
+
+            until(shared, what="two shares of two")
+            assert set(revoked) == second.assignment(), "only what moved was revoked"
+
+        def alone() -> bool:
+            first.poll(timeout_ms=20)
+            return len(first.assignment()) == 4
+
+        until(alone, what="all four partitions")
+
+
 def test_a_callback_may_commit_what_is_about_to_be_revoked(bootstrap: str, name: str) -> None:
     fill(bootstrap, name, 5)
     config = {"group_id": name, "enable_auto_commit": False, "heartbeat_interval_ms": 100}

@@ -118,6 +118,8 @@ class ConsumerMember:
         try:
             await self._cluster.refresh_metadata(self.machine.topics)
         except Retriable:
+            pass  # asked again below
+        if self.machine.unnamed(self._cluster.metadata.topic_names):
             await asyncio.sleep(self._cluster.backoff(1))
 
     async def _beat(self) -> None:
