@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -124,6 +125,22 @@ def test_a_failed_fsync_stops_writes(tmp_path: Path) -> None:
     files.fail_when = lambda call, path: False
     with refused():
         log.append(batch(1, 1), NOW)
+
+
+def test_the_first_flush_of_a_new_partition_makes_its_directory_durable_too(tmp_path: Path) -> None:
+    class Directories(FaultyFiles):
+        directories: ClassVar[list[str]] = []
+
+        def sync_directory(self, path: object) -> None:
+            self.directories.append(str(path))
+
+    files = Directories()
+    log = open_log(tmp_path, files=files)
+    for expected in ([str(tmp_path / "t-0"), str(tmp_path)], []):
+        log.append(batch(), NOW)
+        files.directories.clear()
+        log.flush()
+        assert files.directories == expected
 
 
 def test_every_failure_at_any_step_leaves_acknowledged_records_once(tmp_path: Path) -> None:

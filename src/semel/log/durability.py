@@ -8,6 +8,7 @@ been synced: whoever finds one may rely on the log up to there.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
     dirty: list[tuple[Segment, int, int]] = []
     indexes: list[str] = []
     is_new = False
+    is_created = log.is_created and log.end_offset > 0
     for segment in reversed(log.segments):
         if segment.synced_bytes >= segment.size_bytes:
             if segment.base_offset < log.recovery_point:
@@ -54,9 +56,13 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
                     continue
             if is_new:
                 files.sync_directory(log.directory)
+            if is_created:
+                files.sync_directory(os.path.dirname(log.directory))
         finally:
             for _, descriptor, _ in dirty:
                 files.close(descriptor)
+        if is_created:
+            log.is_created = False
         for segment, _, size in dirty:
             segment.synced_bytes = max(segment.synced_bytes, size)
         log.recovery_point = max(log.recovery_point, end_offset)

@@ -73,6 +73,8 @@ class PartitionLog(Reading, TimestampSearch):
         self.verifies_transactions = True
         #: The I/O error that stopped writes, if there was one.
         self.failed: OSError | None = None
+        #: The directory is new and its parent was not synced since: a power cut could take all of it.
+        self.is_created = False
         #: Files of segments that left the log, and when to remove them.
         self.doomed: list[tuple[int, list[str]]] = []
         self.config = config
@@ -151,6 +153,7 @@ class PartitionLog(Reading, TimestampSearch):
         )
         log = cls(path, topic, partition, files, config, loaded)
         log.producer_id_expiration_ms = producer_id_expiration_ms
+        log.is_created = fresh
         log.log_start_offset = min(max(log.log_start_offset, log_start_offset), log.end_offset)
         if loaded.leader_epochs_changed:
             log.write_leader_epochs()
