@@ -47,11 +47,16 @@ class Disk(Files):
     def __init__(self) -> None:
         super().__init__()
         self.fails: Callable[[str, str], bool] = lambda call, path: False
-        self.waits: Callable[[str, str], bool] = lambda call, path: False
+        self.waits: Callable[[str, str], bool] = self.fails
         self.go_on = threading.Event()
         self.waiting = threading.Event()
         self.calls: list[tuple[str, str]] = []
         self._paths: dict[int, str] = {}
+
+    def heal(self) -> None:
+        """Nothing fails or waits any more."""
+        self.fails = self.waits = lambda call, path: False
+        self.go_on.set()
 
     def _before(self, call: str, path: str) -> None:
         if self.fails(call, path):
@@ -146,7 +151,7 @@ class Scene:
         if not self._closed:
             self._closed = True
             if self._disk is not None:
-                self._disk.go_on.set()
+                self._disk.heal()
             self.raw.socket.close()
             self.broker.stop()
 

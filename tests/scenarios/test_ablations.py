@@ -26,9 +26,9 @@ from semel.log.files import Files
 from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.reading import Reading
-from semel.machines import transaction_coordinator, transaction_metadata
+from semel.machines import transaction_coordinator, transaction_metadata, transaction_states
 from semel.machines.accumulator import stamped
-from semel.machines.contract import Decision
+from semel.machines.contract import Decision, StateRecord
 from semel.machines.producer_state import ProducerStates
 from semel.machines.sender import Sender, _Lane
 from semel.machines.transaction_coordinator import TransactionCoordinator
@@ -37,7 +37,7 @@ from semel.machines.transaction_shard import Shard
 from semel.records.batch import read_records, split
 from tests.client import test_sender
 from tests.log import test_compaction, test_failures
-from tests.machines import test_producer_state, test_transaction_scenarios
+from tests.machines import test_producer_state, test_transaction_scenarios, transaction_host
 from tests.scenarios import stage as stage_module
 from tests.scenarios import (
     test_client,
@@ -78,7 +78,11 @@ def without_epoch_check_in_the_partition(patch: Patch) -> None:
 def without_marker_epoch_rule(patch: Patch) -> None:
     """Every marker is taken under the rules of V1."""
     original = ProducerStates.check_marker
-    patch.setattr(ProducerStates, "check_marker", lambda self, *args: original(self, *args[:3], 1))
+
+    def check_marker(self: ProducerStates, producer_id: int, epoch: int, coordinator_epoch: int, version: int) -> Any:
+        return original(self, producer_id, epoch, coordinator_epoch, 1)
+
+    patch.setattr(ProducerStates, "check_marker", check_marker)
 
 
 def without_coordinator_epoch_check(patch: Patch) -> None:
@@ -93,8 +97,10 @@ def without_coordinator_epoch_check(patch: Patch) -> None:
 def without_marker_keeping_its_producer_alive(patch: Patch) -> None:
     original = ProducerStates.remember_marker
 
-    def remember_marker(self: ProducerStates, *args: Any) -> None:
-        original(self, *args[:4], -1)
+    def remember_marker(
+        self: ProducerStates, producer_id: int, epoch: int, coordinator_epoch: int, offset: int, timestamp_ms: int
+    ) -> None:
+        original(self, producer_id, epoch, coordinator_epoch, offset, -1)
 
     patch.setattr(ProducerStates, "remember_marker", remember_marker)
 
@@ -292,7 +298,7 @@ def without_an_end_to_loading(patch: Patch) -> None:
                 for record in () if batch.is_control else read_records(batch):
                     value = None if record.value is None else bytes(record.value)
                     key = bytes(record.key or b"")
-                    self.replay(transaction_coordinator.StateRecord(partition.index, key, value), None)
+                    self.replay(StateRecord(partition.index, key, value), None)
                 offset = batch.next_offset
         raise AssertionError(f"loading hangs at offset {offset}")
 
@@ -379,7 +385,7 @@ def without_recognising_a_repeated_end(patch: Patch) -> None:
 
 
 def without_waiting_for_the_previous_end(patch: Patch) -> None:
-    original = transaction_coordinator.step
+    original = transaction_states.step
 
     def step(state: Any, event: Any) -> Any:
         cell = original(state, event)
@@ -390,14 +396,14 @@ def without_waiting_for_the_previous_end(patch: Patch) -> None:
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:
     def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
-        state = transaction_metadata.State.PREPARE_ABORT
+        state = transaction_states.State.PREPARE_ABORT
         return transaction_metadata.prepared(old, state, 0, now_ms, None)
 
     patch.setattr(transaction_coordinator, "fenced", unbumped)
 
 
 def without_an_epoch_bump_at_the_end(patch: Patch) -> None:
-    original = transaction_coordinator.prepared
+    original = transaction_metadata.prepared
 
     def unbumped(old: Any, state: Any, version: int, *rest: Any) -> Any:
         return original(old, state, 0, *rest)
@@ -447,7 +453,7 @@ def without_the_same_bytes_again(patch: Patch) -> None:
         batch = original(self, partition)
         if batch.attempts > 1 and batch.identity is not None:
             lane = self._lanes[partition]
-            batch.data = stamped(batch.data, *_identity(batch), lane.next_sequence, False)
+            batch.data = stamped(batch.data or b"", *_identity(batch), lane.next_sequence, False)
         return batch
 
     patch.setattr(Sender, "_take", take)
@@ -500,7 +506,7 @@ def a_partition() -> Any:
 
 
 def a_host() -> Any:
-    return test_transaction_scenarios.Host()
+    return transaction_host.Host()
 
 
 #: Scenario, the test that guards it, what it is called with, the safeguard to remove.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from semel.machines.transaction_log_records import record_of
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
 from semel.wire.messages.transactions import InitProducerIdRequest, ListTransactionsRequest
-from tests.scenarios.stage import Scene, Stage, Steps
+from tests.scenarios.stage import Scene, Stage
 
 E = ErrorCode
 
@@ -170,7 +169,7 @@ def test_scenario_43_a_begun_but_empty_transaction_survives_a_restart_and_expire
     assert scene.committed("ledger") == [b"record"]
 
 
-def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage, tmp_path: Path) -> None:
+def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage) -> None:
     scene = stage.start()
     scene.raw.create("ledger")
     producer = scene.producer()
@@ -181,4 +180,3 @@ def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage, tmp
     assert scene.ends("ledger") == (0, 2)
     assert producer.end(True) is E.NONE
     assert scene.committed("ledger") == [b"before", b"after"]
-    assert isinstance(producer, Steps)

@@ -19,9 +19,11 @@ LAST = 2**31 - 1
 NOW = 1_700_000_000_000
 
 
-def idempotent(scene: Scene, *values: bytes, sequence: int, producer_id: int = 4711, **keys: bytes) -> tuple[int, int]:
+def idempotent(
+    scene: Scene, *values: bytes, sequence: int, producer_id: int = 4711, key: bytes | None = None
+) -> tuple[int, int]:
     """(error code, base offset) of one batch of an idempotent producer."""
-    data = batch(*values, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, **keys)
+    data = batch(*values, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, key=key)
     answer = scene.raw.produce("ledger", data)
     return answer.error_code, answer.base_offset
 
