@@ -239,6 +239,14 @@ class Refused(Exception):
         return f"{self.code.name}: {self.why or self.code.meaning}"
 
 
+class RecordsRefused(Refused):
+    """A batch is refused for some of its records; `record_errors` says for which (their place in the batch) and why."""
+
+    def __init__(self, code: ErrorCode, why: str, record_errors: tuple[tuple[int, str], ...]) -> None:
+        super().__init__(code, why)
+        self.record_errors = record_errors
+
+
 class InvariantViolation(BaseException):
     """Something that cannot be is. A BaseException, so that no `except Exception` keeps the broker running past it."""
 

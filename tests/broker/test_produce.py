@@ -8,6 +8,7 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
+from semel.records.batch import build
 from semel.wire.messages.produce import ProduceRequest
 from tests.broker.raw import Raw, batch, now_ms, produce_request, stored_batches, values_of
 
@@ -108,6 +109,23 @@ def test_timestamps_too_far_from_the_brokers_clock_are_refused(raw: Raw, topic: 
 def test_a_compacted_topic_wants_keys(raw: Raw, topic: str) -> None:
     raw.create(topic, cleanup_policy="compact")
     assert raw.produce(topic, batch(b"no key")).error_code == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_a_refused_batch_names_the_records_it_was_refused_for(raw: Raw, topic: str, codec: int) -> None:
+    raw.create(topic, cleanup_policy="compact")
+    mixed = build([(b"k", b"0"), (None, b"1"), (b"k", b"2"), (None, b"3")], codec=codec, timestamp_ms=now_ms())
+    answer = raw.produce(topic, mixed)
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert [row.batch_index for row in answer.record_errors] == [1, 3]
+    assert all(row.batch_index_error_message for row in answer.record_errors)
+
+
+def test_timestamps_far_off_are_named_record_by_record(raw: Raw, topic: str) -> None:
+    raw.create(topic, message_timestamp_after_max_ms="60000")
+    answer = raw.produce(topic, batch(b"0", b"1", timestamp_ms=now_ms() + 120_000))
+    assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
+    assert [row.batch_index for row in answer.record_errors] == [0, 1]
     assert raw.produce(topic, batch(b"keyed", key=b"k")).error_code == ErrorCode.NONE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.config import Values
-from semel.errors import ErrorCode, Refused
+from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.records.batch import Batch, build, check, read_records
 from semel.records.layout import CODEC_MASK
 
@@ -48,15 +48,33 @@ class Admission:
             raise Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
         if batch.base_offset != 0:
             raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
-        check(batch, framing=not batch.attributes & CODEC_MASK, require_keys=self._compacted)
+        framing = not batch.attributes & CODEC_MASK
+        try:
+            check(batch, framing=framing, require_keys=self._compacted)
+        except Refused as error:
+            if self._compacted:
+                check(batch, framing=framing)
+                raise _for_missing_keys(batch, error.why) from None
+            raise
         if not self.append_time:
             newest, oldest = batch.max_timestamp, batch.base_timestamp
-            if newest - now_ms > self._after_max_ms or now_ms - max(oldest, 0) > self._before_max_ms:
-                raise Refused(
-                    ErrorCode.INVALID_TIMESTAMP,
-                    f"timestamps from {oldest} to {newest} are too far from the broker's clock, {now_ms}",
-                )
+            if self._far_off(newest, now_ms) or self._far_off(oldest, now_ms):
+                raise self._for_timestamps(batch, now_ms)
         return batch
+
+    def _far_off(self, timestamp_ms: int, now_ms: int) -> bool:
+        return timestamp_ms - now_ms > self._after_max_ms or now_ms - max(timestamp_ms, 0) > self._before_max_ms
+
+    def _for_timestamps(self, batch: Batch, now_ms: int) -> RecordsRefused:
+        return RecordsRefused(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamps from {batch.base_timestamp} to {batch.max_timestamp} are too far from the broker's, {now_ms}",
+            tuple(
+                (record.offset, f"its timestamp is {record.timestamp}")
+                for record in read_records(batch)
+                if self._far_off(record.timestamp, now_ms)
+            ),
+        )
 
     def check_internal(self, data: bytes | bytearray | memoryview) -> Batch:
         """A coordinator's own batch: it is trusted, but it must fit."""
@@ -66,6 +84,12 @@ class Admission:
         if len(data) > min(self._max_message_bytes, self._segment_bytes):
             raise Refused(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes is larger than the topic allows")
         return batch
+
+
+def _for_missing_keys(batch: Batch, why: str) -> RecordsRefused:
+    """Which records have no key: a producer may send the others again without them."""
+    keyless = tuple((record.offset, why) for record in read_records(batch) if record.key is None)
+    return RecordsRefused(ErrorCode.INVALID_RECORD, why, keyless)
 
 
 def recompressed(batch: Batch, codec: int) -> Batch:

@@ -16,7 +16,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.partitions import Partition, Topic
-from semel.errors import ErrorCode, Refused
+from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.records.batch import HEADER_SIZE, Batch
 from semel.records.layout import TRANSACTIONAL
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
@@ -103,11 +103,7 @@ def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
             except Refused as error:
                 failed = True
                 broker.metrics.failed_produce += 1
-                answers.append(
-                    _PartitionResponse(
-                        index=part.index, error_code=error.code, base_offset=-1, error_message=error.why or None
-                    )
-                )
+                answers.append(_refusal(part.index, error))
                 continue
             answer = _PartitionResponse(
                 index=part.index,
@@ -126,6 +122,16 @@ def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     if broker.flusher is not None and written:
         return _after_flush(broker.flusher, written, response)
     return response
+
+
+def _refusal(index: int, error: Refused) -> _PartitionResponse:
+    answer = _PartitionResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.why or None)
+    if isinstance(error, RecordsRefused):
+        answer.record_errors = [
+            ProduceResponse.BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=why)
+            for place, why in error.record_errors
+        ]
+    return answer
 
 
 async def _after_flush(
