@@ -56,7 +56,7 @@ class Row:
 
     @property
     def goal_text(self) -> str:
-        bound = f"{'>=' if self.higher_is_better else '<='} {self.goal:.3g}"
+        bound = f"{'>=' if self.higher_is_better else '<='} {self.goal:,.4g}"
         return f"{bound} {self.unit}" if self.alone else f"{bound}x"
 
 

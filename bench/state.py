@@ -46,24 +46,23 @@ def pipelined(server: Server, api_key: int, version: int, requests: Iterable[obj
             waiting -= 1
 
 
-def know_transactional_ids(server: Server) -> None:
+def know_transactional_ids(server: Server, count: int) -> None:
     requests = (
         InitProducerIdRequest(transactional_id=f"known-{number}", transaction_timeout_ms=60_000)
-        for number in range(TRANSACTIONAL_IDS)
+        for number in range(count)
     )
     codes = {answer.error_code for answer in pipelined(server, ApiKey.INIT_PRODUCER_ID, 4, requests)}  # type: ignore[attr-defined]
     assert codes == {ErrorCode.NONE}, codes
 
 
-def know_groups(server: Server) -> None:
-    create_topic(server, "orders")
+def know_groups(server: Server, count: int) -> None:
 
     def request(number: int) -> OffsetCommitRequest:
         partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=number)
         topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="orders", partitions=[partition])
         return OffsetCommitRequest(group_id=f"group-{number}", topics=[topic])
 
-    requests = (request(number) for number in range(GROUPS))
+    requests = (request(number) for number in range(count))
     codes = {
         partition.error_code
         for answer in pipelined(server, ApiKey.OFFSET_COMMIT, 8, requests)
@@ -73,19 +72,22 @@ def know_groups(server: Server) -> None:
     assert codes == {ErrorCode.NONE}, codes
 
 
-def restarted(server: Server, known: int, fill: Callable[[Server], None]) -> tuple[float, float]:
+def restarted(server: Server, known: int, fill: Callable[[Server, int], None]) -> tuple[float, float]:
     """Seconds until a restarted broker serves records and transactions again, and bytes of memory for each entry.
 
-    Both coordinators exist on either side of the comparison, so that only the entries make the difference.
+    The server knows one entry on the one side of the comparison and all of them on the other, so that only the entries
+    make the difference, and not the code that is loaded for the first.
     """
     broker = server.semel
     assert broker is not None
     broker.start()
     serve(server)
+    create_topic(server, "orders")
+    fill(server, 1)
     broker.restart()
     serve(server)
     before = settled_megabytes(server)
-    fill(server)
+    fill(server, known)
     broker.stop()
     began = time.perf_counter()
     broker.launch()
