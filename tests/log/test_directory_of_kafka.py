@@ -1,12 +1,13 @@
-"""A partition that Apache Kafka wrote opens here, with every record, every abort and every producer."""
+"""Directories change hands: what Apache Kafka wrote opens here, and what was written here opens in Apache Kafka."""
 
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from semel.log.checkpoints import decode_partition_metadata
@@ -14,6 +15,8 @@ from semel.log.inspection import inspect
 from semel.log.partition_log import PartitionLog
 from tests.log.disk import NOW, InlineFiles, batch, crash, read_all, settings
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.requirements import require_kafka
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.java
 
@@ -59,3 +62,69 @@ def test_what_kafka_wrote_is_read_here(apache_kafka: ApacheKafka, tmp_path: Path
         assert inspect(segment.log_path, records=True).problems == []
     assert log.append(batch(), log.max_timestamp_offset().timestamp_ms).base_offset == log.end_offset - 1  # type: ignore[union-attr]
     crash(log)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "clean", [pytest.param(True, id="stopped in order"), pytest.param(False, id="killed", marks=pytest.mark.soak)]
+)
+def test_what_we_wrote_is_read_by_kafka(tmp_path: Path, clean: bool) -> None:
+    """A real broker takes the directory over: no complaint, every record, aborted ones left out, and it goes on."""
+    require_kafka()
+    name = "written-here"
+    with ApacheKafka(settings={"log.cleaner.enable": "false"}) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for created in admin.create_topics([NewTopic(name, 1, 1)]).values():
+            created.result(30)
+        directory = kafka.data / f"{name}-0"
+        until((directory / "partition.metadata").exists, within_s=30, what="the partition and its id")
+        topic_id = decode_partition_metadata((directory / "partition.metadata").read_bytes())
+        del admin
+        assert kafka.stop() in (0, 143)
+        shutil.rmtree(directory)
+        now_ms = int(time.time() * 1000)
+        log = PartitionLog.open(
+            directory,
+            name,
+            0,
+            settings(segment_bytes=20_000, index_interval_bytes=300),
+            now_ms,
+            topic_id=topic_id,
+            clean=True,
+            files=InlineFiles(),
+        )
+        expected = []
+        for number in range(100):
+            values = [b"%d.%d" % (number, i) for i in range(3)]
+            log.append(batch(5, number * 3, *values, codec=number % 5, timestamp_ms=now_ms), now_ms)
+            expected += values
+            guard = log.start_verification(7, 0, number)
+            in_transaction = batch(7, number, b"t%d" % number, transactional=True, timestamp_ms=now_ms)
+            log.append(in_transaction, now_ms, guard=guard)
+            log.append_marker(7, 0, number % 2 == 0, 0, 1, now_ms)
+            expected += [] if number % 2 else [b"t%d" % number]
+        if clean:
+            log.close(now_ms)
+        else:
+            (kafka.data / ".kafka_cleanshutdown").unlink()
+            log.flush()
+            crash(log)
+        kafka.start()
+        servers = {"bootstrap.servers": kafka.bootstrap_servers}
+        consumer = Consumer({**servers, "group.id": "g", "isolation.level": "read_committed"})
+        consumer.assign([TopicPartition(name, 0, 0)])
+        found: list[bytes | None] = []
+
+        def all_found() -> bool:
+            found.extend(message.value() for message in consumer.consume(500, 1.0) if message.error() is None)
+            return len(found) >= len(expected)
+
+        until(all_found, within_s=60, what="every committed record")
+        assert found == expected
+        consumer.close()
+        producer = Producer({**servers, "enable.idempotence": True})
+        producer.produce(name, b"written by Kafka")
+        assert producer.flush(30) == 0
+        kafka.stop()
+        said = (kafka.directory / "server.log").read_text()
+        assert "orrupt" not in said and f"{name}-0 is offline" not in said
