@@ -72,6 +72,7 @@ class Side:
         self.generation: dict[int, int] = {}
         self.parked: dict[asyncio.Task[Any], tuple[int, str]] = {}
         self.producer: Any = None
+        self.given: dict[int, dict[str, list[int]]] = {}
 
     def number(self, member_id: str) -> int:
         if member_id not in self.ids:
@@ -319,16 +320,20 @@ class Side:
         topics: list[str] | None = None,
         regex: str | None = None,
         owned: dict[str, list[int]] | None = None,
+        holds: bool = False,
         instance: str | None = None,
         assignor: str | None = None,
         behind: int = 0,
     ) -> Any:
+        """With `holds` it says that it has what it was last given, no more and no less."""
         if epoch is None:
             epoch = self.generation.get(client, 0) - behind
         joining = epoch == 0
         if joining:
             owned = {} if owned is None else owned
             topics = ["beside"] if topics is None and regex is None else topics
+        elif holds:
+            owned = self.given.get(client, {})
         member_id = self.held.setdefault(client, str(uuid.uuid4()))
         answer = await self.ask(
             ConsumerGroupHeartbeatRequest(
@@ -352,10 +357,13 @@ class Side:
         if answer.error_code == 0:
             self.generation[client] = answer.member_epoch
         names = {topic_id: name for name, topic_id in self.topic_ids.items()}
-        given = answer.assignment and sorted(
-            (names[part.topic_id], len(part.partitions)) for part in answer.assignment.topic_partitions
-        )
-        return ErrorCode(answer.error_code).name, answer.member_epoch, given
+        if answer.assignment is None:
+            return ErrorCode(answer.error_code).name, answer.member_epoch, None
+        given = {names[part.topic_id]: part.partitions for part in answer.assignment.topic_partitions}
+        self.given[client] = given
+        # Which partitions they are depends on member ids, which no two sides have in common.
+        counts = sorted((name, len(partitions)) for name, partitions in given.items())
+        return ErrorCode(answer.error_code).name, answer.member_epoch, counts
 
     async def ask(self, request: Any, version: int) -> Any:
         return await self.cluster.request(Coordinator("group", self.group_id), request, version=version)
@@ -669,6 +677,37 @@ def test_random_stories_are_answered_alike(servers: tuple[str, str], seed: int) 
                     at("txn_commit", client, behind=behind),
                     ("end", {"commit": choose.random() < 0.5}),
                     at("leave", client),
+                    ("delete_offset", {}),
+                    ("fetch", {}),
+                ]
+            )
+        )
+    assert_alike(servers, steps)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_stories_of_consumers_are_answered_alike(servers: tuple[str, str], seed: int) -> None:
+    choose = random.Random(seed)
+    steps: list[Step] = []
+    for _ in range(30):
+        client = choose.randint(0, 1)
+        steps.append(
+            choose.choice(
+                [
+                    at("consumer", client),
+                    at("consumer", client),
+                    at("consumer", client, holds=True),
+                    at("consumer", client, holds=True),
+                    at("consumer", client, holds=True),
+                    at("consumer", client, epoch=0),
+                    at("consumer", client, holds=True, behind=1),
+                    at("consumer", client, behind=choose.choice((-1, 1))),
+                    at("consumer", client, topics=choose.choice((["beside"], ["beside", "besides"], []))),
+                    at("consumer", client, epoch=-1),
+                    at("commit", client),
+                    at("commit", client, behind=choose.choice((-1, 1))),
+                    at("txn_commit", client, behind=choose.choice((0, 1))),
+                    ("end", {"commit": choose.random() < 0.5}),
                     ("delete_offset", {}),
                     ("fetch", {}),
                 ]
