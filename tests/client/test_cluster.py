@@ -15,6 +15,7 @@ from semel.config import ConfigError
 from semel.errors import Disconnected, ErrorCode, Misuse, RequestTimedOut, UnsupportedVersion
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only
 from semel.wire.apis import ApiKey
+from semel.wire.messages.admin import CreateTopicsRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
 from semel.wire.messages.transactions import InitProducerIdRequest
 
@@ -22,6 +23,11 @@ from semel.wire.messages.transactions import InitProducerIdRequest
 def init(transactional_id: str) -> tuple[InitProducerIdRequest, Coordinator]:
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=10_000)
     return request, Coordinator("transaction", transactional_id)
+
+
+def new_topic(name: str) -> CreateTopicsRequest:
+    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+    return CreateTopicsRequest(topics=[topic])
 
 
 def test_a_request_finds_its_way_by_node_coordinator_leader_and_controller(bootstrap: str, name: str) -> None:
@@ -32,7 +38,8 @@ def test_a_request_finds_its_way_by_node_coordinator_leader_and_controller(boots
         first = cluster.request_retrying(request, to=to)
         second = cluster.request_retrying(request, to=to)
         assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
-        cluster.topic(name, allow_auto_create=True)
+        cluster.request_retrying(new_topic(name), to=Controller())
+        assert len(cluster.topic(name).partitions) == 1
         question = FindCoordinatorRequest(key=name, coordinator_keys=[name])
         for target in (Leader(name, 0), Controller(), cluster.leader(name, 0), None):
             assert not list(error_codes(cluster.request_retrying(question, to=target)))
@@ -60,6 +67,16 @@ def test_silence_ends_at_the_deadline_and_says_what_was_asked(session_broker: Br
         with pytest.raises(RequestTimedOut, match="InitProducerIdRequest in 200 ms"):
             cluster.request(to, request, timeout_ms=200)
         assert cluster.request(to, request, timeout_ms=5_000).error_code == 0, "on a new connection"
+
+
+def test_an_idle_connection_is_replaced_before_it_is_used(session_broker: Broker) -> None:
+    config = {"bootstrap.servers": session_broker.bootstrap_servers, "connections.max.idle.ms": 0}
+    with FaultProxy(config["bootstrap.servers"]) as proxy:  # type: ignore[arg-type]
+        config["bootstrap.servers"] = proxy.bootstrap_servers
+        with BlockingCluster({**config, "send.buffer.bytes": 65_536, "receive.buffer.bytes": 65_536}) as cluster:
+            for _ in range(3):
+                cluster.connect()
+        assert proxy.passed[Way.REQUEST, ApiKey.API_VERSIONS] >= 3
 
 
 def test_a_broker_that_is_not_there_is_named() -> None:

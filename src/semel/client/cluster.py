@@ -76,12 +76,21 @@ class Cluster:
 
     `to` says who gets a request: a node id, `Coordinator(kind, key)`, `Leader(topic, partition)`, `Controller()`,
     or None for any broker.
+
+    >>> import asyncio
+    >>> async def features():
+    ...     async with Cluster({"bootstrap.servers": broker}) as cluster:
+    ...         await cluster.connect()
+    ...         return cluster.finalized_features["transaction.version"]
+    >>> asyncio.run(features())
+    2
     """
 
     def __init__(
         self,
         config: Values | Mapping[str, object],
         *,
+        auto_create_topics: bool = False,
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
@@ -90,6 +99,8 @@ class Cluster:
         self.finalized_features: dict[str, int] = {}
         self.client_id: str = self.config["client.id"]
         self._connect = connect
+        #: Whether asking for a topic may make it, where the broker allows that.
+        self._auto_create_topics = auto_create_topics
         self._bootstrap = [_address(text) for text in self.config["bootstrap.servers"]]
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
@@ -298,7 +309,10 @@ class Cluster:
     async def _open(self, node_id: int, lane: str) -> Connection:
         link = self._links.setdefault((node_id, lane), _Link())
         if link.connection is not None and not link.connection.closed:
-            return link.connection
+            if link.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
+                return link.connection
+            # The broker closes idle connections too, and a request must not be the one to find out.
+            link.connection.close("closed: it was idle")
         async with link.opening:
             if link.connection is not None and not link.connection.closed:
                 return link.connection
@@ -325,6 +339,7 @@ class Cluster:
         try:
             async with asyncio.timeout(setup_ms / 1000):
                 connection = await self._connect(host, port)
+                self._set_buffers(connection)
                 try:
                     await self._learn_versions(connection, node_id)
                 except BaseException:
@@ -335,6 +350,15 @@ class Cluster:
             raise Disconnected(
                 ErrorCode.NETWORK_EXCEPTION, f"{host}:{port} did not answer within {setup_ms} ms of connecting"
             ) from None
+
+    def _set_buffers(self, connection: Connection) -> None:
+        """Socket buffers are left to the system, which fits them to the connection, unless they were asked for."""
+        given = self.config.explicit
+        sizes = [
+            self.config[name] if name in given and self.config[name] > 0 else None
+            for name in ("send.buffer.bytes", "receive.buffer.bytes")
+        ]
+        connection.set_buffers(*sizes)
 
     async def _learn_versions(self, connection: Connection, node_id: int) -> None:
         ours = APIS[ApiKey.API_VERSIONS]
@@ -377,10 +401,10 @@ class Cluster:
         self, topics: Iterable[str] | None, *, allow_auto_create: bool = False, timeout_ms: float | None = None
     ) -> None:
         """Ask for news of these topics (None: all, empty: brokers only). Equal questions at once are asked once."""
-        key = (None if topics is None else frozenset(topics), allow_auto_create)
+        key = (None if topics is None else frozenset(topics), allow_auto_create or self._auto_create_topics)
         task = self._refreshing.get(key)
         if task is None or task.done():
-            task = asyncio.ensure_future(self._refresh(key[0], allow_auto_create, timeout_ms))
+            task = asyncio.ensure_future(self._refresh(*key, timeout_ms))
             self._refreshing[key] = task
             task.add_done_callback(lambda done: self._refreshed(key, done))
         await asyncio.shield(task)

@@ -8,6 +8,7 @@ fetch are views into it and are never copied.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Iterable
@@ -27,6 +28,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: str) -> None:
         self.address = address
         self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._used_at = self._loop.time()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self._next_correlation_id = 0
@@ -55,13 +58,26 @@ class Connection(asyncio.BufferedProtocol):
         """How many requests wait for an answer."""
         return len(self._waiting)
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request, or 0 while an answer is awaited."""
+        return 0.0 if self._waiting else self._loop.time() - self._used_at
+
+    def set_buffers(self, send_bytes: int | None, receive_bytes: int | None) -> None:
+        """SO_SNDBUF and SO_RCVBUF; None leaves them to the system."""
+        raw = None if self._transport is None else self._transport.get_extra_info("socket")
+        for option, size in ((socket.SO_SNDBUF, send_bytes), (socket.SO_RCVBUF, receive_bytes)):
+            if raw is not None and size is not None:
+                raw.setsockopt(socket.SOL_SOCKET, option, size)
+
     def next_correlation_id(self) -> int:
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
         return self._next_correlation_id
 
     def send(self, parts: Iterable[Buffer], correlation_id: int | None) -> asyncio.Future[memoryview]:
         """Write one frame; the future holds the answering frame. Without a correlation id no answer is expected."""
-        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        self._used_at = self._loop.time()
         if self.closed or self._transport is None:
             answer.set_exception(self._lost(None))
             return answer

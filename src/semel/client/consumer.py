@@ -53,7 +53,7 @@ class AsyncConsumer:
         self.config = values = config if isinstance(config, Values) else CONSUMER.parse(config)
         if values["session.timeout.ms"] <= values["heartbeat.interval.ms"]:
             raise ConfigError("heartbeat.interval.ms must be below session.timeout.ms: a third of it is usual")
-        self._cluster = Cluster(values, connect=connect)
+        self._cluster = Cluster(values, auto_create_topics=values["allow.auto.create.topics"], connect=connect)
         self._positions = FetchPositions(values["auto.offset.reset"])
         self._fetcher = Fetcher(self._cluster, self._positions, values)
         self._isolation = READ_COMMITTED if values["isolation.level"] == "read_committed" else READ_UNCOMMITTED
@@ -349,7 +349,6 @@ class AsyncConsumer:
         """The partitions a topic has."""
         info = await self._cluster.topic(
             topic,
-            allow_auto_create=self.config["allow.auto.create.topics"],
             timeout_ms=self.config["default.api.timeout.ms"],
         )
         return [TopicPartition(topic, row.partition) for row in info.partitions]

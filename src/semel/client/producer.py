@@ -1,8 +1,8 @@
 """The producer: records in, batches out, each exactly once and in order, alone or in transactions.
 
 The rules are in `machines`: `accumulator` gathers, `sender` orders and retries, `transaction_manager` knows who this
-producer is. This module owns the clock, the connections and whoever waits. One task does all sending; `send_now` may
-be called from any thread, everything else belongs to the loop.
+producer is. `send_loop` does all sending; this module is what a user calls. `send_now` may be called from any thread,
+everything else belongs to the loop.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from semel.client.cluster import Cluster, Coordinator, Target
+from semel.client.cluster import Cluster
 from semel.client.connection import Connection
-from semel.client.delivery import BatchDelivery, Deliveries, Delivery
+from semel.client.delivery import BatchDelivery, Delivery
 from semel.client.metadata import TopicInfo
 from semel.client.offsets import as_offsets
 from semel.client.producer_config import checked
+from semel.client.send_loop import SendLoop
 from semel.config import Values
-from semel.errors import ErrorCode, Fatal, KafkaError, Misuse, RequestTimedOut, Retriable, error_for
-from semel.machines.accumulator import Accumulator, ProducerBatch
+from semel.errors import ErrorCode, Fatal, KafkaError, Misuse, RequestTimedOut, error_for
+from semel.machines.accumulator import ProducerBatch
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.partitioner import TopicRoutes
-from semel.machines.sender import Answer, Produce, Sender
 from semel.machines.transaction_manager import (
     GroupMetadata,
     OffsetAndMetadata,
-    Send,
     State,
     TransactionManager,
 )
-from semel.records.compression import NAMES as CODEC_NAMES
-from semel.wire.messages.produce import ProduceRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +41,6 @@ Text = bytes | bytearray | memoryview | str
 
 _OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 _SETTLED = (State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
-_COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 @dataclass(slots=True)
@@ -71,46 +67,13 @@ class AsyncProducer:
     ) -> None:
         self.config = values = checked(config)
         self._clock_ms = clock_ms
-        self._cluster = Cluster(values, connect=connect)
-        self._codec = CODEC_NAMES.index(values["compression.type"])
-        self._acks = -1 if values["acks"] in ("all", "-1") else int(values["acks"])
-        self._manager: TransactionManager | None = None
-        if values["enable.idempotence"]:
-            self._manager = TransactionManager(
-                values["transactional.id"],
-                values["transaction.timeout.ms"],
-                values["transaction.two.phase.commit.enable"],
-            )
-        self._accumulator = Accumulator(
-            batch_size_bytes=values["batch.size"],
-            linger_ms=values["linger.ms"],
-            buffer_memory_bytes=values["buffer.memory"],
-            max_request_bytes=values["max.request.size"],
-            codec=self._codec,
-        )
-        self._sender = Sender(
-            self._accumulator,
-            self._manager,
-            max_in_flight=values["max.in.flight.requests.per.connection"],
-            retries=values["retries"],
-            retry_backoff_ms=values["retry.backoff.ms"],
-            retry_backoff_max_ms=values["retry.backoff.max.ms"],
-            delivery_timeout_ms=values["delivery.timeout.ms"],
-        )
-        self._deliveries = Deliveries()
-        self._lock = self._deliveries.lock
+        self._cluster = Cluster(values, auto_create_topics=True, connect=connect)
+        self._sending = sending = SendLoop(values, self._cluster, clock_ms)
+        self._manager, self._accumulator, self._sender = sending.manager, sending.accumulator, sending.sender
+        self._deliveries, self._lock = sending.deliveries, sending.lock
         self._routes: dict[str, _Route] = {}
-        self._coordinator_tries = 0
-        #: What went wrong last with a coordinator, for the person who waits for it.
-        self._trouble = ""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._refreshing = False
-        self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._wake_asked = False
-        self._change: asyncio.Future[None] = self._loop.create_future()
-        self._runner = self._loop.create_task(self._run())
+        self._closing = False
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -174,9 +137,8 @@ class AsyncProducer:
                 return None
             batch, position, wake = appended
             route.open[partition] = batch
-            if wake and not self._wake_asked:
-                self._wake_asked = True
-                self._loop.call_soon_threadsafe(self._wake.set)
+            if wake:
+                self._sending.wake_from_outside()
         return Delivery(self._deliveries, batch, position)
 
     async def send(
@@ -209,7 +171,7 @@ class AsyncProducer:
 
         deadline = self._loop.time() + self.config["max.block.ms"] / 1000
         self._check_open()
-        info = await self._cluster.topic(topic, allow_auto_create=True, timeout_ms=self.config["max.block.ms"])
+        info = await self._cluster.topic(topic, timeout_ms=self.config["max.block.ms"])
         if partition is not None and not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
         with self._lock:
@@ -220,7 +182,7 @@ class AsyncProducer:
             partition=partition,
             keyless_partition=keyless,
             timestamp_ms=self._clock_ms(),
-            codec=self._codec,
+            codec=self._sending.codec,
             max_batch_bytes=min(self._accumulator.max_request_bytes, max(self._accumulator.batch_size_bytes, 1 << 18)),
         )
         batches = []
@@ -229,7 +191,7 @@ class AsyncProducer:
             while (batch := self._append_encoded(target, data, record_count)) is None:
                 await self._wait_for_room(topic, None, deadline)
             batches.append(batch)
-        self._wake.set()
+        self._sending.wake()
         return BatchDelivery(self._deliveries, batches)
 
     def _append_encoded(self, target: TopicPartition, data: bytes, record_count: int) -> ProducerBatch | None:
@@ -243,7 +205,7 @@ class AsyncProducer:
         with self._lock:
             self._accumulator.close_all()
             pending = list(self._accumulator.batches()) + self._sender.unfinished_batches()
-        self._wake.set()
+        self._sending.wake()
         for batch in pending:
             await self._deliveries.wait_async(batch)
 
@@ -263,14 +225,14 @@ class AsyncProducer:
         """Wait for what `send_now` was missing: metadata, or memory."""
         left = deadline - self._loop.time()
         unknown = topic not in self._cluster.metadata.topics
-        info = await self._cluster.topic(topic, allow_auto_create=True, timeout_ms=max(1.0, left * 1000))
+        info = await self._cluster.topic(topic, timeout_ms=max(1.0, left * 1000))
         if partition is not None and not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
         if unknown:
             return
         try:
             async with asyncio.timeout_at(deadline):
-                await self._changed()
+                await self._sending.changed()
         except TimeoutError:
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT,
@@ -313,7 +275,7 @@ class AsyncProducer:
         self._check_open()
         with self._lock:
             manager.add_offsets(as_offsets(offsets), group)
-        self._wake.set()
+        self._sending.wake()
         await self._until(lambda: not manager.offsets_pending, "send_offsets_to_transaction")
         if manager.error is not None:
             raise manager.error
@@ -370,7 +332,7 @@ class AsyncProducer:
     async def _settle(self, what: str) -> None:
         """Wait until the step that was begun has an outcome, and raise it if it is an error."""
         manager = self._need_manager(what)
-        self._wake.set()
+        self._sending.wake()
         await self._until(lambda: manager.state in _SETTLED, what)
         if manager.error is not None:
             raise manager.error
@@ -380,12 +342,12 @@ class AsyncProducer:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 while not reached():
-                    await self._changed()
+                    await self._sending.changed()
         except TimeoutError:
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"{what}() did not finish within max.block.ms={limit_ms}; it goes on: call {what}() again to wait on"
-                + (f". The last trouble: {self._trouble}" if self._trouble else ""),
+                + (f". The last trouble: {self._sending.trouble}" if self._sending.trouble else ""),
             ) from None
 
     def _need_manager(self, what: str) -> TransactionManager:
@@ -393,173 +355,12 @@ class AsyncProducer:
             raise Misuse(ErrorCode.INVALID_TXN_STATE, f"{what}() needs enable.idempotence=true and transactional.id")
         return self._manager
 
-    # --- the one task that sends ----------------------------------------------------------------------------------
-
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            wake_at = self._step()
-            if wake_at is None:
-                await self._wake.wait()
-                continue
-            wait = (wake_at - self._clock_ms()) / 1000
-            if wait > 0:
-                timer = self._loop.call_later(wait, self._wake.set)
-                await self._wake.wait()
-                timer.cancel()
-            else:
-                await asyncio.sleep(0)
-
-    def _step(self) -> int | None:
-        """Ask the machines once, and start what they say. The answer is when to ask again."""
-        manager, now_ms = self._manager, self._clock_ms()
-        with self._lock:
-            self._wake_asked = False
-            requests, wake_at = self._sender.poll(now_ms, self._leader)
-            send = None
-            if manager is not None:
-                if manager.state is State.UNINITIALIZED and not manager.is_transactional and not self._closing:
-                    manager.initialize()
-                if manager.state is State.FATAL_ERROR and manager.error is not None:
-                    self._sender.give_up(manager.error, sent_too=True)
-                left = self._sender.busy or not self._accumulator.is_empty
-                send = manager.poll(now_ms, batches_left=left)
-                if send is None and manager.not_before_ms > now_ms:
-                    wake_at = manager.not_before_ms if wake_at is None else min(wake_at, manager.not_before_ms)
-            finished = self._sender.finished()
-        for request in requests:
-            self._start(self._produce(request))
-        if send is not None:
-            self._start(self._converse(send))
-        if self._sender.stale_leaders and not self._refreshing:
-            self._refreshing = True
-            self._start(self._find_leaders())
-        self._deliveries.announce(finished)
-        self._note_change()
-        return wake_at
-
-    def _leader(self, partition: TopicPartition) -> int | None:
-        return self._cluster.metadata.leader(partition.topic, partition.partition)
-
-    async def _produce(self, request: Produce) -> None:
-        """Send one request and hand the answers to the machine."""
-        message = self._message(request)
-        try:
-            response = await self._cluster.request(request.node_id, message, newest=self._newest_produce())
-        except KafkaError as error:
-            code, why = error.code, error.why
-            with self._lock:
-                if isinstance(error, Retriable):
-                    self._sender.on_no_answer(request, code, self._clock_ms())
-                else:
-                    refusal = Answer(code, message=why)
-                    self._sender.on_answers(request, [refusal] * len(request.batches), self._clock_ms())
-        else:
-            answers = _answers(request, response)
-            with self._lock:
-                self._sender.on_answers(request, answers, self._clock_ms())
-        self._wake.set()
-
-    def _newest_produce(self) -> int:
-        """From version 12 on a produce joins the transaction by itself, which V1 coordinators do not expect."""
-        manager = self._manager
-        return 11 if manager is not None and manager.is_transactional and manager.version < 2 else 12
-
-    def _message(self, request: Produce) -> ProduceRequest:
-        topics: dict[str, list[Any]] = {}
-        for batch in request.batches:
-            topics.setdefault(batch.partition.topic, []).append(
-                ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.data)
-            )
-        return ProduceRequest(
-            transactional_id=None if self._manager is None else self._manager.transactional_id,
-            acks=self._acks,
-            timeout_ms=self.config["request.timeout.ms"],
-            topic_data=[ProduceRequest.TopicProduceData(name=t, partition_data=p) for t, p in topics.items()],
-        )
-
-    async def _converse(self, send: Send) -> None:
-        """Send one request to a coordinator and hand the answer to the machine."""
-        manager = self._need_manager("send")
-        to: Target = Coordinator(send.coordinator, send.key) if manager.is_transactional else None
-        self._coordinator_tries += 1
-        try:
-            if not self._cluster.finalized_features:
-                await self._cluster.connect()
-            # Which protocol is spoken is settled before the first identity is asked for, and stays.
-            if manager.state is State.INITIALIZING:
-                manager.version = self._cluster.transaction_version
-            response = await self._cluster.request(to, send.message, version=send.version, newest=send.newest)
-        except KafkaError as error:
-            self._trouble = error.why
-            with self._lock:
-                if isinstance(error, Retriable):
-                    manager.on_disconnect(self._clock_ms(), self._backoff_ms())
-                else:
-                    manager.on_error(error)
-            self._cluster.forget_coordinator(send.coordinator, send.key)
-        else:
-            with self._lock:
-                code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
-            self._trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
-            if code is ErrorCode.NONE:
-                self._coordinator_tries = 0
-            if code in _COORDINATOR_IN_DOUBT:
-                self._cluster.forget_coordinator(send.coordinator, send.key)
-        self._wake.set()
-
-    def _backoff_ms(self) -> int:
-        return max(1, int(self._cluster.backoff(self._coordinator_tries) * 1000))
-
-    async def _find_leaders(self) -> None:
-        """Ask who leads the partitions whose leader is in doubt, until somebody does."""
-        tries = 0
-        try:
-            while self._sender.stale_leaders:
-                with self._lock:
-                    doubtful = set(self._sender.stale_leaders)
-                try:
-                    await self._cluster.refresh_metadata(sorted({p.topic for p in doubtful}), allow_auto_create=True)
-                except Retriable:
-                    found: set[TopicPartition] = set()
-                except KafkaError as error:
-                    with self._lock:
-                        self._sender.give_up(error, sent_too=True)
-                        self._sender.stale_leaders -= doubtful
-                    return
-                else:
-                    found = {p for p in doubtful if self._leader(p) is not None}
-                with self._lock:
-                    self._sender.stale_leaders -= found
-                self._wake.set()
-                if self._sender.stale_leaders:
-                    tries += 1
-                    await asyncio.sleep(self._cluster.backoff(tries))
-        finally:
-            self._refreshing = False
-            self._wake.set()
-
-    # --- waiting and closing --------------------------------------------------------------------------------------
-
-    def _start(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _changed(self) -> None:
-        """Wait until the machines were asked once more."""
-        await asyncio.shield(self._change)
-
-    def _note_change(self) -> None:
-        if not self._change.done():
-            self._change.set_result(None)
-        self._change = self._loop.create_future()
+    # --- closing --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._closing:
             raise Misuse(ErrorCode.INVALID_REQUEST, "the producer is closed")
-        if self._runner.done() and not self._runner.cancelled():
-            self._runner.result()
+        self._sending.check_running()
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver what was sent, for up to `timeout_ms`, abort an open transaction, and let go of the connections."""
@@ -576,30 +377,8 @@ class AsyncProducer:
         except (TimeoutError, KafkaError):
             pass  # the deliveries tell what was lost; the coordinator ends what was left open
         self._closing = True
-        self._runner.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(self._runner, *self._tasks, return_exceptions=True)
-        with self._lock:
-            self._sender.give_up(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer was closed"), sent_too=True)
-            finished = self._sender.finished()
-        self._deliveries.announce(finished)
+        await self._sending.stop()
         await self._cluster.close()
-
-
-def _answers(request: Produce, response: Any) -> list[Answer]:
-    """The broker's word on each batch, in the request's order; without a response (acks=0) everything is believed."""
-    if response is None:
-        return [Answer(ErrorCode.NONE)] * len(request.batches)
-    found = {
-        (topic.name, row.index): Answer(
-            ErrorCode.of(row.error_code), row.base_offset, row.log_append_time_ms, row.error_message
-        )
-        for topic in response.responses
-        for row in topic.partition_responses
-    }
-    missing = Answer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's answer leaves this partition out")
-    return [found.get((b.partition.topic, b.partition.partition), missing) for b in request.batches]
 
 
 def as_bytes(given: Text, what: str) -> bytes:
