@@ -125,7 +125,7 @@ def test_a_second_writer_of_a_partition_fails_the_job_and_the_batch_runs_again(
 def test_a_task_that_always_fails_ends_the_query_with_the_first_error_and_shows_nothing(stage: Stage) -> None:
     stage.put_numbers(3)
     stage.put("payments", [(None, b"x" * 950_000)])
-    with pytest.raises(Exception, match="MESSAGE_TOO_LARGE|900000 are allowed"):
+    with pytest.raises(Exception, match="900000 are allowed"):
         stage.run(stage.source(), attempts=2)
     assert [step for step, _ in stage.steps].count(Step.RETRYING) == 2
     assert stage.values() == []

@@ -1,0 +1,74 @@
+"""A driver process reduced to its transaction: what a test needs to play one micro-batch by hand, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from semel.client.loop_thread import LoopThread
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.spark.claims import ClaimServer
+from semel.spark.connections import opened
+from semel.spark.marker import Marker
+from semel.spark.routing import TARGET
+from semel.spark.transaction import DriverTransaction
+from semel.spark.writer import WritePlan, write
+from semel.wire.messages.transactions import ListTransactionsRequest
+
+SOURCE = TopicPartition("payments", 0)
+
+
+class Driver:
+    """A driver process reduced to its transaction: what a test needs to play one micro-batch by hand."""
+
+    def __init__(self, bootstrap_servers: str, transactional_id: str = "pipeline", timeout_ms: int = 60_000) -> None:
+        self.loop = LoopThread("test-driver")
+        self.settings = (("bootstrap.servers", bootstrap_servers),)
+        self.cluster = self.loop.run(opened(dict(self.settings)))
+        self.transaction = DriverTransaction(
+            self.cluster, transactional_id, transactional_id, timeout_ms=timeout_ms, deadline_ms=20_000
+        )
+        self.claims = ClaimServer("127.0.0.1", self._join)
+
+    def _join(self, topic: str, partition: int) -> None:
+        if not self.transaction.implicit_add:
+            self.loop.run(self.transaction.add_partition(topic, partition))
+
+    def begin(self) -> ProducerIdentity:
+        identity = self.loop.run(self.transaction.begin())
+        self.claims.book.open((identity.producer_id, identity.producer_epoch))
+        return identity
+
+    def plan(self) -> WritePlan:
+        identity = self.transaction.identity
+        assert identity is not None
+        return WritePlan(
+            self.settings, self.transaction.transactional_id, identity, self.claims.desk,
+            self.transaction.implicit_add, "ledger", deadline_ms=20_000,
+        )  # fmt: skip
+
+    def task(self, values: list[bytes], plan: WritePlan | None = None) -> list[dict[str, Any]]:
+        """One task that writes these rows."""
+        plan = plan or self.plan()
+        return [row for part in write(iter([rows_of(values)]), plan) for row in part.to_pylist()]
+
+    def commit(self, batch_id: int, offset: int = 10) -> None:
+        self.loop.run(self.transaction.commit_offsets({SOURCE: offset}, Marker("query", batch_id, "aa")))
+        self.loop.run(self.transaction.end(commit=True))
+
+    def ongoing(self) -> list[str]:
+        answer = self.loop.run(self.cluster.request_retrying(ListTransactionsRequest(state_filters=["Ongoing"])))
+        return [row.transactional_id for row in answer.transaction_states]
+
+    def close(self) -> None:
+        self.claims.close()
+        self.loop.run(self.cluster.close())
+        self.loop.close()
+
+
+def rows_of(values: list[bytes]) -> pa.RecordBatch:
+    """Rows as they come out of the shuffle, all for partition 0."""
+    return pa.RecordBatch.from_pydict(
+        {"value": pa.array(values, pa.binary()), TARGET: pa.array([0] * len(values), pa.int32())}
+    )

@@ -1,0 +1,61 @@
+"""`semel pipeline`: what a person sees of a pipeline from the broker's side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import semel
+from semel.cli.pipeline import pipeline
+from tests.spark.driver import Driver
+
+
+@pytest.fixture
+def driver(semel_broker: semel.Broker) -> Iterator[Driver]:
+    admin = AdminClient({"bootstrap.servers": semel_broker.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(name, 1, 1) for name in ("payments", "ledger")]).values():
+        created.result(20)
+    driver = Driver(semel_broker.bootstrap_servers)
+    yield driver
+    driver.close()
+
+
+def says(driver: Driver, *words: str, answer: str = "") -> str:
+    bootstrap = dict(driver.settings)["bootstrap.servers"]
+    result = CliRunner().invoke(pipeline, [*words, "--bootstrap", bootstrap], input=answer)
+    return result.output
+
+
+def test_a_pipeline_nobody_knows_is_said_to_be_unknown(driver: Driver) -> None:
+    said = says(driver, "status", "nobody")
+    assert "'nobody' has committed no micro-batch here" in said
+    assert "not known to the coordinator" in said
+
+
+def test_status_shows_the_marker_the_offsets_and_the_open_transaction(driver: Driver) -> None:
+    driver.begin()
+    driver.task([b"1", b"2"])
+    assert "a transaction is open: Ongoing for" in says(driver, "status", "pipeline")
+    assert "writing ledger-0" in says(driver, "status", "pipeline")
+    driver.commit(4, offset=10)
+    said = says(driver, "status", "pipeline")
+    assert "'pipeline' has committed batch 4 of query query" in said
+    assert "no transaction is open" in said
+    found = json.loads(says(driver, "status", "pipeline", "--json"))
+    assert found["marker"] == {"query_id": "query", "batch_id": 4, "offsets_hash": "aa"}
+    assert [(row["topic"], row["committed"]) for row in found["sources"]] == [("payments", 10)]
+
+
+def test_forget_asks_first_and_then_deletes_the_progress(driver: Driver) -> None:
+    driver.begin()
+    driver.task([b"1"])
+    driver.commit(0)
+    assert "Aborted" in says(driver, "forget", "pipeline", answer="n\n")
+    assert driver.loop.run(driver.transaction.progress()).marker is not None
+    assert "forgot the progress of 'pipeline' (batch 0 of query query)" in says(driver, "forget", "pipeline", "--yes")
+    assert driver.loop.run(driver.transaction.progress()).marker is None
+    assert "there is no progress" in says(driver, "forget", "pipeline", "--yes")
