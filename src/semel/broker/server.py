@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,9 @@ from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
-from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic, TopicRegistry
+from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
 from semel.config import ConfigError, Values
-from semel.errors import InvariantViolation
+from semel.errors import InvariantViolation, Refused
 from semel.log.files import Files
 from semel.net.connection import MemoryPool, ServerConnection
 from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
@@ -230,6 +230,19 @@ class BrokerServer:
                 self.spawn_stop()
         else:
             logger.error("unexpected failure", exc_info=error)
+
+    def open_soon(self, partitions: Iterable[Partition]) -> None:
+        """Open the logs of new partitions beside the requests, so that their first writers need not wait for it."""
+        self.spawn(self._open_each(list(partitions)))
+
+    async def _open_each(self, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            if self.topics.topics.get(partition.topic.name) is partition.topic:
+                try:
+                    _ = partition.log
+                except Refused as error:
+                    logger.error("%s", error)
+            await asyncio.sleep(0)
 
     # Connections
 

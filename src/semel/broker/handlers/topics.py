@@ -67,7 +67,9 @@ def _create(
             raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is given more than once")
         overrides[config.name] = config.value
     created = broker.topics.create(topic.name, partition_count, overrides, validate_only=validate_only)
-    result.topic_id = NO_ID if validate_only else created.topic_id
+    if not validate_only:
+        result.topic_id = created.topic_id
+        broker.open_soon(created.partitions)
     result.num_partitions, result.replication_factor = partition_count, 1
     result.configs = [
         CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
@@ -132,6 +134,7 @@ def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, ca
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
             if not request.validate_only:
                 broker.topics.add_partitions(topic, row.count)
+                broker.open_soon(topic.partitions[present:])
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     return CreatePartitionsResponse(results=results)
