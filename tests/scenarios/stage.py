@@ -32,7 +32,7 @@ from semel.wire.messages.transactions import (
     TxnOffsetCommitRequest,
     WriteTxnMarkersRequest,
 )
-from tests.broker.raw import Raw, batch
+from tests.broker.raw import Raw, batch, values_of
 from tests.support.waiting import until
 
 T = TypeVar("T")
@@ -120,7 +120,13 @@ class Stage:
         """What a kill -9 at this moment leaves, taken over by the next broker. The old one goes on living alone."""
         data = self.directory / f"data-{len(self._scenes)}"
         ignore = shutil.ignore_patterns(".lock")
-        scene.on_loop(lambda: shutil.copytree(scene.broker.data_dir, data, ignore=ignore))
+
+        def copy() -> None:
+            # Nothing may rename files while they are copied: a copy is not made in one moment, as a kill is.
+            scene.broker.server._files.drain()
+            shutil.copytree(scene.broker.data_dir, data, ignore=ignore)
+
+        scene.on_loop(copy)
         return self.start(data, disk=disk, **_underscored(scene.settings))
 
     def close(self) -> None:
@@ -189,10 +195,23 @@ class Scene:
 
     def committed(self, topic: str, partition: int = 0) -> list[bytes]:
         """What a reader of committed records ends up with, filtered as a client filters."""
-        return committed_values(self.raw.fetch(topic, isolation_level=1, max_wait_ms=0, partition=partition))
+        return [value for data in self.read(topic, partition, 1) for value in committed_values(data)]
 
     def uncommitted(self, topic: str, partition: int = 0) -> list[bytes]:
-        return [value or b"" for value in self.raw.values(topic, partition=partition)]
+        return [value or b"" for data in self.read(topic, partition, 0) for value in values_of(data)]
+
+    def read(self, topic: str, partition: int, isolation_level: int) -> Iterator[FetchResponse.PartitionData]:
+        """Fetch after fetch, from the first offset to the last that may be read."""
+        offset = 0
+        while True:
+            data = self.raw.fetch(
+                topic, offset, partition=partition, isolation_level=isolation_level, max_wait_ms=0
+            )
+            yield data
+            batches = split(data.records or b"")
+            if not batches:
+                return
+            offset = batches[-1].next_offset
 
     def ends(self, topic: str, partition: int = 0) -> tuple[int, int]:
         """(last stable offset, high watermark) as ListOffsets gives them."""

@@ -1,0 +1,171 @@
+"""Random lives on a real broker: producers of both protocols, zombies, timeouts, offsets, restarts and crashes.
+
+What a reader of committed records ends up with is exactly what was committed, in the order in which it was written
+(R1, R3, R5); a group's offset is the last one that was committed (G1); the files keep every invariant (L, T, C).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from semel.errors import ErrorCode
+from semel.testing.invariants import Watch, check
+from tests.broker.raw import batch
+from tests.scenarios.stage import Scene, Stage, Steps
+from tests.support.waiting import until
+
+E = ErrorCode
+PARTITIONS = 2
+#: What every client answers by asking again: the markers of the last transaction are being written.
+LATER = (E.CONCURRENT_TRANSACTIONS, E.NOT_ENOUGH_REPLICAS)
+
+
+def patiently(ask: Callable[[], ErrorCode]) -> ErrorCode:
+    """Ask until the answer is one."""
+    answers: list[ErrorCode] = []
+    until(lambda: answers.append(ask()) or answers[-1] not in LATER, within_s=10, what="another answer than 'later'")
+    return answers[-1]
+
+
+@dataclass
+class Life:
+    """One run: what was done, and what must be visible because of it."""
+
+    stage: Stage
+    scene: Scene
+    chance: random.Random
+    version: int | None
+    watch: Watch = field(default_factory=Watch)
+    producers: list[Steps] = field(default_factory=list)
+    #: By producer: what its open transaction holds.
+    open_records: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    open_offset: dict[str, int] = field(default_factory=dict)
+    #: By partition: every value in the order it was written, and which of them count.
+    written: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
+    committed: set[bytes] = field(default_factory=set)
+    offset: int = -1
+    number: int = 0
+
+    def step(self) -> None:
+        actions = [self.write] * 8 + [self.commit] * 3 + [self.abort] * 2
+        actions += [self.send_offset, self.take_over, self.retry, self.plain, self.look]
+        self.chance.choice(actions)()
+        if self.chance.random() < 0.02:
+            self.begin_anew()
+
+    def producer(self) -> Steps:
+        return self.chance.choice(self.producers)
+
+    def write(self) -> None:
+        producer, partition = self.producer(), self.chance.randrange(PARTITIONS)
+        values = [b"%06d" % (self.number + position) for position in range(self.chance.randint(1, 3))]
+        self.number += len(values)
+        assert patiently(lambda: producer.write("ledger", *values, partition=partition)) is E.NONE
+        self.written[partition] += values
+        self.open_records.setdefault(producer.id, []).extend((partition, value) for value in values)
+
+    def plain(self) -> None:
+        value = b"%06d" % self.number
+        self.number += 1
+        assert self.scene.raw.produce("ledger", batch(value)).error_code == E.NONE
+        self.written[0].append(value)
+        self.committed.add(value)
+
+    def retry(self) -> None:
+        """The last batch again, as if its answer had been lost."""
+        producer = self.producer()
+        records = self.open_records.get(producer.id, [])
+        if records:
+            partition, value = records[-1]
+            sequence = producer.sequences["ledger", partition] - 1
+            answer = producer.produce("ledger", value, sequence=sequence, partition=partition)
+            # As long as it was alone in its batch it is recognised; as a part of one it is out of order.
+            assert answer[0] in (E.NONE, E.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+    def send_offset(self) -> None:
+        producer = self.producer()
+        self.number += 1
+        assert patiently(lambda: producer.send_offset("readers", "ledger", self.number)) is E.NONE
+        self.open_offset[producer.id] = self.number
+
+    def commit(self) -> None:
+        self.end(self.producer(), True)
+
+    def abort(self) -> None:
+        self.end(self.producer(), False)
+
+    def end(self, producer: Steps, commit: bool) -> None:
+        records, offset = self.open_records.pop(producer.id, []), self.open_offset.pop(producer.id, None)
+        if not records and offset is None:
+            return
+        before = producer.identity
+        assert patiently(lambda: producer.end(commit)) is E.NONE
+        if self.chance.random() < 0.3 and producer.protocol == 2:
+            assert producer.end(commit, identity=before) in (E.NONE, E.CONCURRENT_TRANSACTIONS)
+        if commit:
+            self.committed |= {value for _, value in records}
+            # Of two transactions the offset that was written later counts, in whichever order they end.
+            self.offset = max(self.offset, -1 if offset is None else offset)
+
+    def take_over(self) -> None:
+        """The owner is replaced in the middle of what it did; its last words come too late."""
+        producer = self.producer()
+        zombie = Steps(self.scene, producer.id, protocol=producer.protocol)
+        zombie.producer_id, zombie.epoch = producer.identity
+        zombie.sequences = dict(producer.sequences)
+        self.open_records.pop(producer.id, None)
+        self.open_offset.pop(producer.id, None)
+        assert producer.init() is E.NONE
+        assert zombie.write("ledger", b"zombie") in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
+        assert zombie.send_offset("readers", "ledger", 999_999) is not E.NONE
+        assert zombie.end(True) is not E.NONE
+
+    def look(self) -> None:
+        for isolation in (0, 1):
+            for partition in range(PARTITIONS):
+                for data in self.scene.read("ledger", partition, isolation):
+                    self.watch.saw("ledger", isolation, data)
+
+    def begin_anew(self) -> None:
+        again = self.stage.crash if self.chance.random() < 0.7 else self.stage.restart
+        self.scene = again(self.scene)
+        for producer in self.producers:
+            producer.scene = self.scene
+
+    def finish(self) -> None:
+        for producer in self.producers:
+            if self.chance.random() < 0.5:
+                self.end(producer, True)
+            else:
+                assert producer.init() is E.NONE
+                self.open_records.pop(producer.id, None)
+        assert self.scene.offset("readers", "ledger", stable=True) == (self.offset, E.NONE)
+        for producer in self.producers:
+            until(lambda: self.scene.state(producer.id)[:7] in ("Empty", "Complet"), what="the markers")
+        self.look()
+        self.watch.check()
+        for partition in range(PARTITIONS):
+            expected = [value for value in self.written[partition] if value in self.committed]
+            assert self.scene.committed("ledger", partition) == expected
+            stable, high = self.scene.ends("ledger", partition)
+            assert stable == high
+        self.scene.close()
+        check(self.scene.broker.data_dir, transaction_version=self.version, at_rest=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("protocols", [(1, 1), (2, 2), (1, 2)], ids=["v1", "v2", "both"])
+def test_what_is_visible_is_what_was_committed(stage: Stage, protocols: tuple[int, ...], seed: int) -> None:
+    chance = random.Random(f"{protocols} {seed}")
+    durability = "fsync" if seed % 3 == 2 else "os"
+    scene = stage.start(log_segment_bytes=3_000, log_index_interval_bytes=300, semel_durability=durability)
+    scene.raw.create("ledger", PARTITIONS)
+    life = Life(stage, scene, chance, version=2 if 1 not in protocols else None)
+    life.producers = [scene.producer(f"application-{number}", protocol=p) for number, p in enumerate(protocols * 2)]
+    for _ in range(150):
+        life.step()
+    life.finish()
