@@ -58,12 +58,12 @@ class Stage:
         self.put(topic, ((b"account-%d" % (number % 7), value) for number, value in enumerate(values)))
         return values
 
-    def source(self, *, bootstrap_servers: str = "", **options: Any) -> Any:
-        """The semel source over `payments`, from the beginning."""
+    def source(self, **options: Any) -> Any:
+        """Keys and values of `payments`, from the beginning."""
         reader = self.spark.readStream.format("semel")
         given = {"subscribe": "payments", "startingOffsets": "earliest", **options}
-        reader = reader.option("kafka.bootstrap.servers", bootstrap_servers or self.bootstrap_servers)
-        return reader.options(**{name: str(value) for name, value in given.items()}).load()
+        reader = reader.option("kafka.bootstrap.servers", self.bootstrap_servers)
+        return reader.options(**{name: str(value) for name, value in given.items()}).load().select("key", "value")
 
     def start(self, frame: Any, *, observer: Callable[[Step, int], None] | None = None, **settings: Any) -> Any:
         """Start the pipeline; its steps are kept in `steps`."""

@@ -318,8 +318,8 @@ def test_topics_headers_and_partitions_may_be_columns(stage: Stage) -> None:
     rows = stage.source().selectExpr(
         "value",
         "key",
-        "case when cast(value as int) % 3 = 0 then 'refunds' else 'ledger' end as topic",
-        "case when cast(value as int) < 6 then 1 end as partition",
+        "case when int(string(value)) % 3 = 0 then 'refunds' else 'ledger' end as topic",
+        "case when int(string(value)) < 6 then 1 end as partition",
         "array(named_struct('key', 'trace', 'value', value), named_struct('key', 'none', 'value', null)) as headers",
     )
     stage.run(rows, topic=None, compression="zstd")

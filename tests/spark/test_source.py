@@ -9,7 +9,6 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin import TopicPartition as AdminTopicPartition
 
 import semel
 from semel.spark.source import SemelStreamReader
@@ -154,7 +153,7 @@ def test_deleted_records_are_data_loss_unless_that_is_allowed(stage: Stage) -> N
     stage.create_topics(events=1)
     stage.put("events", [(None, b"%d" % number) for number in range(10)])
     admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
-    for done in admin.delete_records([AdminTopicPartition("events", 0, 6)]).values():
+    for done in admin.delete_records([confluent_kafka.TopicPartition("events", 0, 6)]).values():
         done.result(20)
     begin = json.dumps({"events": {"0": 2}})
     with pytest.raises(Exception, match="offset 2 is gone, the log starts at 6"):

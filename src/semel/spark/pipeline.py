@@ -136,7 +136,7 @@ def _refuse_what_breaks_the_promise(
         raise NotExactlyOnce("start() takes a streaming DataFrame (spark.readStream); this one is a batch")
     if not checkpoint:
         raise NotExactlyOnce("checkpoint is empty: without one a restart would begin a new query and repeat its output")
-    if frame.sparkSession.conf.get("spark.speculation", "false").lower() == "true":
+    if frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
         raise NotExactlyOnce(
             "spark.speculation=true starts tasks twice, and a second writer is always refused: set it to false"
         )
