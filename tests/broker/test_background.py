@@ -56,3 +56,18 @@ def test_recovery_points_are_written_down(tmp_path: Path) -> None:
             raw.produce("t", batch(b"x" * 300))
         path = tmp_path / "recovery-point-offset-checkpoint"
         until(lambda: path.exists() and "t 0 4" in path.read_text(), what="the recovery point")
+
+
+def test_flush_messages_and_flush_ms_force_an_fsync(tmp_path: Path) -> None:
+    settings = {"log.flush.scheduler.interval.ms": 20}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        raw.create("by-count", flush_messages="3")
+        raw.create("by-time", flush_ms="50")
+        raw.create("never")
+        for name in ("by-count", "by-time", "never"):
+            for _ in range(4):
+                raw.produce(name, batch())
+        logs = {name: broker.server.topics.partition(name, 0).log for name in ("by-count", "by-time", "never")}
+        assert logs["by-count"].recovery_point == 3
+        until(lambda: logs["by-time"].recovery_point == 4, what="flush.ms")
+        assert logs["never"].recovery_point == 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
+from semel.config import INT64_MAX
 from semel.errors import Refused
 from semel.log.compaction import Compaction
 
@@ -25,6 +26,7 @@ class Background:
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopped = False
         self._compacting = False
+        self._unflushed_since: dict[Partition, int] = {}
 
     def start(self) -> None:
         """Begin."""
@@ -34,6 +36,8 @@ class Background:
             self._every(max(settings["log.cleaner.backoff.ms"], 1), self._compact)
         self._every(settings["producer.id.expiration.check.interval.ms"], self._expire_producers)
         self._every(max(settings["log.flush.offset.checkpoint.interval.ms"], 1), self._checkpoint)
+        if settings["log.flush.scheduler.interval.ms"] < INT64_MAX:
+            self._every(max(settings["log.flush.scheduler.interval.ms"], 1), self._flush_what_waited)
         if settings["connections.max.idle.ms"] > 0:
             self._every(settings["connections.max.idle.ms"], self._broker.close_idle_connections)
 
@@ -99,6 +103,20 @@ class Background:
 
     def _checkpoint(self) -> None:
         self._broker.topics.checkpoint_recovery_points()
+
+    def _flush_what_waited(self) -> None:
+        """Fsync what `flush.ms` does not want to wait any longer, as seen at the scheduler's interval."""
+        now_ms = self._broker.now_ms()
+        due = []
+        for partition in self._broker.topics.all_partitions():
+            log = partition.opened
+            if log is None or log.end_offset <= log.recovery_point:
+                self._unflushed_since.pop(partition, None)
+            elif now_ms - self._unflushed_since.setdefault(partition, now_ms) >= partition.topic.values["flush.ms"]:
+                due.append(partition)
+                del self._unflushed_since[partition]
+        if due:
+            self._broker.spawn(self._broker.disk.flushed(due))
 
     def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]

@@ -23,7 +23,7 @@ class Flusher:
     """Turns many waits for durability into few fsyncs."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
+        self._threads: ThreadPoolExecutor | None = None
         self._wanted: set[Partition] = set()
         self._next: asyncio.Task[frozenset[Partition]] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -44,6 +44,8 @@ class Flusher:
             # A partition that was deleted meanwhile has nothing left to make durable.
             logs = {partition: partition.opened for partition in wanted}
             jobs = [(p, log, log.prepare_flush()) for p, log in logs.items() if log is not None and log.failed is None]
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
         for partition, offset in reached.items():
             log = logs[partition]
@@ -54,7 +56,8 @@ class Flusher:
 
     def close(self) -> None:
         """Let the running round end."""
-        self._threads.shutdown(wait=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
 
 
 def _flush_all(jobs: list[tuple[Partition, PartitionLog, Callable[[], int]]]) -> dict[Partition, int]:

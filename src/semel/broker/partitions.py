@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.metadata_store import LocalMetadataStore
-from semel.config import TOPIC, ConfigError, Values, topic_values
+from semel.config import INT64_MAX, TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
 from semel.log.partition_log import PartitionLog
@@ -96,6 +96,12 @@ class Partition:
         """The log if somebody needed it already."""
         return self._log
 
+    @property
+    def flush_is_due(self) -> bool:
+        """Whether `flush.messages` wants what was written to be on disk now."""
+        most, log = self.topic.flush_messages, self._log
+        return most is not None and log is not None and log.end_offset - log.recovery_point >= most
+
     def changed(self) -> None:
         """Wake those who wait for this partition."""
         if self.watchers:
@@ -114,7 +120,16 @@ class Partition:
 class Topic:
     """A topic: its id, its own settings, its partitions."""
 
-    __slots__ = ("_values", "internal", "min_insync_replicas", "name", "overrides", "partitions", "topic_id")
+    __slots__ = (
+        "_values",
+        "flush_messages",
+        "internal",
+        "min_insync_replicas",
+        "name",
+        "overrides",
+        "partitions",
+        "topic_id",
+    )
 
     def __init__(self, name: str, topic_id: uuid.UUID, overrides: dict[str, str], values: Values) -> None:
         self.name = name
@@ -133,6 +148,8 @@ class Topic:
     def values(self, values: Values) -> None:
         self._values = values
         self.min_insync_replicas: int = values["min.insync.replicas"]
+        #: After how many records an fsync is forced; None leaves it to the system.
+        self.flush_messages: int | None = values["flush.messages"] if values["flush.messages"] < INT64_MAX else None
 
     def partition(self, index: int) -> Partition:
         """The partition of this number."""

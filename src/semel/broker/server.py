@@ -93,6 +93,9 @@ class BrokerServer:
         self.cluster_id: str
         self.topics: TopicRegistry
         self.producer_ids: ProducerIds
+        #: Makes partitions durable, off the loop.
+        self.disk: Flusher
+        #: The same, where every answer waits for it (`semel.durability=fsync`).
         self.flusher: Flusher | None = None
 
     # Life
@@ -125,8 +128,9 @@ class BrokerServer:
             data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
         )
         self.topics.load()
+        self.disk = Flusher()
         if self.settings["semel.durability"] == "fsync":
-            self.flusher = Flusher()
+            self.flusher = self.disk
         self._background = Background(self)
         await self._listen()
         self.spawn(self._load_coordinators())
@@ -201,8 +205,7 @@ class BrokerServer:
                     self._data.close_cleanly()
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
-        if self.flusher is not None:
-            self.flusher.close()
+        self.disk.close()
         self._data.unlock()
         self.stopped.set()
 

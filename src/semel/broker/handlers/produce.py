@@ -121,6 +121,9 @@ def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     response = ProduceResponse(responses=responses)
     if broker.flusher is not None and written:
         return _after_flush(broker.flusher, written, response)
+    due = [(partition, answer) for partition, answer in written if partition.flush_is_due]
+    if due:
+        return _after_flush(broker.disk, due, response)
     return response
 
 
