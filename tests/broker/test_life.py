@@ -313,6 +313,15 @@ def test_a_broker_without_a_directory_leaves_nothing_behind() -> None:
     assert not directory.exists()
 
 
+def test_the_broker_runs_on_asyncios_own_loop_where_uvloop_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with semel.Broker() as broker, Raw(broker) as raw:
+        assert type(broker.server.loop).__module__.startswith("asyncio")
+        raw.create("t")
+        raw.produce("t", batch(b"x" * 200_000))
+        assert raw.values("t") == [b"x" * 200_000]
+
+
 def test_an_error_at_the_start_comes_out_of_start() -> None:
     with pytest.raises(ConfigError, match="only PLAINTEXT"):
         Broker(settings={"listeners": "SASL_SSL://127.0.0.1:0"}).start()

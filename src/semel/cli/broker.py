@@ -79,15 +79,15 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
 
     async def serve() -> None:
         await broker.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, broker.spawn_stop)
         host, port = broker.endpoint
         print(
             f"semel broker ready on {host}:{port}, data in {settings['log.dirs'][0]} "
             f"({time.monotonic() - began:.2f} s)",
             flush=True,
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, broker.spawn_stop)
         await broker.stopped.wait()
 
     loop = new_event_loop()
