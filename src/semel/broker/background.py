@@ -60,19 +60,22 @@ class Background:
         timer = self._broker.loop.call_later(interval_ms / 1000, run)
         self._timers.add(timer)
 
-    def _each(self, what: str, work: Callable[[Partition], object]) -> None:
-        """One partition's trouble is its own: it is logged, and the others have their turn."""
-        for partition in self._broker.topics.all_partitions():
+    async def _each(self, what: str, work: Callable[[Partition], object]) -> None:
+        """Partition by partition, with requests served in between. One partition's trouble is its own: it is logged."""
+        for partition in list(self._broker.topics.all_partitions()):
+            if self._stopped:
+                return
             if partition.opened is None and not partition.directory.exists():
                 continue
             try:
                 work(partition)
             except (OSError, Refused):
                 logger.exception("%s of %s failed", what, partition)
+            await asyncio.sleep(0)
 
     def _retain(self) -> None:
         now_ms = self._broker.now_ms()
-        self._each("retention", lambda partition: partition.log.retain(now_ms))
+        self._broker.spawn(self._each("retention", lambda partition: partition.log.retain(now_ms)))
 
     def _compact(self) -> None:
         if not self._compacting:
@@ -120,9 +123,6 @@ class Background:
 
     def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]
-
-        def expire(partition: Partition) -> None:
+        for partition in self._broker.topics.all_partitions():
             if partition.opened is not None:
                 partition.opened.producers.expire(now_ms, expiration_ms)
-
-        self._each("expiry of producers", expire)

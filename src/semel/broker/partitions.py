@@ -108,13 +108,18 @@ class Partition:
             for watcher in tuple(self.watchers):
                 watcher()
 
-    def detach(self) -> PartitionLog | None:
-        """Give the log up, when the partition is deleted or the broker stops."""
+    def retire(self) -> PartitionLog | None:
+        """Give the log up for good, when the partition is deleted or the broker stops: nobody opens it again."""
         log, self._log = self._log, None
+        self._open = _retired
         return log
 
     def __repr__(self) -> str:
         return f"<{self.topic.name}-{self.index}>"
+
+
+def _retired(partition: Partition) -> PartitionLog:
+    raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is gone")
 
 
 class Topic:
@@ -239,7 +244,7 @@ class TopicRegistry:
         clean = clean and all(partition.damage is None for partition in self.all_partitions())
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
-            partition.detach()
+            partition.retire()
         return clean
 
     def checkpoint_recovery_points(self) -> None:
@@ -285,7 +290,7 @@ class TopicRegistry:
         del self.by_id[topic.topic_id]
         self._files.drain()
         for partition in topic.partitions:
-            log = partition.detach()
+            log = partition.retire()
             if log is not None:
                 for segment in log.segments:
                     segment.close()
