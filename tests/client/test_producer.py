@@ -22,7 +22,7 @@ from semel.errors import (
 )
 from semel.machines.contract import ProducerIdentity
 from semel.machines.transaction_manager import GroupMetadata
-from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, every, nth_only
+from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
 from semel.wire.apis import ApiKey
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -113,6 +113,28 @@ def test_the_old_protocol_works_too(bootstrap: str, name: str, monkeypatch: pyte
     assert [record.value for record in read(bootstrap, name, 4)] == [b"0", b"1", b"2", b"3"]
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         assert [o.offset for o in admin.list_group_offsets(f"{name}-group").values()] == [2]
+
+
+@pytest.mark.parametrize(("version", "wanted"), [(1, {0: 11, 26: 4, 28: 4}), (2, {0: 12, 26: 5, 28: 5})])
+def test_each_protocol_speaks_its_own_versions(
+    bootstrap: str, name: str, version: int, wanted: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "transaction_version", property(lambda self: version))
+    heard: dict[int, int] = {}
+
+    def listen(passing: Passing) -> None:
+        heard[passing.api_key] = passing.api_version
+
+    with (
+        FaultProxy(bootstrap, listen) as proxy,
+        Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}) as producer,
+    ):
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send(name, "x")
+            producer.send_offsets_to_transaction({(name, 0): 1}, name)
+    assert {key: heard[key] for key in wanted} == wanted
+    assert (ApiKey.ADD_PARTITIONS_TO_TXN in heard, ApiKey.ADD_OFFSETS_TO_TXN in heard) == (version == 1, version == 1)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -69,6 +69,17 @@ def test_five_requests_are_in_flight_and_no_more() -> None:
     assert values(poll(sender)[0]) == [b"5"]
 
 
+def test_a_new_leader_does_not_raise_the_limit_of_a_partition() -> None:
+    sender = make(idempotent())
+    for number in range(7):
+        put(sender, b"%d" % number)
+    sent = [poll(sender)[0] for _ in range(5)]
+    assert sender.poll(0, lambda partition: 2)[0] == [], "a broker remembers five batches, wherever they were sent"
+    sender.on_answers(sent[0], [OK], 0)
+    (request,), _ = sender.poll(0, lambda partition: 2)
+    assert (request.node_id, values(request)) == (2, [b"5"])
+
+
 def test_scenario_36_when_the_first_fails_the_rest_is_retried_in_order_without_a_bump_or_a_duplicate() -> None:
     manager = idempotent()
     sender = make(manager)
@@ -316,7 +327,7 @@ class ModelBroker:
 Fault = st.sampled_from(["none"] * 4 + ["request lost", "answer lost", "refused for now", "answer late"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.DataObject) -> None:
     """Requests and answers are lost, refused and late, at random, with five in flight; nobody gives up."""
@@ -366,7 +377,7 @@ def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.
     assert manager.identity == ProducerIdentity(7, 0), "nothing here asks for a new epoch"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_acknowledged_is_there(
     data: st.DataObject,

@@ -2,7 +2,7 @@
 
 Guarantees: markers are never shown; under read_committed no batch of an aborted transaction is shown, every committed
 and every plain one is, in the order of the log. The broker sends what lies below the last stable offset together with
-the aborted transactions of that range: (producer id, first offset). An abort marker ends the one it belongs to.
+the aborted transactions of that range: (producer id, first offset). Its producer's next marker ends each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from semel.records.batch import Batch
-from semel.records.markers import read_marker
 
 #: A transaction the broker says was aborted: the producer id, and the offset its first record has in this partition.
 Aborted = tuple[int, int]
@@ -26,8 +25,8 @@ def committed_batches(batches: Iterable[Batch], aborted: Iterable[Aborted]) -> I
         while coming and coming[0][0] <= batch.last_offset:
             being_aborted.add(heapq.heappop(coming)[1])
         if batch.is_control:
-            if batch.producer_id in being_aborted and not read_marker(batch).commit:
-                being_aborted.discard(batch.producer_id)
+            # Whatever the marker says: it ends the transaction that is being skipped.
+            being_aborted.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in being_aborted):
             yield batch
 
