@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession, TopicName
-from semel.broker.handlers.offsets import check_leader_epoch, refuse_replica
+from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
@@ -42,7 +42,7 @@ class _Round:
 def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     """Answer now if there is enough or the client will not wait, else wait for more."""
     try:
-        refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
+        _refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
     except Refused as error:
         return FetchResponse(error_code=error.code)
@@ -53,6 +53,12 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     partitions = [_find(broker, one) for one in fetched.values()]
     progress = _Progress(partitions, request.isolation_level)
     return _wait(broker, request, fetched, session, incremental, round_.size_bytes, progress)
+
+
+def _refuse_replica(replica_id: int) -> None:
+    """Only brokers of the cluster may read as replicas, and there are no others."""
+    if replica_id >= 0:
+        raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
 
 
 class _Progress:

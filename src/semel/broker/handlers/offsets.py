@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
+#: The replica id of those who are none.
+CONSUMER = -1
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 #: Tiered storage's questions. There is one tier here, so the first is the log's start and the others have no answer.
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
@@ -37,24 +39,21 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
         raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} has not begun")
 
 
-def refuse_replica(replica_id: int) -> None:
-    """Only brokers of the cluster may read as replicas, and there are no others."""
-    if replica_id >= 0:
-        raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
-
-
 def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
-    """One offset per partition asked for."""
+    """One offset per partition asked for.
+
+    Anybody may ask in a replica's name (kafka-python 3 asks in that of replica 0); only a consumer's isolation counts.
+    """
     row = ListOffsetsResponse.ListOffsetsPartitionResponse
+    isolation_level = request.isolation_level if request.replica_id == CONSUMER else 0
     topics = []
     for topic in request.topics:
         answers = []
         for asked in topic.partitions:
             try:
-                refuse_replica(request.replica_id)
                 partition = broker.topics.partition(topic.name, asked.partition_index)
                 check_leader_epoch(partition, asked.current_leader_epoch)
-                timestamp, offset = _offset(partition, asked.timestamp, request.isolation_level, call.version)
+                timestamp, offset = _offset(partition, asked.timestamp, isolation_level, call.version)
                 epoch = partition.log.leader_epoch if offset >= 0 else -1
                 answers.append(
                     row(partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch)
@@ -92,7 +91,6 @@ def offset_for_leader_epoch(
         answers = []
         for asked in topic.partitions:
             try:
-                refuse_replica(request.replica_id)
                 partition = broker.topics.partition(topic.topic, asked.partition)
                 check_leader_epoch(partition, asked.current_leader_epoch)
                 epoch, end_offset = partition.log.offset_for_leader_epoch(asked.leader_epoch)

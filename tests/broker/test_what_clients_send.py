@@ -1,0 +1,29 @@
+"""Requests as other people's clients write them, where they differ from what Kafka's own client would send."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.errors import ErrorCode
+from semel.wire.messages.fetch import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from tests.broker.raw import Raw, batch
+
+
+@pytest.mark.parametrize("version", [1, 10, 11])
+def test_offsets_are_listed_for_a_client_that_calls_itself_replica_0(raw: Raw, topic: str, version: int) -> None:
+    raw.create(topic)
+    raw.produce(topic, batch(b"a", b"b"))
+    asked = ListOffsetsRequest.ListOffsetsTopic(
+        name=topic, partitions=[ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)]
+    )
+    answer = raw.ask(ListOffsetsRequest(replica_id=0, topics=[asked]), version).topics[0].partitions[0]
+    assert (answer.error_code, answer.offset) == (ErrorCode.NONE, 2)
+
+
+def test_the_end_of_an_epoch_is_told_to_a_client_that_calls_itself_a_replica(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    raw.produce(topic, batch(b"a", b"b"))
+    row = OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=0, leader_epoch=0)
+    asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=topic, partitions=[row])
+    answer = raw.ask(OffsetForLeaderEpochRequest(replica_id=7, topics=[asked])).topics[0].partitions[0]
+    assert (answer.error_code, answer.end_offset) == (ErrorCode.NONE, 2)
