@@ -66,7 +66,7 @@ class Setting:
                 raise ConfigError(f"{self.name}={given}: must be at most {self.most:g}")
         if self.choices:
             for item in value if isinstance(value, tuple) else (value,):
-                if item not in self.choices:
+                if self.write(item) not in self.choices:
                     raise ConfigError(f"{self.name}={given}: must be one of {', '.join(self.choices)}")
         return value
 
@@ -255,7 +255,7 @@ TOPIC = Table(
         Setting("follower.replication.throttled.replicas", "list", (), "Replicas whose catch-up is throttled."),
         Setting("leader.replication.throttled.replicas", "list", (),
                 "Replicas whose serving of catch-up is throttled."),
-        Setting("remote.storage.enable", "bool", False, "Tiered storage; not served here."),
+        Setting("remote.storage.enable", "bool", False, "Tiered storage; not served here.", choices=("false",)),
         Setting("local.retention.bytes", "long", -2, "Local part of retention.bytes under tiered storage.", -2),
         Setting("local.retention.ms", "long", -2, "Local part of retention.ms under tiered storage.", -2),
     ],
