@@ -21,7 +21,7 @@ help:
 	@echo "make clean   remove what the targets above have made"
 
 demo: setup java
-	@PYTHON=$(BIN)/python $(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py
 
 test: check pytest
 
