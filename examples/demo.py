@@ -68,7 +68,7 @@ def read_all(bootstrap: str, topic: str, isolation: str) -> list[dict[str, Any]]
     return found
 
 
-def run_pipeline(bootstrap: str, checkpoint: Path, die_at: str = "") -> int:
+def run_pipeline(bootstrap: str, checkpoint: Path, per_batch: int, die_at: str = "") -> int:
     """Run the pipeline in a process group of its own, so that a dead driver leaves no JVM behind."""
     command = [
         sys.executable,
@@ -77,6 +77,8 @@ def run_pipeline(bootstrap: str, checkpoint: Path, die_at: str = "") -> int:
         bootstrap,
         "--checkpoint",
         str(checkpoint),
+        "--per-batch",
+        str(per_batch),
         "--die-at",
         die_at,
     ]
@@ -118,16 +120,17 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="semel-demo-") as folder, semel.Broker(Path(folder) / "data") as broker:
         bootstrap, checkpoint = broker.bootstrap_servers, Path(folder) / "checkpoint"
+        per_batch = max(1, options.payments // 6)
         print(f"1. broker on {bootstrap}; {options.payments} payments go in, a hundred to a transaction")
         with semel.Admin({"bootstrap.servers": bootstrap}) as admin:
             admin.create_topics([semel.NewTopic(name, PARTITIONS) for name in ("payments", "ledger")])
         produce_payments(bootstrap, options.payments)
         print("2. the pipeline starts; its driver dies between produce and EndTxn")
-        died = run_pipeline(bootstrap, checkpoint, "PRODUCED:1") == -signal.SIGKILL
+        died = run_pipeline(bootstrap, checkpoint, per_batch, "PRODUCED:1") == -signal.SIGKILL
         print("3. it starts again; its driver dies right after EndTxn, before Spark hears of it")
-        died = run_pipeline(bootstrap, checkpoint, "COMMITTED:2") == -signal.SIGKILL and died
+        died = run_pipeline(bootstrap, checkpoint, per_batch, "COMMITTED:2") == -signal.SIGKILL and died
         print("4. it starts again and runs to the end")
-        run_pipeline(bootstrap, checkpoint)
+        run_pipeline(bootstrap, checkpoint, per_batch)
         print("5. the proof, read by confluent-kafka")
         exact = judge(bootstrap)
         if not died:

@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--master", default="local[2]", help="Spark's master, for example local-cluster[2,1,1024]")
     parser.add_argument("--source", default="payments")
     parser.add_argument("--target", default="ledger")
     parser.add_argument("--transactional-id", default="ledger-pipeline")
@@ -38,7 +39,7 @@ def main() -> None:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(options.master)
         .appName("semel-payments")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")

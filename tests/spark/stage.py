@@ -136,6 +136,15 @@ def python_workers(process_id: int) -> list[int]:
     return [worker for daemon in daemons for worker in _children(daemon)]
 
 
+def descendants(process_id: int, *, naming: bytes) -> list[int]:
+    """The processes below this one whose command line names something."""
+    found = []
+    for child in _children(process_id):
+        found += [child] if naming in _command(child) else []
+        found += descendants(child, naming=naming)
+    return found
+
+
 def _children(process_id: int) -> list[int]:
     found: list[int] = []
     try:
