@@ -13,10 +13,10 @@ import pytest
 from semel.broker.embedded import Broker
 from semel.client.cluster import Cluster, Controller, Coordinator
 from semel.errors import ErrorCode
-from semel.wire import encode_versioned
+from semel.wire import decode_versioned, encode_versioned
 from semel.wire.messages.admin import CreateTopicsRequest
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
-from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
+from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from semel.wire.messages.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -55,8 +55,25 @@ STARTING = (
 Step = tuple[str, dict[str, Any]]
 
 
-def subscription(*topics: str) -> bytes:
-    return encode_versioned(ConsumerProtocolSubscription(topics=list(topics)), 1)
+def subscription(topics: tuple[str, ...], owned: dict[str, list[int]]) -> bytes:
+    held = [ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p) for t, p in owned.items()]
+    return encode_versioned(ConsumerProtocolSubscription(topics=list(topics), owned_partitions=held), 1)
+
+
+def assignment(partitions: list[int]) -> bytes:
+    rows = [ConsumerProtocolAssignment.TopicPartition(topic="beside", partitions=partitions)]
+    return encode_versioned(ConsumerProtocolAssignment(assigned_partitions=rows, user_data=None), 1)
+
+
+def read_assignment(data: bytes) -> dict[str, list[int]]:
+    if not data:
+        return {}
+    return {row.topic: row.partitions for row in decode_versioned(ConsumerProtocolAssignment, data).assigned_partitions}
+
+
+def counted(given: dict[str, list[int]]) -> list[tuple[str, int]]:
+    """Which partitions they are depends on member ids, which no two sides have in common."""
+    return sorted((name, len(partitions)) for name, partitions in given.items())
 
 
 class Side:
@@ -113,7 +130,8 @@ class Side:
                 answer.skip_assignment,
             )
         if kind == "SyncGroupResponse":
-            return ErrorCode(answer.error_code).name, bytes(answer.assignment)
+            self.given[client] = read_assignment(bytes(answer.assignment))
+            return ErrorCode(answer.error_code).name, counted(self.given[client])
         if kind == "LeaveGroupResponse":
             return (
                 ErrorCode(answer.error_code).name,
@@ -133,6 +151,7 @@ class Side:
         topics: tuple[str, ...] = ("beside",),
         session_ms: int = 30_000,
         protocol_type: str = "consumer",
+        holds: bool = False,
     ) -> list[Any]:
         request = JoinGroupRequest(
             group_id=self.group_id,
@@ -142,7 +161,9 @@ class Side:
             group_instance_id=instance,
             protocol_type=protocol_type,
             protocols=[
-                JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=subscription(*topics))
+                JoinGroupRequest.JoinGroupRequestProtocol(
+                    name=name, metadata=subscription(topics, self.given.get(client, {}) if holds else {})
+                )
                 for name in protocols
             ],
         )
@@ -159,8 +180,10 @@ class Side:
             protocol_type="consumer",
             protocol_name=protocol_name,
             assignments=[
-                SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=b"a%d" % number)
-                for number, member_id in self.held.items()
+                SyncGroupRequest.SyncGroupRequestAssignment(
+                    member_id=member_id, assignment=assignment([p for p in range(2) if p % len(self.held) == place])
+                )
+                for place, (_, member_id) in enumerate(sorted(self.held.items()))
             ],
         )
         return await self.send(client, request, 5, "sync")
@@ -361,9 +384,7 @@ class Side:
             return ErrorCode(answer.error_code).name, answer.member_epoch, None
         given = {names[part.topic_id]: part.partitions for part in answer.assignment.topic_partitions}
         self.given[client] = given
-        # Which partitions they are depends on member ids, which no two sides have in common.
-        counts = sorted((name, len(partitions)) for name, partitions in given.items())
-        return ErrorCode(answer.error_code).name, answer.member_epoch, counts
+        return ErrorCode(answer.error_code).name, answer.member_epoch, counted(given)
 
     async def ask(self, request: Any, version: int) -> Any:
         return await self.cluster.request(Coordinator("group", self.group_id), request, version=version)
@@ -379,11 +400,16 @@ class Side:
             classic.protocol_type,
             classic.protocol_data,
             sorted(
-                (self.number(m.member_id), m.group_instance_id or "", bytes(m.member_assignment))
+                (
+                    self.number(m.member_id),
+                    m.group_instance_id or "",
+                    counted(read_assignment(bytes(m.member_assignment))),
+                )
                 for m in classic.members
             ),
             ErrorCode(modern.error_code).name,
-            (modern.group_state, modern.group_epoch, modern.assignment_epoch, len(modern.members)),
+            (modern.group_state, modern.group_epoch, modern.assignment_epoch),
+            sorted((member.member_epoch, member.member_type) for member in modern.members),
             [(one.group_state, one.group_type, one.protocol_type) for one in listed if one.group_id == self.group_id],
         )
 
@@ -448,6 +474,18 @@ def assert_alike(servers: tuple[str, str], steps: list[Step]) -> None:
     kafka, semel = asyncio.run(both())
     for theirs, ours in zip(kafka, semel, strict=True):
         assert ours == theirs
+        if forgets(theirs):
+            return
+
+
+def forgets(answer: Any) -> bool:
+    """Kafka forgets an empty consumer group, in memory only, when a classic member it does not know tries to join.
+
+    Its log and its memory differ from there on, so that is where a story ends.
+    """
+    method, _, found, state = answer
+    refused = method == "join" and any(row[2] == "UNKNOWN_MEMBER_ID" for row in found)
+    return refused and ("Empty", "consumer", "consumer") in state[-1]
 
 
 def at(method: str, client: int, **options: Any) -> Step:
@@ -647,17 +685,111 @@ CHANGES: list[Step] = [
     ("fetch", {}),
 ]
 
+UPGRADE: list[Step] = [
+    at("join", 0),
+    at("join", 0),
+    at("sync", 0),
+    at("commit", 0),
+    at("consumer", 1),
+    at("heartbeat", 0),
+    at("sync", 0),
+    at("commit", 0),
+    at("commit", 0, behind=1),
+    at("join", 0, holds=True),
+    at("sync", 0),
+    at("heartbeat", 0),
+    at("join", 0, holds=True),
+    at("sync", 0),
+    at("sync", 0, protocol_name="sticky"),
+    at("heartbeat", 0),
+    at("heartbeat", 0, behind=1),
+    at("heartbeat", 1),
+    at("consumer", 1),
+    at("consumer", 1, holds=True),
+    at("commit", 0),
+    at("commit", 1),
+    at("txn_commit", 0, behind=1),
+    at("join", 2),
+    at("join", 2, protocols=("sticky",)),
+    at("join", 2),
+    at("sync", 2),
+    at("heartbeat", 0),
+    at("consumer", 1, holds=True),
+    at("consumer", 1, holds=True),
+    at("leave", 2),
+    at("heartbeat", 0),
+    at("consumer", 0, epoch=0),
+    at("heartbeat", 0),
+    at("consumer", 1, holds=True),
+    at("consumer", 1, epoch=-1),
+    at("consumer", 0, holds=True),
+]
+DOWNGRADE: list[Step] = [
+    at("consumer", 0),
+    at("join", 1),
+    at("join", 1),
+    at("sync", 1),
+    at("heartbeat", 1),
+    at("consumer", 0),
+    at("consumer", 0, holds=True),
+    at("heartbeat", 1),
+    at("join", 1),
+    at("sync", 1),
+    at("heartbeat", 1),
+    at("consumer", 0, epoch=-1),
+    at("heartbeat", 1),
+    at("consumer", 0, epoch=1),
+    at("join", 1),
+    at("sync", 1),
+    at("commit", 1),
+    at("consumer", 2),
+    at("leave", 1),
+    at("consumer", 2, epoch=-1),
+]
+STATIC_UPGRADE: list[Step] = [
+    at("join", 0, instance="a"),
+    at("sync", 0, instance="a"),
+    at("join", 1, instance="b"),
+    at("join", 0, instance="a"),
+    at("sync", 1, instance="b"),
+    at("sync", 0, instance="a"),
+    at("consumer", 2, instance="a"),
+    at("heartbeat", 0, instance="a"),
+    at("heartbeat", 1, instance="b"),
+    at("join", 1, instance="b", holds=True),
+    at("sync", 1, instance="b"),
+    at("heartbeat", 1, instance="b"),
+    at("consumer", 2, instance="a", holds=True),
+    at("join", 3, instance="b"),
+    at("heartbeat", 1, instance="b"),
+    at("sync", 3, instance="b"),
+    at("leave", 9, instance="a", by_instance=True),
+    at("heartbeat", 3, instance="b"),
+    at("leave", 3, instance="b"),
+]
+
 
 @pytest.mark.parametrize(
     "steps",
-    [LIFE, STATIC, OFFSETS, OTHER_PROTOCOLS, CONSUMERS, STATIC_CONSUMERS, CHANGES],
-    ids=["life", "static", "offsets", "other protocols", "consumers", "static consumers", "changes"],
+    [LIFE, STATIC, OFFSETS, OTHER_PROTOCOLS, CONSUMERS, STATIC_CONSUMERS, CHANGES, UPGRADE, DOWNGRADE, STATIC_UPGRADE],
+    ids=[
+        "life",
+        "static",
+        "offsets",
+        "other protocols",
+        "consumers",
+        "static consumers",
+        "changes",
+        "upgrade",
+        "downgrade",
+        "static upgrade",
+    ],
 )
 def test_a_story_is_answered_alike(servers: tuple[str, str], steps: list[Step]) -> None:
     assert_alike(servers, steps)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_stories_are_answered_alike(servers: tuple[str, str], seed: int) -> None:
     choose = random.Random(seed)
     steps: list[Step] = []
@@ -685,7 +817,7 @@ def test_random_stories_are_answered_alike(servers: tuple[str, str], seed: int) 
     assert_alike(servers, steps)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_stories_of_consumers_are_answered_alike(servers: tuple[str, str], seed: int) -> None:
     choose = random.Random(seed)
     steps: list[Step] = []
@@ -705,11 +837,43 @@ def test_random_stories_of_consumers_are_answered_alike(servers: tuple[str, str]
                     at("consumer", client, topics=choose.choice((["beside"], ["beside", "besides"], []))),
                     at("consumer", client, epoch=-1),
                     at("commit", client),
-                    at("commit", client, behind=choose.choice((-1, 1))),
-                    at("txn_commit", client, behind=choose.choice((0, 1))),
+                    # Which partitions a member has had for how long differs between the sides, so never behind.
+                    at("commit", client, behind=-1),
+                    at("txn_commit", client, behind=choose.choice((0, -1))),
                     ("end", {"commit": choose.random() < 0.5}),
                     ("delete_offset", {}),
                     ("fetch", {}),
+                ]
+            )
+        )
+    assert_alike(servers, steps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_stories_of_both_protocols_are_answered_alike(servers: tuple[str, str], seed: int) -> None:
+    choose = random.Random(seed)
+    steps: list[Step] = []
+    for _ in range(30):
+        classic, modern = 0, 1
+        steps.append(
+            choose.choice(
+                [
+                    at("join", classic),
+                    at("join", classic, holds=True),
+                    at("join", classic, holds=True),
+                    at("sync", classic),
+                    at("sync", classic),
+                    at("heartbeat", classic, behind=choose.choice((0, 0, 1))),
+                    at("leave", classic),
+                    at("commit", classic, behind=choose.choice((0, -1))),
+                    at("consumer", modern),
+                    at("consumer", modern, holds=True),
+                    at("consumer", modern, holds=True),
+                    at("consumer", modern, epoch=0),
+                    at("consumer", modern, epoch=-1),
+                    at("commit", modern, behind=choose.choice((0, -1))),
+                    at("txn_commit", choose.randint(0, 1), behind=choose.choice((0, -1))),
+                    ("end", {"commit": choose.random() < 0.5}),
                 ]
             )
         )

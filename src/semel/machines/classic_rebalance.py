@@ -183,7 +183,7 @@ class ClassicRebalance:
         If the group is stable and would choose the same protocol, its assignment stands and nobody else notices.
         """
         leader_before = group.leader_id
-        self._end_parked(old, ErrorCode.FENCED_INSTANCE_ID, out)
+        _end_parked(old, ErrorCode.FENCED_INSTANCE_ID, out)
         new.assignment = old.assignment
         group.replace_static(old, new)
         self.expect(group, new, now_ms + new.session_timeout_ms)
@@ -220,7 +220,7 @@ class ClassicRebalance:
             group.writing_assignment = False
             for member in group.members.values():
                 member.assignment = b""
-                self._end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
+                _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         group.sync_deadline_ms = None
         delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
         initial = group.state is State.EMPTY
@@ -312,7 +312,7 @@ class ClassicRebalance:
             self.expect(group, member, now_ms + member.session_timeout_ms)
             out.answer(parked.token, self._synced(group, member.assignment))
             return
-        self._end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
+        _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         member.sync = parked
         if group.leader_id == member.member_id and not group.writing_assignment:
             given = {assignment.member_id: bytes(assignment.assignment) for assignment in request.assignments}
@@ -396,7 +396,7 @@ class ClassicRebalance:
             return
         else:
             member = group.validate_member(member_id, instance_id)
-        self._end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
+        _end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
         group.remove(member.member_id)
 
     def _after_removal(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
@@ -444,28 +444,35 @@ class ClassicRebalance:
             # Whoever waits for the group is alive as far as the group is concerned; the answer sets a new deadline.
             member.deadline_ms = None
         else:
-            self._end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
+            _end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
             group.remove(member_id)
             self._after_removal(group, now_ms, out)
 
     def _partition(self, group: ClassicGroup) -> int:
         return self._registry.partition_for(group.group_id)
 
-    # Parked requests
-
-    @staticmethod
-    def _end_sync(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
-        if member.sync is not None:
-            out.answer(member.sync.token, SyncGroupResponse(error_code=code))
-            member.sync = None
-
-    def _end_parked(self, member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
-        self._end_sync(member, code, out)
-        if member.join is not None:
-            known_by = member.member_id if code == ErrorCode.FENCED_INSTANCE_ID else NO_MEMBER_ID
-            out.answer(member.join.token, refuse_join(code, member.join.version, known_by))
-            member.join = None
-
-    def end_all_parked(self, group: ClassicGroup, code: ErrorCode, out: Outcome) -> None:
+    def begin_again(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+        """A group that has just gone back to this protocol: its members join anew."""
         for member in group.members.values():
-            self._end_parked(member, code, out)
+            self.expect(group, member, now_ms + member.session_timeout_ms)
+        self.prepare_rebalance(group, now_ms, out)
+
+
+def _end_sync(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
+    if member.sync is not None:
+        out.answer(member.sync.token, SyncGroupResponse(error_code=code))
+        member.sync = None
+
+
+def _end_parked(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
+    _end_sync(member, code, out)
+    if member.join is not None:
+        known_by = NO_MEMBER_ID if code == ErrorCode.UNKNOWN_MEMBER_ID else member.member_id
+        out.answer(member.join.token, refuse_join(code, member.join.version, known_by))
+        member.join = None
+
+
+def end_all_parked(group: ClassicGroup, code: ErrorCode, out: Outcome) -> None:
+    """Whoever waits in this group is told why it need not."""
+    for member in group.members.values():
+        _end_parked(member, code, out)

@@ -46,6 +46,13 @@ class MemberState(enum.IntEnum):
     UNRELEASED_PARTITIONS = 2
 
 
+class ClassicSide(NamedTuple):
+    """What is kept of a member that speaks the classic protocol in a group that has gone over to this one."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
     """What is recorded of a member. Changed by making another one."""
@@ -64,6 +71,7 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Owned = field(default_factory=dict)
     pending_revocation: Owned = field(default_factory=dict)
+    classic: ClassicSide | None = None
 
     def given_in(self, topic_id: UUID, partition: int) -> int | None:
         """The epoch in which the member was given a partition it still has."""
@@ -125,6 +133,14 @@ class ConsumerGroup:
     def owner_of(self, topic_id: UUID, partition: int) -> str | None:
         return self.owners.get((topic_id, partition))
 
+    def waits_for_release(self, member: ConsumerMember) -> bool:
+        """Whether somebody else still has a partition the member is to get."""
+        return any(
+            partition not in member.assigned.get(topic_id, {}) and (topic_id, partition) in self.owners
+            for topic_id, partitions in self.target.get(member.member_id, {}).items()
+            for partition in partitions
+        )
+
     def member(self, member_id: str) -> ConsumerMember:
         member = self.members.get(member_id)
         if member is None:
@@ -176,7 +192,7 @@ class ConsumerGroup:
         if transactional and member_epoch == UNKNOWN_MEMBER_EPOCH and not member_id and group_instance_id is None:
             return None
         member = self.member(member_id)
-        if not transactional and version < 9:
+        if not transactional and member.classic is None and version < 9:
             raise Refused(ErrorCode.UNSUPPORTED_VERSION, "members of this protocol commit with version 9 or newer")
         if member_epoch > member.member_epoch:
             self.validate_epoch(member, member_epoch)
@@ -187,9 +203,7 @@ class ConsumerGroup:
         """A member that has not heard of its newest epoch may commit what it has had since the one it knows."""
         given_in = member.given_in(topic_id, partition)
         if given_in is None or member_epoch < given_in:
-            raise Refused(
-                ErrorCode.STALE_MEMBER_EPOCH, f"partition {partition} is not the member's since {member_epoch}"
-            )
+            raise Refused(_stale(member), f"partition {partition} is not the member's since {member_epoch}")
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
         if member_id is None and member_epoch < 0:
@@ -199,13 +213,16 @@ class ConsumerGroup:
     @staticmethod
     def validate_epoch(member: ConsumerMember, member_epoch: int) -> None:
         if member_epoch != member.member_epoch:
-            raise Refused(
-                ErrorCode.STALE_MEMBER_EPOCH, f"epoch {member_epoch}, but the member is at {member.member_epoch}"
-            )
+            raise Refused(_stale(member), f"epoch {member_epoch}, but the member is at {member.member_epoch}")
 
     def expires(self, offset: CommittedOffset, topic: str, retention_ms: int, now_ms: int) -> bool:
         """An offset of a topic nobody subscribes to grows old from its commit on."""
         return not self.is_subscribed_to(topic) and offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
+
+
+def _stale(member: ConsumerMember) -> ErrorCode:
+    """Each protocol has its own word for an epoch that is over."""
+    return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
 
 
 def _places(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:

@@ -91,11 +91,13 @@ class ConsumerMembership:
     _topic_ids: dict[str, UUID] = field(default_factory=dict)
     _told_topics: frozenset[str] | None = None
     _told_owned: frozenset[TopicPartition] | None = None
+    _last_epoch: int = -1
     _in_flight: bool = False
 
     @property
     def metadata(self) -> GroupMetadata:
-        return GroupMetadata(self.group_id, self.member_epoch or -1, self.member_id, self.group_instance_id)
+        """As whom to commit: in the last epoch of membership, also when that has passed, so as to be refused then."""
+        return GroupMetadata(self.group_id, self._last_epoch, self.member_id, self.group_instance_id)
 
     def subscribe(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
@@ -169,7 +171,7 @@ class ConsumerMembership:
             return code
         if code is ErrorCode.NONE:
             self._step(Event.ACCEPTED)
-            self.member_epoch = response.member_epoch
+            self.member_epoch = self._last_epoch = response.member_epoch
             self.heartbeat_interval_ms = response.heartbeat_interval_ms or self.heartbeat_interval_ms
             self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
             if response.assignment is not None:

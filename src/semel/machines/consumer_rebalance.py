@@ -16,6 +16,8 @@ from uuid import UUID
 from semel.errors import ErrorCode, Refused
 from semel.machines.assignors import ASSIGNORS, AssignedMember, Assignment
 from semel.machines.classic_group import ClassicGroup, State
+from semel.machines.classic_rebalance import end_all_parked
+from semel.machines.classic_records import group_record
 from semel.machines.consumer_group import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -28,20 +30,19 @@ from semel.machines.consumer_group import (
 )
 from semel.machines.consumer_reconciliation import reconcile
 from semel.machines.consumer_records import ConsumerRecords
+from semel.machines.group_migration import downgraded, upgraded
 from semel.machines.group_records import group_tombstone
 from semel.machines.group_registry import GroupRegistry, Outcome, Timer, TopicsView
 from semel.machines.topic_pattern import TopicPattern
 from semel.wire.messages.consumer_groups import (
-    ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
 
 #: From this version a member chooses its own id.
 MEMBER_CHOOSES_ID_SINCE = 1
-CONSUMER_MEMBER_TYPE = 1
 
-SESSION, REVOCATION = "consumer session", "consumer revocation"
+SESSION, REVOCATION, NEXT_STEP = "consumer session", "consumer revocation", "consumer next step"
 
 #: What a member says it has: topic id -> partitions
 Said = Mapping[UUID, frozenset[int]]
@@ -56,9 +57,11 @@ class Session:
     #: When the member must have revoked what it was asked to, and in which epoch it was asked.
     revoke_by_ms: int | None = None
     revoke_epoch: int = LEAVE_EPOCH
+    #: When a member of the classic protocol must have joined again, or synced.
+    next_step_by_ms: int | None = None
 
 
-class _Draft:
+class Draft:
     """The group as it will be once the records gathered so far are replayed."""
 
     __slots__ = ("epoch", "members", "regexes", "replaced_id", "target")
@@ -105,44 +108,20 @@ class ConsumerRebalance:
     ) -> ConsumerGroupHeartbeatResponse:
         self._check(request, version)
         if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
-            return self._leave(request, out)
+            return self._leave(request, now_ms, out)
         joining = request.member_epoch == JOIN_EPOCH
-        group = self._group(request.group_id, joining, out)
+        group = self._group(request.group_id, joining, now_ms, out)
         member_id = request.member_id or new_member_id()
         if len(group.members) >= self._registry.settings.group_consumer_max_size and member_id not in group.members:
             raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} is full")
         said = None
         if request.topic_partitions is not None:
             said = {part.topic_id: frozenset(part.partitions) for part in request.topic_partitions}
-        records = self.records_of(group.group_id)
-        draft = _Draft(group)
-        before = self._member(group, draft, member_id, request, said, records, out)
+        draft = Draft(group)
+        before = self._member(group, draft, member_id, request, said, out)
         member = _updated(before, request, client_id, client_host)
-        self._subscribe(group, draft, before, member, records, now_ms, out)
-        if draft.epoch > group.target_epoch:
-            self._assign(draft, records, now_ms, out)
-            target_epoch = draft.epoch
-        else:
-            target_epoch = group.target_epoch
-        ours = {member_id, draft.replaced_id}
-
-        def held_by_another(topic_id: UUID, partition: int) -> bool:
-            owner = group.owner_of(topic_id, partition)
-            return owner is not None and owner not in ours
-
-        after = reconcile(
-            member,
-            target_epoch,
-            draft.target.get(member_id, {}),
-            self._topic_ids(topics_of(member, draft.regexes)),
-            said,
-            held_by_another,
-            subscription_changed=member.subscribed_topic_names != before.subscribed_topic_names
-            or member.subscribed_topic_regex != before.subscribed_topic_regex,
-        )
-        if after is not member:
-            out.records.append(records.current(after))
-        self._heard_from(group.group_id, after, now_ms)
+        after = self.advance(group, draft, before, member, said, now_ms, out)
+        self.heard_from(group.group_id, after, now_ms)
         reply = ConsumerGroupHeartbeatResponse(
             member_id=member_id,
             member_epoch=after.member_epoch,
@@ -158,6 +137,43 @@ class ConsumerRebalance:
                 ]
             )
         return reply
+
+    def advance(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        said: Said | None,
+        now_ms: int,
+        out: Outcome,
+    ) -> ConsumerMember:
+        """Take in what a member wants and has, assign anew if that changes the group, and move the member on."""
+        records = self.records_of(group.group_id)
+        self._subscribe(group, draft, before, member, records, now_ms, out)
+        target_epoch = group.target_epoch
+        if draft.epoch > target_epoch:
+            self._assign(draft, records, now_ms, out)
+            target_epoch = draft.epoch
+        ours = {member.member_id, draft.replaced_id}
+
+        def held_by_another(topic_id: UUID, partition: int) -> bool:
+            owner = group.owner_of(topic_id, partition)
+            return owner is not None and owner not in ours
+
+        after = reconcile(
+            member,
+            target_epoch,
+            draft.target.get(member.member_id, {}),
+            self._topic_ids(topics_of(member, draft.regexes)),
+            said,
+            held_by_another,
+            subscription_changed=member.subscribed_topic_names != before.subscribed_topic_names
+            or member.subscribed_topic_regex != before.subscribed_topic_regex,
+        )
+        if after is not member:
+            out.records.append(records.current(after))
+        return after
 
     def _check(self, request: ConsumerGroupHeartbeatRequest, version: int) -> None:
         """Refuse what no well-behaved member sends."""
@@ -183,25 +199,49 @@ class ConsumerRebalance:
         if assignor is not None and assignor not in self._registry.settings.group_consumer_assignors:
             raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {assignor} is not supported.")
 
-    def _group(self, group_id: str, create: bool, out: Outcome) -> ConsumerGroup:
-        """The group; one that has nobody in it may change its protocol."""
+    def _group(self, group_id: str, create: bool, now_ms: int, out: Outcome) -> ConsumerGroup:
+        """The group. One of the classic protocol goes over to this one with its first member that speaks it."""
         group = self._registry.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group
-        if not create or (isinstance(group, ClassicGroup) and group.state is not State.EMPTY):
+        if not create:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-        if group is not None and not group.is_simple:
+        if group is None or group.is_simple:
+            return ConsumerGroup(group_id)
+        if group.state is State.EMPTY:
             out.records.append(group_tombstone(self._registry.partition_for(group_id), group_id))
-        return ConsumerGroup(group_id)
+            return ConsumerGroup(group_id)
+        return self._upgraded(group, now_ms, out)
+
+    def _upgraded(self, group: ClassicGroup, now_ms: int, out: Outcome) -> ConsumerGroup:
+        settings = self._registry.settings
+        if not (
+            settings.allows_upgrade
+            and group.uses_consumer_protocol_type
+            and len(group.members) < settings.group_consumer_max_size
+        ):
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} is not a consumer group.")
+        try:
+            converted = upgraded(group, self._topics)
+        except Refused as refused:
+            raise Refused(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} cannot be upgraded: {refused.why}"
+            ) from refused
+        converted.metadata_hash = _metadata_hash(converted.subscribed_topics(), self._topics)
+        end_all_parked(group, ErrorCode.REBALANCE_IN_PROGRESS, out)
+        out.records.append(group_tombstone(self._registry.partition_for(group.group_id), group.group_id))
+        out.records += self.records_of(group.group_id).whole_group(converted, now_ms)
+        for member in converted.members.values():
+            self.heard_from(group.group_id, member, now_ms)
+        return converted
 
     def _member(
         self,
         group: ConsumerGroup,
-        draft: _Draft,
+        draft: Draft,
         member_id: str,
         request: ConsumerGroupHeartbeatRequest,
         said: Said | None,
-        records: ConsumerRecords,
         out: Outcome,
     ) -> ConsumerMember:
         """Who is speaking, fenced if somebody else took its place."""
@@ -215,17 +255,23 @@ class ConsumerRebalance:
             if not joining:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of {group.group_id}.")
             return ConsumerMember(member_id)
-        holder = self._static_holder(group, request.instance_id, member_id, must_be_same=not joining)
+        holder = self.static_holder(group, request.instance_id, member_id, must_be_same=not joining)
         if not joining:
             _check_epoch(holder, request.member_epoch, said)
             return holder
-        if holder.member_id == member_id and holder.member_epoch != LEAVE_STATIC_EPOCH:
+        if holder.member_id == member_id and holder.member_epoch != LEAVE_STATIC_EPOCH and holder.classic is None:
             return holder
-        if holder.member_epoch != LEAVE_STATIC_EPOCH:
+        if holder.member_epoch != LEAVE_STATIC_EPOCH and holder.classic is None:
             raise Refused(
                 ErrorCode.UNRELEASED_INSTANCE_ID, f"instance id {request.instance_id} is owned by {holder.member_id}"
             )
-        # The static member is back: what it was to have waits for it.
+        return self.replace_static(group, draft, holder, member_id, out)
+
+    def replace_static(
+        self, group: ConsumerGroup, draft: Draft, holder: ConsumerMember, member_id: str, out: Outcome
+    ) -> ConsumerMember:
+        """The static member is back under another id: what it was to have waits for it."""
+        records = self.records_of(group.group_id)
         member = replace(holder, member_id=member_id, member_epoch=0, previous_member_epoch=0)
         target = draft.target.pop(holder.member_id, {})
         del draft.members[holder.member_id]
@@ -238,7 +284,7 @@ class ConsumerRebalance:
         return member
 
     @staticmethod
-    def _static_holder(group: ConsumerGroup, instance_id: str, member_id: str, *, must_be_same: bool) -> ConsumerMember:
+    def static_holder(group: ConsumerGroup, instance_id: str, member_id: str, *, must_be_same: bool) -> ConsumerMember:
         holder_id = group.static_members.get(instance_id)
         if holder_id is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
@@ -251,7 +297,7 @@ class ConsumerRebalance:
     def _subscribe(
         self,
         group: ConsumerGroup,
-        draft: _Draft,
+        draft: Draft,
         before: ConsumerMember,
         member: ConsumerMember,
         records: ConsumerRecords,
@@ -278,7 +324,7 @@ class ConsumerRebalance:
             out.records.append(records.epoch(draft.epoch, metadata_hash))
         group.checked_topics = topics
 
-    def _resolve_regexes(self, draft: _Draft, records: ConsumerRecords, again: bool, now_ms: int, out: Outcome) -> bool:
+    def _resolve_regexes(self, draft: Draft, records: ConsumerRecords, again: bool, now_ms: int, out: Outcome) -> bool:
         """Hold the members' expressions against the topics there are; whether any stands for something else now."""
         used = {member.subscribed_topic_regex for member in draft.members.values() if member.subscribed_topic_regex}
         for expression in sorted(draft.regexes.keys() - used):
@@ -303,9 +349,9 @@ class ConsumerRebalance:
 
     # Assignment
 
-    def _assign(self, draft: _Draft, records: ConsumerRecords, now_ms: int, out: Outcome) -> None:
+    def _assign(self, draft: Draft, records: ConsumerRecords, now_ms: int, out: Outcome) -> None:
         """A new target for the new epoch; only what changed is written."""
-        assignor = ASSIGNORS[self._assignor_name(draft.members.values())]
+        assignor = ASSIGNORS[self.assignor_name(draft.members.values())]
         members = {
             member_id: AssignedMember(
                 self._topic_ids(topics_of(member, draft.regexes)),
@@ -326,7 +372,7 @@ class ConsumerRebalance:
         draft.target = target
         out.records.append(records.target_epoch(draft.epoch, now_ms))
 
-    def _assignor_name(self, members: Iterable[ConsumerMember]) -> str:
+    def assignor_name(self, members: Iterable[ConsumerMember]) -> str:
         """The one most members ask for, else the broker's first."""
         wanted = Counter(member.server_assignor for member in members if member.server_assignor is not None)
         if wanted:
@@ -335,56 +381,90 @@ class ConsumerRebalance:
 
     # Leaving
 
-    def _leave(self, request: ConsumerGroupHeartbeatRequest, out: Outcome) -> ConsumerGroupHeartbeatResponse:
+    def _leave(
+        self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome
+    ) -> ConsumerGroupHeartbeatResponse:
         group = self._registry.groups.get(request.group_id)
         if not isinstance(group, ConsumerGroup):
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is not a consumer group.")
         if request.instance_id is None:
             member = group.member(request.member_id)
         else:
-            member = self._static_holder(group, request.instance_id, request.member_id, must_be_same=True)
+            member = self.static_holder(group, request.instance_id, request.member_id, must_be_same=True)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
             # It means to come back: its partitions stay with it until its session ends.
             gone = replace(member, member_epoch=LEAVE_STATIC_EPOCH, pending_revocation={})
             out.records.append(self.records_of(group.group_id).current(gone))
         else:
-            self._remove(group, member.member_id, out)
+            self.remove(group, {member.member_id}, now_ms, out)
         return ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
 
-    def _remove(self, group: ConsumerGroup, member_id: str, out: Outcome) -> None:
-        """A member is gone: a new epoch begins, and the next heartbeat of another member assigns anew."""
+    def remove(self, group: ConsumerGroup, gone: set[str], now_ms: int, out: Outcome) -> None:
+        """Members are gone: a new epoch begins, and the next heartbeat of another member assigns anew.
+
+        If only members of the classic protocol are left, the group goes back to it.
+        """
         records = self.records_of(group.group_id)
-        self._sessions.pop((group.group_id, member_id), None)
-        draft = _Draft(group)
-        del draft.members[member_id]
-        out.records += records.end_of_member(member_id)
+        for member_id in gone:
+            self._sessions.pop((group.group_id, member_id), None)
+        draft = Draft(group)
+        for member_id in gone:
+            del draft.members[member_id]
+        if self._may_downgrade(draft.members):
+            for member_id in draft.members:
+                self._sessions.pop((group.group_id, member_id), None)
+            classic = downgraded(group, gone, self._topics, now_ms)
+            out.records += records.end_of_group(group)
+            out.records.append(group_record(self._registry.partition_for(group.group_id), classic))
+            return
+        out.records += [one for member_id in sorted(gone) for one in records.end_of_member(member_id)]
         used = {member.subscribed_topic_regex for member in draft.members.values()}
         for expression in sorted(draft.regexes.keys() - used):
             del draft.regexes[expression]
             out.records.append(records.regex(expression, None))
         out.records.append(records.epoch(group.epoch + 1, _metadata_hash(draft.subscribed_topics(), self._topics)))
 
+    def _may_downgrade(self, members: Mapping[str, ConsumerMember]) -> bool:
+        settings = self._registry.settings
+        return (
+            bool(members)
+            and settings.allows_downgrade
+            and len(members) <= settings.group_max_size
+            and all(member.classic is not None for member in members.values())
+        )
+
     # Time
 
-    def _heard_from(self, group_id: str, member: ConsumerMember, now_ms: int) -> None:
-        deadline_ms = now_ms + self._registry.settings.group_consumer_session_timeout_ms
+    def heard_from(self, group_id: str, member: ConsumerMember, now_ms: int) -> Session:
+        """A member showed itself: it has another session, and what it was asked to do is looked at again."""
+        timeout_ms = self._registry.settings.group_consumer_session_timeout_ms
+        if member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+        deadline_ms = now_ms + timeout_ms
         key = (group_id, member.member_id)
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(deadline_ms, deadline_ms)
             self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
         session.deadline_ms = deadline_ms
-        if member.state is not MemberState.UNREVOKED_PARTITIONS:
+        if member.state is not MemberState.UNREVOKED_PARTITIONS or member.classic is not None:
             session.revoke_by_ms = None
         elif session.revoke_by_ms is None or session.revoke_epoch != member.member_epoch:
             session.revoke_epoch = member.member_epoch
             session.revoke_by_ms = now_ms + member.rebalance_timeout_ms
             self._registry.timers.set(session.revoke_by_ms, REVOCATION, group_id, member.member_id)
+        return session
+
+    def expect_next(self, group_id: str, member: ConsumerMember, session: Session, now_ms: int) -> None:
+        """A classic member must take its next step, join or sync, within its rebalance timeout."""
+        if session.next_step_by_ms is None:
+            session.next_step_by_ms = now_ms + member.rebalance_timeout_ms
+            self._registry.timers.set(session.next_step_by_ms, NEXT_STEP, group_id, member.member_id)
 
     def start_sessions(self, group: ConsumerGroup, now_ms: int) -> None:
         """After loading: everybody has a full session to show themselves."""
         for member in group.members.values():
-            self._heard_from(group.group_id, member, now_ms)
+            self.heard_from(group.group_id, member, now_ms)
 
     def end_sessions(self, group: ConsumerGroup) -> None:
         for member_id in group.members:
@@ -401,54 +481,16 @@ class ConsumerRebalance:
         elif timer.kind == REVOCATION:
             late = session.revoke_by_ms == timer.at_ms and member.state is MemberState.UNREVOKED_PARTITIONS
             if late and member.member_epoch == session.revoke_epoch:
-                self._remove(group, member.member_id, out)
-        elif session.timer_at_ms == timer.at_ms:
+                self.remove(group, {member.member_id}, now_ms, out)
+        elif timer.kind == NEXT_STEP:
+            if session.next_step_by_ms == timer.at_ms:
+                self.remove(group, {member.member_id}, now_ms, out)
+        elif timer.kind == SESSION and session.timer_at_ms == timer.at_ms:
             if session.deadline_ms > now_ms:
                 session.timer_at_ms = session.deadline_ms
                 self._registry.timers.set(session.deadline_ms, SESSION, timer.group_id, timer.member_id)
             else:
-                self._remove(group, member.member_id, out)
-
-    # Describe
-
-    def described(self, group: ConsumerGroup) -> ConsumerGroupDescribeResponse.DescribedGroup:
-        response = ConsumerGroupDescribeResponse
-        names = {info.topic_id: name for name, info in self._topics.items()}
-
-        def assignment(places: Mapping[UUID, Iterable[int]]) -> ConsumerGroupDescribeResponse.Assignment:
-            return response.Assignment(
-                topic_partitions=[
-                    response.TopicPartitions(
-                        topic_id=topic_id, topic_name=names[topic_id], partitions=sorted(partitions)
-                    )
-                    for topic_id, partitions in places.items()
-                    if topic_id in names
-                ]
-            )
-
-        return response.DescribedGroup(
-            group_id=group.group_id,
-            group_state=group.state.value,
-            group_epoch=group.epoch,
-            assignment_epoch=group.target_epoch,
-            assignor_name=self._assignor_name(group.members.values()),
-            members=[
-                response.Member(
-                    member_id=member.member_id,
-                    instance_id=member.instance_id,
-                    rack_id=member.rack_id,
-                    member_epoch=member.member_epoch,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    subscribed_topic_names=sorted(member.subscribed_topic_names),
-                    subscribed_topic_regex=member.subscribed_topic_regex,
-                    assignment=assignment(member.assigned),
-                    target_assignment=assignment(group.target.get(member.member_id, {})),
-                    member_type=CONSUMER_MEMBER_TYPE,
-                )
-                for member in group.members.values()
-            ],
-        )
+                self.remove(group, {member.member_id}, now_ms, out)
 
 
 def _updated(
@@ -468,6 +510,7 @@ def _updated(
         subscribed_topic_regex=member.subscribed_topic_regex if regex is None else regex,
         client_id=client_id,
         client_host=client_host,
+        classic=None,
     )
 
 

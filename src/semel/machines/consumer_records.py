@@ -10,6 +10,7 @@ from uuid import UUID
 from semel.machines.assignors import Assignment
 from semel.machines.consumer_group import (
     LEAVE_EPOCH,
+    ClassicSide,
     ConsumerGroup,
     ConsumerMember,
     MemberState,
@@ -57,7 +58,7 @@ class ConsumerRecords:
                 subscribed_topic_regex=member.subscribed_topic_regex,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 server_assignor=member.server_assignor,
-                classic_member_metadata=None,
+                classic_member_metadata=_written_classic(member.classic),
             ),
         )
 
@@ -112,6 +113,17 @@ class ConsumerRecords:
             value or None,
         )
 
+    def whole_group(self, group: ConsumerGroup, now_ms: int) -> list[StateRecord]:
+        """Everything about a group that has just become one."""
+        members = group.members.values()
+        return [
+            *(self.member(member) for member in members),
+            self.epoch(group.epoch, group.metadata_hash),
+            *(self.target(member_id, target) for member_id, target in group.target.items()),
+            self.target_epoch(group.target_epoch, now_ms),
+            *(self.current(member) for member in members),
+        ]
+
     def end_of_member(self, member_id: str) -> list[StateRecord]:
         keys = (
             ConsumerGroupCurrentMemberAssignmentKey(group_id=self._group_id, member_id=member_id),
@@ -153,6 +165,7 @@ def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
                     subscribed_topic_regex=value.subscribed_topic_regex,
                     server_assignor=value.server_assignor,
                     rebalance_timeout_ms=value.rebalance_timeout_ms,
+                    classic=_read_classic(value.classic_member_metadata),
                 )
             )
     elif isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
@@ -189,6 +202,26 @@ def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
 
 def _known(group: ConsumerGroup, member_id: str) -> ConsumerMember:
     return group.members.get(member_id) or ConsumerMember(member_id)
+
+
+def _written_classic(classic: ClassicSide | None) -> ConsumerGroupMemberMetadataValue.ClassicMemberMetadata | None:
+    if classic is None:
+        return None
+    return ConsumerGroupMemberMetadataValue.ClassicMemberMetadata(
+        session_timeout_ms=classic.session_timeout_ms,
+        supported_protocols=[
+            ConsumerGroupMemberMetadataValue.ClassicProtocol(name=name, metadata=metadata)
+            for name, metadata in classic.protocols
+        ],
+    )
+
+
+def _read_classic(value: ConsumerGroupMemberMetadataValue.ClassicMemberMetadata | None) -> ClassicSide | None:
+    if value is None or not value.supported_protocols:
+        return None
+    return ClassicSide(
+        value.session_timeout_ms, tuple((one.name, bytes(one.metadata)) for one in value.supported_protocols)
+    )
 
 
 def _written(owned: Owned) -> list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from semel.errors import ErrorCode, Refused
 from semel.machines import group_views
 from semel.machines.classic_group import ClassicGroup, Parked, State
-from semel.machines.classic_rebalance import ClassicRebalance, refuse_join
+from semel.machines.classic_rebalance import ClassicRebalance, end_all_parked, refuse_join
 from semel.machines.classic_records import empty_group_record
 from semel.machines.committed_offsets import CommittedOffsets
 from semel.machines.consumer_group import ConsumerGroup
@@ -26,6 +26,7 @@ from semel.machines.group_offsets import GroupOffsets
 from semel.machines.group_records import group_tombstone, read
 from semel.machines.group_registry import Group, GroupRegistry, GroupSettings, Outcome, TopicInfo, TopicsView
 from semel.machines.group_replay import GroupReplay
+from semel.machines.mixed_group import MixedGroup
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -75,6 +76,7 @@ class GroupCoordinator:
         "_check_offsets_at_ms",
         "_classic",
         "_consumer",
+        "_mixed",
         "_now_ms",
         "_offset_requests",
         "_offsets",
@@ -89,6 +91,7 @@ class GroupCoordinator:
         self._offset_requests = GroupOffsets(self._registry, self._offsets)
         self._classic = ClassicRebalance(self._registry)
         self._consumer = ConsumerRebalance(self._registry)
+        self._mixed = MixedGroup(self._registry, self._consumer)
         self._replay = GroupReplay(self._registry, self._offsets, self._classic)
         #: Answers that replay brought about; the next tick hands them out.
         self._answers: list[Effect] = []
@@ -138,7 +141,8 @@ class GroupCoordinator:
                 raise Refused(ErrorCode.INVALID_SESSION_TIMEOUT, f"{request.session_timeout_ms} ms")
             existing = self._registry.groups.get(request.group_id)
             if isinstance(existing, ConsumerGroup) and existing.members:
-                raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the group uses the consumer protocol")
+                mixed = self._mixed.join(existing, request, version, now_ms, client_id, client_host, new_member_id, out)
+                return cast("Decision[JoinGroupResponse]", out.decision(mixed))
             created = not isinstance(existing, ClassicGroup)
             if created and request.member_id:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} does not exist")
@@ -167,7 +171,9 @@ class GroupCoordinator:
         try:
             if version >= PROTOCOL_NAMED_SINCE and (request.protocol_type is None or request.protocol_name is None):
                 raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are needed")
-            group = self._classic_group(request.group_id)
+            group = self._group_of_members(request.group_id)
+            if isinstance(group, ConsumerGroup):
+                return Decision(self._mixed.sync(group, request, now_ms))
             self._classic.sync(group, request, Parked(token, version), now_ms, out)
         except Refused as refused:
             return Decision(SyncGroupResponse(error_code=refused.code))
@@ -176,7 +182,9 @@ class GroupCoordinator:
     def heartbeat(self, request: HeartbeatRequest, version: int, now_ms: int) -> Decision[HeartbeatResponse]:
         self._now_ms = now_ms
         try:
-            group = self._classic_group(request.group_id)
+            group = self._group_of_members(request.group_id)
+            if isinstance(group, ConsumerGroup):
+                return Decision(HeartbeatResponse(error_code=self._mixed.heartbeat(group, request, now_ms)))
             return Decision(HeartbeatResponse(error_code=self._classic.heartbeat(group, request, now_ms)))
         except Refused as refused:
             return Decision(HeartbeatResponse(error_code=refused.code))
@@ -186,7 +194,9 @@ class GroupCoordinator:
         members = request.members if version >= 3 else [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
         out = Outcome()
         try:
-            results = self._classic.leave(self._classic_group(request.group_id), members, now_ms, out)
+            group = self._group_of_members(request.group_id)
+            leaving = self._mixed if isinstance(group, ConsumerGroup) else self._classic
+            results = leaving.leave(group, members, now_ms, out)  # type: ignore[arg-type]
         except Refused as refused:
             if refused.code is not ErrorCode.UNKNOWN_MEMBER_ID:
                 return Decision(LeaveGroupResponse(error_code=refused.code))
@@ -290,7 +300,8 @@ class GroupCoordinator:
                 group = self._existing(group_id)
                 if not isinstance(group, ConsumerGroup):
                     raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-                groups.append(self._consumer.described(group))
+                assignor = self._consumer.assignor_name(group.members.values())
+                groups.append(group_views.described_consumers(group, assignor, self._registry.topics or {}))
             except Refused as refused:
                 groups.append(
                     ConsumerGroupDescribeResponse.DescribedGroup(
@@ -419,7 +430,7 @@ class GroupCoordinator:
         out = Outcome()
         for group in self._registry.groups_of(partition):
             if isinstance(group, ClassicGroup):
-                self._classic.end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
+                end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
             else:
                 self._consumer.end_sessions(group)
         gone = self._registry.drop(partition)
@@ -454,7 +465,7 @@ class GroupCoordinator:
 
     def _undo(self, group: ClassicGroup, out: Outcome) -> None:
         if group.creating:
-            self._classic.end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
+            end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
             self._registry.remove(group.group_id)
             if isinstance(group.replaces, ConsumerGroup):
                 self._registry.put(group.replaces)
@@ -473,11 +484,11 @@ class GroupCoordinator:
             raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
         self._registry.require_served(group_id)
 
-    def _classic_group(self, group_id: str) -> ClassicGroup:
+    def _group_of_members(self, group_id: str) -> Group:
         self._require(group_id)
         group = self._registry.groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"no classic group {group_id}")
+        if group is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id} does not exist")
         return group
 
     def _existing(self, group_id: str) -> Group:

@@ -35,6 +35,15 @@ class GroupSettings:
     group_consumer_heartbeat_interval_ms: int = 5000
     group_consumer_max_size: int = 2**31 - 1
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    group_consumer_migration_policy: str = "bidirectional"
+
+    @property
+    def allows_upgrade(self) -> bool:
+        return self.group_consumer_migration_policy.lower() in ("bidirectional", "upgrade")
+
+    @property
+    def allows_downgrade(self) -> bool:
+        return self.group_consumer_migration_policy.lower() in ("bidirectional", "downgrade")
 
     @property
     def offsets_retention_ms(self) -> int:

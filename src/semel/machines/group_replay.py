@@ -73,10 +73,14 @@ class GroupReplay:
             if isinstance(group, ClassicGroup):
                 self._registry.remove(group_id)
             return
-        if not self._registry.is_loaded(partition) or not isinstance(group, ClassicGroup):
+        live = self._registry.is_loaded(partition)
+        if not live or not isinstance(group, ClassicGroup):
             # The id it was first known by: one object, however often the group is written.
             known_id = group_id if group is None else group.group_id
-            self._registry.put(read_group(known_id, value))
+            restored = read_group(known_id, value)
+            self._registry.put(restored)
+            if live:
+                self._classic.begin_again(restored, now_ms, out)
             return
         group.creating = False
         group.replaces = None

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
+from uuid import UUID
 
 from semel.errors import ErrorCode
 from semel.machines.classic_group import ClassicGroup, State
-from semel.machines.group_registry import Group
+from semel.machines.consumer_group import ConsumerGroup
+from semel.machines.group_registry import Group, TopicsView
+from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
 from semel.wire.messages.offsets import OffsetCommitResponse
 from semel.wire.messages.transactions import TxnOffsetCommitResponse
 
 _Reply = TypeVar("_Reply")
+
+#: What ConsumerGroupDescribe calls the protocol a member speaks.
+CLASSIC_MEMBER_TYPE, CONSUMER_MEMBER_TYPE = 0, 1
 
 #: What a failed append means to a client of the coordinator; any other code is passed on as it is.
 _APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
@@ -58,6 +65,47 @@ def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> Des
         error_message=why if version >= 6 else None,
         group_id=group_id,
         group_state=State.DEAD.value if missing else "",
+    )
+
+
+def described_consumers(
+    group: ConsumerGroup, assignor: str, topics: TopicsView
+) -> ConsumerGroupDescribeResponse.DescribedGroup:
+    """What members have, and what they are to have."""
+    response = ConsumerGroupDescribeResponse
+    names = {info.topic_id: name for name, info in topics.items()}
+
+    def assignment(places: Mapping[UUID, Iterable[int]]) -> ConsumerGroupDescribeResponse.Assignment:
+        return response.Assignment(
+            topic_partitions=[
+                response.TopicPartitions(topic_id=topic_id, topic_name=names[topic_id], partitions=sorted(partitions))
+                for topic_id, partitions in places.items()
+                if topic_id in names
+            ]
+        )
+
+    return response.DescribedGroup(
+        group_id=group.group_id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.target_epoch,
+        assignor_name=assignor,
+        members=[
+            response.Member(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                rack_id=member.rack_id,
+                member_epoch=member.member_epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=sorted(member.subscribed_topic_names),
+                subscribed_topic_regex=member.subscribed_topic_regex,
+                assignment=assignment(member.assigned),
+                target_assignment=assignment(group.target.get(member.member_id, {})),
+                member_type=CONSUMER_MEMBER_TYPE if member.classic is None else CLASSIC_MEMBER_TYPE,
+            )
+            for member in group.members.values()
+        ],
     )
 
 
