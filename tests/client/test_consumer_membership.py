@@ -102,6 +102,16 @@ def test_a_fenced_member_loses_everything_and_joins_again_under_its_own_id(code:
     assert (request.member_id, request.member_epoch, request.topic_partitions) == ("me", 0, [])
 
 
+def test_a_fenced_member_still_commits_in_its_old_epoch_so_as_to_be_refused() -> None:
+    machine = member(0)
+    as_member = machine.metadata
+    assert (as_member.generation_id, as_member.member_id) == (1, "me")
+    machine.fence()
+    assert machine.metadata == as_member
+    machine.leave_request()
+    assert machine.metadata == as_member
+
+
 def test_after_silence_everything_is_said_again() -> None:
     machine = member(0)
     machine.heartbeat_request(1_000)

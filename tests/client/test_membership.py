@@ -124,6 +124,17 @@ def test_a_second_consumer_with_the_same_instance_id_ends_the_first() -> None:
     assert isinstance(machine.error, MemberFenced)
 
 
+def test_a_member_that_was_given_up_still_commits_under_its_old_name_so_as_to_be_refused() -> None:
+    machine = member()
+    joined(machine, 4, P0)
+    as_member = machine.metadata
+    assert (as_member.generation_id, as_member.member_id) == (4, "me")
+    machine.on_poll_interval_passed()
+    assert machine.metadata == as_member, "a commit of nobody in particular would be let through"
+    machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+    assert machine.metadata == as_member
+
+
 def test_heartbeats_keep_their_interval() -> None:
     machine = member()
     assert machine.heartbeat_request(0) is None, "no member yet"

@@ -238,6 +238,15 @@ def test_a_stale_member_makes_the_transaction_abortable_and_the_producer_stays_u
     assert manager.error is None
 
 
+def test_whoever_waits_for_offsets_hears_of_a_fatal_error_too() -> None:
+    manager = ready()
+    manager.begin()
+    manager.add_offsets({P0: OffsetAndMetadata(5)}, GROUP)
+    answer(manager, ask(manager).message, ErrorCode.PRODUCER_FENCED)
+    assert not manager.offsets_pending
+    assert isinstance(manager.error, ProducerFenced)
+
+
 def test_a_failed_batch_can_only_be_answered_by_an_abort() -> None:
     manager = ready()
     manager.begin()

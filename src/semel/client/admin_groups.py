@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from semel.client.admin_values import GroupDescription, GroupListing, MemberDescription
 from semel.client.answers import check
 from semel.client.cluster import Cluster, Coordinator
 from semel.client.offset_requests import commit_offsets, fetch_committed
-from semel.client.offsets import PartitionLike, as_offsets, as_partitions, by_topic
+from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partitions, by_topic
 from semel.config import Values
 from semel.errors import CommitFailed, ErrorCode, Misuse, Refused
 from semel.machines.contract import TopicPartition
@@ -120,9 +120,7 @@ class GroupAdmin:
             self.cluster, group_id, wanted, require_stable=require_stable, timeout_ms=self._timeout_ms
         )
 
-    async def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[PartitionLike, OffsetAndMetadata | int]
-    ) -> None:
+    async def alter_group_offsets(self, group_id: str, offsets: Offsets) -> None:
         """Set the offsets of a group without members."""
         given = as_offsets(offsets)
         try:

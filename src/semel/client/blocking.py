@@ -20,7 +20,7 @@ from semel.client.fetcher import ConsumerRecord
 from semel.client.group_member import Callback
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
 from semel.client.offset_requests import OffsetAndTimestamp
-from semel.client.offsets import PartitionLike
+from semel.client.offsets import Offsets, PartitionLike
 from semel.client.producer import AsyncProducer, Text
 from semel.config import Values
 from semel.errors import Fatal, KafkaError
@@ -99,7 +99,7 @@ class Producer(Face):
 
     def send_offsets_to_transaction(
         self,
-        offsets: Mapping[TopicPartition | tuple[str, int], OffsetAndMetadata | int],
+        offsets: Offsets,
         group_metadata: GroupMetadata | str,
     ) -> None:
         """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
@@ -216,6 +216,14 @@ class Consumer(Face):
     def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
         self._call(self._consumer.seek_to_end, partitions)
 
+    def rewind(self) -> None:
+        """Read again from what the group has committed: what was read since then comes once more."""
+        self._call(self._consumer.rewind)
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What `commit` would write down: for each partition, the offset after what `poll` has returned."""
+        return self._call(self._consumer.consumed)
+
     def pause(self, partitions: Iterable[PartitionLike]) -> None:
         """Get no records of these partitions until `resume`; they stay assigned."""
         self._call(self._consumer.pause, partitions)
@@ -247,13 +255,13 @@ class Consumer(Face):
         """The partitions a topic has."""
         return self._thread.run(self._consumer.partitions_for(topic))
 
-    def commit(self, offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None) -> None:
+    def commit(self, offsets: Offsets | None = None) -> None:
         """Write down how far the group has read: up to what `poll` has returned, unless told otherwise."""
         self._thread.run(self._consumer.commit(offsets))
 
     def commit_soon(
         self,
-        offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None,
+        offsets: Offsets | None = None,
         on_done: Callable[[KafkaError | None], object] | None = None,
     ) -> None:
         """As `commit`, without waiting; `on_done` gets the error, or None."""

@@ -18,7 +18,7 @@ from semel.client.admin_values import (
 from semel.client.face import Face
 from semel.client.metadata import TopicInfo
 from semel.client.offset_requests import OffsetAndTimestamp
-from semel.client.offsets import PartitionLike
+from semel.client.offsets import Offsets, PartitionLike
 from semel.config import Values
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
@@ -112,7 +112,7 @@ class Admin(Face):
         """A group's committed offsets: all of them, or those of these partitions."""
         return self._thread.run(self._admin.list_group_offsets(group_id, partitions, require_stable=require_stable))
 
-    def alter_group_offsets(self, group_id: str, offsets: Mapping[PartitionLike, OffsetAndMetadata | int]) -> None:
+    def alter_group_offsets(self, group_id: str, offsets: Offsets) -> None:
         """Set the offsets of a group without members."""
         self._thread.run(self._admin.alter_group_offsets(group_id, offsets))
 

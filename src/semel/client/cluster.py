@@ -152,11 +152,11 @@ class Cluster:
         """
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
         connection: Connection | None = None
+        lane = lane or ("coordinator" if isinstance(to, Coordinator) else "data")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 node_id = await self._node_for(to)
-                link_lane = lane or ("coordinator" if isinstance(to, Coordinator) else "data")
-                connection, node_id = await self._connection(node_id, link_lane)
+                connection, node_id = await self._connection(node_id, lane)
                 return await self._exchange(connection, node_id, message, version, newest)
         except TimeoutError:
             if connection is not None:
@@ -168,6 +168,11 @@ class Cluster:
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT, f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
             ) from None
+        except asyncio.CancelledError:
+            if connection is not None and lane != "data":
+                # A broker may hold a join or a fetch for long, and would answer nothing else meanwhile.
+                connection.close("closed: nobody waits for its answer any more")
+            raise
 
     async def request_retrying(
         self,

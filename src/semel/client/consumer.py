@@ -25,7 +25,7 @@ from semel.client.offset_requests import (
     fetch_committed,
     list_offsets,
 )
-from semel.client.offsets import PartitionLike, as_offsets, as_partition, as_partitions
+from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partition, as_partitions
 from semel.config import CONSUMER, ConfigError, Values
 from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, Retriable, error_for
 from semel.machines.contract import TopicPartition
@@ -293,6 +293,12 @@ class AsyncConsumer:
         for partition in self._these_or_all(partitions):
             self._positions.seek_by_time(partition, LATEST)
 
+    def rewind(self) -> None:
+        """Read again from what the group has committed: what was read since then comes once more."""
+        if self.config["group.id"] is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "rewind() needs the setting group.id")
+        self._positions.rewind()
+
     def pause(self, partitions: Iterable[PartitionLike]) -> None:
         """Get no records of these partitions until `resume`; they stay assigned."""
         for partition in as_partitions(partitions):
@@ -355,14 +361,14 @@ class AsyncConsumer:
 
     # --- committing -----------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None) -> None:
+    async def commit(self, offsets: Offsets | None = None) -> None:
         """Write down how far the group has read: up to what `poll` has returned, unless told otherwise.
 
         Raises `CommitFailed` when the group has given this member's partitions away: do not count on what was done.
         """
         if self.config["group.id"] is None:
             raise Misuse(ErrorCode.INVALID_GROUP_ID, "commit() needs the setting group.id")
-        given = self._consumed() if offsets is None else as_offsets(offsets)
+        given = self.consumed() if offsets is None else as_offsets(offsets)
         try:
             await commit_offsets(
                 self._cluster, self.group_metadata(), given, timeout_ms=self.config["default.api.timeout.ms"]
@@ -374,16 +380,16 @@ class AsyncConsumer:
 
     def commit_soon(
         self,
-        offsets: Mapping[PartitionLike, OffsetAndMetadata | int] | None = None,
+        offsets: Offsets | None = None,
         on_done: Callable[[KafkaError | None], object] | None = None,
     ) -> None:
         """As `commit`, without waiting; `on_done` gets the error, or None."""
-        given = self._consumed() if offsets is None else as_offsets(offsets)
+        given = self.consumed() if offsets is None else as_offsets(offsets)
 
         async def run() -> None:
             failed: KafkaError | None = None
             try:
-                await self.commit(given)  # type: ignore[arg-type]
+                await self.commit(given)
             except KafkaError as error:
                 failed = error
             if on_done is not None:
@@ -402,7 +408,8 @@ class AsyncConsumer:
             self._cluster, group_id, as_partitions(partitions), timeout_ms=self.config["default.api.timeout.ms"]
         )
 
-    def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What `commit` would write down: for each partition, the offset after what `poll` has returned."""
         return {
             partition: OffsetAndMetadata(entry.position, entry.leader_epoch)
             for partition, entry in self._positions.positions().items()

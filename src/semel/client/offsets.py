@@ -8,6 +8,9 @@ from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
 
 PartitionLike = TopicPartition | tuple[str, int]
+Position = OffsetAndMetadata | int
+#: Offsets to commit, by partition; spelled out because a mapping's keys are invariant.
+Offsets = Mapping[TopicPartition, Position] | Mapping[tuple[str, int], Position] | Mapping[PartitionLike, Position]
 
 
 def as_partition(given: PartitionLike) -> TopicPartition:
@@ -23,7 +26,7 @@ def as_partitions(given: Iterable[PartitionLike]) -> list[TopicPartition]:
     return [as_partition(item) for item in given]
 
 
-def as_offsets(given: Mapping[PartitionLike, OffsetAndMetadata | int]) -> dict[TopicPartition, OffsetAndMetadata]:
+def as_offsets(given: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
     """Offsets to commit: the next one to read, per partition."""
     return {
         as_partition(partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset

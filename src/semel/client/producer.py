@@ -19,7 +19,7 @@ from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.client.delivery import BatchDelivery, Delivery
 from semel.client.metadata import TopicInfo
-from semel.client.offsets import as_offsets
+from semel.client.offsets import Offsets, as_offsets
 from semel.client.producer_config import checked
 from semel.client.send_loop import SendLoop
 from semel.config import Values
@@ -29,7 +29,6 @@ from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.partitioner import TopicRoutes
 from semel.machines.transaction_manager import (
     GroupMetadata,
-    OffsetAndMetadata,
     State,
     TransactionManager,
 )
@@ -85,6 +84,11 @@ class AsyncProducer:
     def identity(self) -> ProducerIdentity | None:
         """The producer id and epoch in use; None without idempotence."""
         return None if self._manager is None else self._manager.identity
+
+    @property
+    def state(self) -> State:
+        """Where the producer stands; without idempotence always ready."""
+        return State.READY if self._manager is None else self._manager.state
 
     @property
     def in_transaction(self) -> bool:
@@ -266,7 +270,7 @@ class AsyncProducer:
 
     async def send_offsets_to_transaction(
         self,
-        offsets: Mapping[TopicPartition | tuple[str, int], OffsetAndMetadata | int],
+        offsets: Offsets,
         group_metadata: GroupMetadata | str,
     ) -> None:
         """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""

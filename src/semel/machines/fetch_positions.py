@@ -36,6 +36,7 @@ class Event(enum.Enum):
     OUT_OF_RANGE = "the offset is gone"
     SEEK = "seek()"
     SEEK_BY_TIME = "seek_to_beginning() or seek_to_end()"
+    REWIND = "rewind()"
 
 
 #: From (stage, event) to the next stage; a blank cell means that the event comes too late and is dropped.
@@ -45,16 +46,19 @@ STEPS: dict[Stage, dict[Event, Stage]] = {
         Event.COMMITTED_MISSING: Stage.NEEDS_RESET,
         Event.SEEK: Stage.FETCHING,
         Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
     },
     Stage.NEEDS_RESET: {
         Event.OFFSET_FOUND: Stage.FETCHING,
         Event.SEEK: Stage.FETCHING,
         Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
     },
     Stage.FETCHING: {
         Event.OUT_OF_RANGE: Stage.NEEDS_RESET,
         Event.SEEK: Stage.FETCHING,
         Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
     },
 }
 
@@ -114,6 +118,11 @@ class FetchPositions:
         entry = self[partition]
         entry.reset_timestamp = timestamp
         self._jump(entry, Event.SEEK_BY_TIME, -1)
+
+    def rewind(self) -> None:
+        """Go back to what the group has committed, in every partition."""
+        for entry in self.partitions.values():
+            self._jump(entry, Event.REWIND, -1)
 
     def pause(self, partition: TopicPartition) -> None:
         self[partition].paused = True

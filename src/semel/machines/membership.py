@@ -116,6 +116,8 @@ class Membership:
     lost: frozenset[TopicPartition] = frozenset()
     error: KafkaError | None = None
     next_heartbeat_ms: int = 0
+    #: As whom partitions were given to this member last.
+    _assigned_as: GroupMetadata | None = None
     _protocol: str = ""
     _shares: dict[str, list[TopicPartition]] = field(default_factory=dict)
     _subscribers: list[Subscriber] = field(default_factory=list)
@@ -127,8 +129,12 @@ class Membership:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """What a transactional producer needs to commit for this member."""
-        return GroupMetadata(self.group_id, self.generation_id, self.member_id, self.group_instance_id)
+        """As whom to commit: as the one who was given the partitions.
+
+        Kept when the group moves on or the member leaves: a commit must then be refused, and one without a member and
+        a generation would not be.
+        """
+        return self._assigned_as or GroupMetadata(self.group_id)
 
     @property
     def is_stable(self) -> bool:
@@ -270,6 +276,7 @@ class Membership:
             self._on_error(code, "syncing")
             return nothing, nothing
         self._step(Event.SYNCED)
+        self._assigned_as = GroupMetadata(self.group_id, self.generation_id, self.member_id, self.group_instance_id)
         self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
         given = _partitions_of(response.assignment)
         added, gone = given - self.owned, self.owned - given

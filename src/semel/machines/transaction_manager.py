@@ -371,6 +371,7 @@ class TransactionManager:
     def _fatal(self, error: KafkaError) -> None:
         if self.state is not State.FATAL_ERROR:
             self.error = error
+        self._pending_offsets.clear()
         self._step(Event.FATAL)
 
     def _step(self, event: Event) -> None:
