@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from semel.errors import ErrorCode
-from semel.machines import consumer_rebalance
+from semel.machines import consumer_rebalance, consumer_sessions
 from semel.machines.classic_group import ClassicGroup
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.group_coordinator import GroupSettings, TopicInfo
@@ -392,7 +392,7 @@ def test_without_the_revocation_timer_a_member_could_hold_the_group_up(monkeypat
     on_timer = consumer_rebalance.ConsumerRebalance.on_timer
 
     def deaf(self: Any, group: Any, timer: Any, *rest: Any) -> None:
-        if timer.kind != consumer_rebalance.REVOCATION:
+        if timer.kind != consumer_sessions.REVOCATION:
             on_timer(self, group, timer, *rest)
 
     monkeypatch.setattr(consumer_rebalance.ConsumerRebalance, "on_timer", deaf)

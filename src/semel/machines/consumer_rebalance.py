@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from uuid import UUID
 
@@ -24,12 +24,12 @@ from semel.machines.consumer_group import (
     LEAVE_STATIC_EPOCH,
     ConsumerGroup,
     ConsumerMember,
-    MemberState,
     ResolvedRegex,
     topics_of,
 )
 from semel.machines.consumer_reconciliation import reconcile
 from semel.machines.consumer_records import ConsumerRecords
+from semel.machines.consumer_sessions import ConsumerSessions
 from semel.machines.group_migration import downgraded, upgraded
 from semel.machines.group_records import group_tombstone
 from semel.machines.group_registry import GroupRegistry, Outcome, Timer, TopicsView
@@ -42,23 +42,8 @@ from semel.wire.messages.consumer_groups import (
 #: From this version a member chooses its own id.
 MEMBER_CHOOSES_ID_SINCE = 1
 
-SESSION, REVOCATION, NEXT_STEP = "consumer session", "consumer revocation", "consumer next step"
-
 #: What a member says it has: topic id -> partitions
 Said = Mapping[UUID, frozenset[int]]
-
-
-@dataclass(slots=True)
-class Session:
-    """What is expected of a member, and by when."""
-
-    deadline_ms: int
-    timer_at_ms: int
-    #: When the member must have revoked what it was asked to, and in which epoch it was asked.
-    revoke_by_ms: int | None = None
-    revoke_epoch: int = LEAVE_EPOCH
-    #: When a member of the classic protocol must have joined again, or synced.
-    next_step_by_ms: int | None = None
 
 
 class Draft:
@@ -81,11 +66,11 @@ class Draft:
 class ConsumerRebalance:
     """Drives the consumer groups of a registry."""
 
-    __slots__ = ("_registry", "_sessions")
+    __slots__ = ("_registry", "sessions")
 
     def __init__(self, registry: GroupRegistry) -> None:
         self._registry = registry
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self.sessions = ConsumerSessions(registry)
 
     @property
     def _topics(self) -> TopicsView:
@@ -121,7 +106,7 @@ class ConsumerRebalance:
         before = self._member(group, draft, member_id, request, said, out)
         member = _updated(before, request, client_id, client_host)
         after = self.advance(group, draft, before, member, said, now_ms, out)
-        self.heard_from(group.group_id, after, now_ms)
+        self.sessions.heard_from(group.group_id, after, now_ms)
         reply = ConsumerGroupHeartbeatResponse(
             member_id=member_id,
             member_epoch=after.member_epoch,
@@ -232,7 +217,7 @@ class ConsumerRebalance:
         out.records.append(group_tombstone(self._registry.partition_for(group.group_id), group.group_id))
         out.records += self.records_of(group.group_id).whole_group(converted, now_ms)
         for member in converted.members.values():
-            self.heard_from(group.group_id, member, now_ms)
+            self.sessions.heard_from(group.group_id, member, now_ms)
         return converted
 
     def _member(
@@ -278,7 +263,7 @@ class ConsumerRebalance:
         draft.members[member_id] = member
         draft.target[member_id] = target
         draft.replaced_id = holder.member_id
-        self._sessions.pop((group.group_id, holder.member_id), None)
+        self.sessions.forget(group.group_id, {holder.member_id})
         out.records += records.end_of_member(holder.member_id)
         out.records += [records.member(member), records.target(member_id, target), records.current(member)]
         return member
@@ -405,14 +390,12 @@ class ConsumerRebalance:
         If only members of the classic protocol are left, the group goes back to it.
         """
         records = self.records_of(group.group_id)
-        for member_id in gone:
-            self._sessions.pop((group.group_id, member_id), None)
+        self.sessions.forget(group.group_id, gone)
         draft = Draft(group)
         for member_id in gone:
             del draft.members[member_id]
         if self._may_downgrade(draft.members):
-            for member_id in draft.members:
-                self._sessions.pop((group.group_id, member_id), None)
+            self.sessions.forget(group.group_id, draft.members)
             classic = downgraded(group, gone, self._topics, now_ms)
             out.records += records.end_of_group(group)
             out.records.append(group_record(self._registry.partition_for(group.group_id), classic))
@@ -435,62 +418,11 @@ class ConsumerRebalance:
 
     # Time
 
-    def heard_from(self, group_id: str, member: ConsumerMember, now_ms: int) -> Session:
-        """A member showed itself: it has another session, and what it was asked to do is looked at again."""
-        timeout_ms = self._registry.settings.group_consumer_session_timeout_ms
-        if member.classic is not None:
-            timeout_ms = member.classic.session_timeout_ms
-        deadline_ms = now_ms + timeout_ms
-        key = (group_id, member.member_id)
-        session = self._sessions.get(key)
-        if session is None:
-            session = self._sessions[key] = Session(deadline_ms, deadline_ms)
-            self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
-        session.deadline_ms = deadline_ms
-        if member.state is not MemberState.UNREVOKED_PARTITIONS or member.classic is not None:
-            session.revoke_by_ms = None
-        elif session.revoke_by_ms is None or session.revoke_epoch != member.member_epoch:
-            session.revoke_epoch = member.member_epoch
-            session.revoke_by_ms = now_ms + member.rebalance_timeout_ms
-            self._registry.timers.set(session.revoke_by_ms, REVOCATION, group_id, member.member_id)
-        return session
-
-    def expect_next(self, group_id: str, member: ConsumerMember, session: Session, now_ms: int) -> None:
-        """A classic member must take its next step, join or sync, within its rebalance timeout."""
-        if session.next_step_by_ms is None:
-            session.next_step_by_ms = now_ms + member.rebalance_timeout_ms
-            self._registry.timers.set(session.next_step_by_ms, NEXT_STEP, group_id, member.member_id)
-
-    def start_sessions(self, group: ConsumerGroup, now_ms: int) -> None:
-        """After loading: everybody has a full session to show themselves."""
-        for member in group.members.values():
-            self.heard_from(group.group_id, member, now_ms)
-
-    def end_sessions(self, group: ConsumerGroup) -> None:
-        for member_id in group.members:
-            self._sessions.pop((group.group_id, member_id), None)
-
     def on_timer(self, group: ConsumerGroup | None, timer: Timer, now_ms: int, out: Outcome) -> None:
-        key = (timer.group_id, timer.member_id)
-        session = self._sessions.get(key)
-        if session is None:
-            return
+        """A member that did not do in time what it had to is gone."""
         member = None if group is None else group.members.get(timer.member_id)
-        if member is None or group is None:
-            del self._sessions[key]
-        elif timer.kind == REVOCATION:
-            late = session.revoke_by_ms == timer.at_ms and member.state is MemberState.UNREVOKED_PARTITIONS
-            if late and member.member_epoch == session.revoke_epoch:
-                self.remove(group, {member.member_id}, now_ms, out)
-        elif timer.kind == NEXT_STEP:
-            if session.next_step_by_ms == timer.at_ms:
-                self.remove(group, {member.member_id}, now_ms, out)
-        elif timer.kind == SESSION and session.timer_at_ms == timer.at_ms:
-            if session.deadline_ms > now_ms:
-                session.timer_at_ms = session.deadline_ms
-                self._registry.timers.set(session.deadline_ms, SESSION, timer.group_id, timer.member_id)
-            else:
-                self.remove(group, {member.member_id}, now_ms, out)
+        if self.sessions.is_overdue(timer, member, now_ms) and group is not None:
+            self.remove(group, {timer.member_id}, now_ms, out)
 
 
 def _updated(

@@ -422,7 +422,7 @@ class GroupCoordinator:
                 if out.records or out.effects:
                     decisions.append(out.decision())
             else:
-                self._consumer.start_sessions(group, now_ms)
+                self._consumer.sessions.start(group, now_ms)
         return decisions
 
     def unload(self, partition: int) -> list[Decision[Any]]:
@@ -432,7 +432,7 @@ class GroupCoordinator:
             if isinstance(group, ClassicGroup):
                 end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
             else:
-                self._consumer.end_sessions(group)
+                self._consumer.sessions.forget(group.group_id, group.members)
         gone = self._registry.drop(partition)
         self._offsets.drop_partition(partition, {group.group_id for group in gone})
         return [out.decision()] if out.effects else []
@@ -459,7 +459,7 @@ class GroupCoordinator:
                 group = self._registry.groups.get(key.group_id)
                 if isinstance(group, ConsumerGroup):
                     group.checked_topics = None
-                    self._consumer.start_sessions(group, self._now_ms)
+                    self._consumer.sessions.start(group, self._now_ms)
         reply = None if decision.reply is None else group_views.failed(decision.reply, code)
         return Decision(reply, effects=tuple(out.effects))
 

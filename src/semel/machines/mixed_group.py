@@ -93,9 +93,9 @@ class MixedGroup:
         )
         said = owned_of(subscription, self._registry.topics or {})
         after = self._consumer.advance(group, draft, before, member, said, now_ms, out)
-        session = self._consumer.heard_from(group.group_id, after, now_ms)
+        session = self._consumer.sessions.heard_from(group.group_id, after, now_ms)
         session.next_step_by_ms = None
-        self._consumer.expect_next(group.group_id, after, session, now_ms)
+        self._consumer.sessions.expect_next(group.group_id, after, session, now_ms)
         return JoinGroupResponse(
             member_id=after.member_id,
             generation_id=after.member_epoch,
@@ -124,9 +124,9 @@ class MixedGroup:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the group's protocol type is consumer")
         if request.protocol_name not in (None, classic.protocols[0][0]):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"the member joined with {classic.protocols[0][0]}")
-        session = self._consumer.heard_from(group.group_id, member, now_ms)
+        session = self._consumer.sessions.heard_from(group.group_id, member, now_ms)
         if group.epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
-            self._consumer.expect_next(group.group_id, member, session, now_ms)
+            self._consumer.sessions.expect_next(group.group_id, member, session, now_ms)
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "the group is in a newer epoch")
         session.next_step_by_ms = None
         return SyncGroupResponse(
@@ -139,13 +139,13 @@ class MixedGroup:
         """The member has to rejoin to catch up, to say what it revoked, or because what it waits for is free."""
         member, _ = self._classic_member(group, request.member_id, request.group_instance_id)
         _check_generation(member, request.generation_id)
-        session = self._consumer.heard_from(group.group_id, member, now_ms)
+        session = self._consumer.sessions.heard_from(group.group_id, member, now_ms)
         if (
             member.member_epoch < group.epoch
             or member.state is MemberState.UNREVOKED_PARTITIONS
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_release(member))
         ):
-            self._consumer.expect_next(group.group_id, member, session, now_ms)
+            self._consumer.sessions.expect_next(group.group_id, member, session, now_ms)
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
