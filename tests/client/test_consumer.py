@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 
 import confluent_kafka
 import pytest
@@ -15,6 +16,7 @@ from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.contract import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
+from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 
 
@@ -350,6 +352,17 @@ def test_asyncio_code_reads_too(bootstrap: str, name: str) -> None:
             return [record.value for record in await consumer.poll(timeout_ms=30_000)]
 
     assert asyncio.run(read()) == [b"0", b"1", b"2"]
+
+
+def test_closing_does_not_wait_for_a_broker_that_is_gone(broker_process: BrokerProcess, name: str) -> None:
+    fill(broker_process.bootstrap_servers, name, 1)
+    consumer = reader(broker_process.bootstrap_servers, group_id=name)
+    consumer.subscribe(name)
+    take(consumer, 1)
+    broker_process.kill9()
+    started = time.monotonic()
+    consumer.close(timeout_ms=300)
+    assert time.monotonic() - started < 5
 
 
 def test_misuse_is_explained(session_broker: Broker, name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel.client import blocking
 
-MODULES = ["blocking", "blocking_admin", "cluster", "offsets", "producer", "session"]
+MODULES = ["blocking", "blocking_admin", "cluster", "links", "offsets", "producer", "session"]
 
 
 @pytest.mark.parametrize("module", MODULES)

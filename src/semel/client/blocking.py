@@ -271,9 +271,9 @@ class Consumer(Face):
         """The group's committed offsets; partitions without one are left out."""
         return self._thread.run(self._consumer.committed(partitions))
 
-    def close(self) -> None:
+    def close(self, timeout_ms: float = 30_000) -> None:
         """Commit if enable.auto.commit says so, leave the group, and let go of the connections."""
-        self._close(self._consumer.close())
+        self._close(self._consumer.close(timeout_ms))
 
 
 def _in_a_thread(callback: Callback | None) -> Callback | None:

@@ -11,27 +11,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from semel.client.answers import check, error_codes
 from semel.client.connection import Connection
+from semel.client.links import Links, read_address
 from semel.client.metadata import Metadata, Node, PartitionInfo, TopicInfo, topics_of
 from semel.config import ADMIN, ConfigError, Values
-from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, UnsupportedVersion, error_for
-from semel.wire import Malformed
-from semel.wire.apis import APIS, ApiKey
-from semel.wire.frames import parse_response, request_frame
-from semel.wire.messages.features import ApiVersionsRequest
+from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
+from semel.wire.apis import ApiKey
 from semel.wire.messages.metadata import FindCoordinatorRequest, MetadataRequest
-
-#: From these versions on a request names topics by id. Callers that fill in names get the version before.
-LAST_VERSION_BY_NAME = {
-    ApiKey.PRODUCE: 12,
-    ApiKey.FETCH: 12,
-    ApiKey.OFFSET_COMMIT: 9,
-    ApiKey.OFFSET_FETCH: 9,
-}
 
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 _CONCURRENT_TRANSACTIONS_BACKOFF = 0.02
@@ -61,16 +51,6 @@ class Controller:
 Target = int | Coordinator | Leader | Controller | None
 
 
-@dataclass(slots=True)
-class _Link:
-    """What the client keeps per broker and lane: the connection, and how often opening it failed."""
-
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    connection: Connection | None = None
-    failures: int = 0
-    not_before: float = 0.0
-
-
 class Cluster:
     """A Kafka cluster as a client sees it.
 
@@ -95,22 +75,14 @@ class Cluster:
     ) -> None:
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
         self.metadata = Metadata()
-        #: Features the whole cluster agreed on, such as {"transaction.version": 2}; known after the first connection.
-        self.finalized_features: dict[str, int] = {}
-        self.client_id: str = self.config["client.id"]
-        self._connect = connect
         #: Whether asking for a topic may make it, where the broker allows that.
         self._auto_create_topics = auto_create_topics
-        self._bootstrap = [_address(text) for text in self.config["bootstrap.servers"]]
+        self._bootstrap = [read_address(text) for text in self.config["bootstrap.servers"]]
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
-        self._links: dict[tuple[int, str], _Link] = {}
-        self._versions: dict[int, dict[int, tuple[int, int]]] = {}
+        self._links = Links(self.config, connect, self._address_of)
         self._coordinators: dict[Coordinator, int] = {}
         self._refreshing: dict[tuple[frozenset[str] | None, bool], asyncio.Task[None]] = {}
-        #: Why the last connection could not be opened; None once one could.
-        self._failure: Disconnected | None = None
-        self._closed = False
 
     async def __aenter__(self) -> Cluster:
         return self
@@ -120,13 +92,15 @@ class Cluster:
 
     async def close(self) -> None:
         """Close every connection; requests that wait fail with `Disconnected`."""
-        self._closed = True
-        for link in self._links.values():
-            if link.connection is not None:
-                link.connection.close()
+        self._links.close()
         for task in self._refreshing.values():
             task.cancel()
         await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
+
+    @property
+    def finalized_features(self) -> dict[str, int]:
+        """What the whole cluster agreed on, such as {"transaction.version": 2}; known after the first connection."""
+        return self._links.finalized_features
 
     @property
     def transaction_version(self) -> int:
@@ -157,14 +131,14 @@ class Cluster:
             async with asyncio.timeout(timeout_ms / 1000):
                 node_id = await self._node_for(to)
                 connection, node_id = await self._connection(node_id, lane)
-                return await self._exchange(connection, node_id, message, version, newest)
+                return await self._links.exchange(connection, node_id, message, version, newest)
         except TimeoutError:
             if connection is not None:
                 # Answers come in order: whatever follows on this connection would wait behind the one that is late.
                 connection.close("closed: an answer on it is overdue")
-            elif self._failure is not None:
-                why = f"no connection within {timeout_ms:g} ms; the last try: {self._failure.why}"
-                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._failure
+            elif self._links.failure is not None:
+                why = f"no connection within {timeout_ms:g} ms; the last try: {self._links.failure.why}"
+                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._links.failure
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT, f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
             ) from None
@@ -209,7 +183,7 @@ class Cluster:
                     return response
                 code = min(codes)
                 last = error_for(code, f"{type(message).__name__}: {code.meaning}")
-            if self._closed:
+            if self._links.closed:
                 raise last
             self._doubt(to)
             tries += 1
@@ -242,38 +216,12 @@ class Cluster:
         """The version `request` will use for this API with this broker."""
         node_id = await self._node_for(to)
         _, node_id = await self._connection(node_id, "data")
-        return self._pick_version(node_id, api, None, None)
+        return self._links.pick_version(node_id, api, None, None)
 
     async def serves(self, api: ApiKey) -> bool:
         """Whether the cluster offers this API at all."""
         _, node_id = await self._connection(None, "data")
-        return api in self._versions[node_id]
-
-    async def _exchange(
-        self, connection: Connection, node_id: int, message: Any, version: int | None, newest: int | None
-    ) -> Any:
-        api = APIS[type(message).__about__.key]
-        version = self._pick_version(node_id, api.key, version, newest)
-        correlation_id = connection.next_correlation_id()
-        parts = request_frame(api.key, version, correlation_id, self.client_id, message)
-        unanswered = api.key == ApiKey.PRODUCE and message.acks == 0
-        frame = await connection.send(parts, None if unanswered else correlation_id)
-        return None if unanswered else _parsed(connection, api.key, version, frame)
-
-    def _pick_version(self, node_id: int, api: ApiKey, wanted: int | None, newest: int | None) -> int:
-        served = self._versions[node_id].get(api)
-        ours = APIS[api]
-        if served is None:
-            raise UnsupportedVersion(ErrorCode.UNSUPPORTED_VERSION, f"the broker does not serve {ours.name}")
-        if wanted is None:
-            newest = LAST_VERSION_BY_NAME.get(api, ours.max_version) if newest is None else newest
-            wanted = min(served[1], newest)
-        if not max(served[0], ours.min_version) <= wanted <= served[1]:
-            raise UnsupportedVersion(
-                ErrorCode.UNSUPPORTED_VERSION,
-                f"{ours.name} version {wanted} is needed, the broker serves {served[0]} to {served[1]}",
-            )
-        return wanted
+        return self._links.serves(node_id, api)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -291,102 +239,21 @@ class Cluster:
     async def _connection(self, node_id: int | None, lane: str) -> tuple[Connection, int]:
         """An open connection to a node, or for None to whichever broker answers first."""
         if node_id is not None:
-            return await self._open(node_id, lane), node_id
-        ready = [
-            (link.connection.in_flight, key[0])
-            for key, link in self._links.items()
-            if key[1] == lane and link.connection is not None and not link.connection.closed
-        ]
-        if ready:
-            return await self._connection(min(ready)[1], lane)
+            return await self._links.open(node_id, lane), node_id
+        ready = self._links.least_busy(lane)
+        if ready is not None:
+            return await self._links.open(ready, lane), ready
         last: Disconnected | None = None
         known = list(self.metadata.nodes)
         random.shuffle(known)
         # Bootstrap addresses have negative ids: they are a way in, not brokers by name.
         for candidate in known + [-1 - i for i in range(len(self._bootstrap))]:
             try:
-                return await self._open(candidate, lane), candidate
+                return await self._links.open(candidate, lane), candidate
             except Disconnected as error:
                 last = error
         assert last is not None
         raise Disconnected(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached; the last try: {last.why}") from last
-
-    async def _open(self, node_id: int, lane: str) -> Connection:
-        link = self._links.setdefault((node_id, lane), _Link())
-        if link.connection is not None and not link.connection.closed:
-            if link.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
-                return link.connection
-            # The broker closes idle connections too, and a request must not be the one to find out.
-            link.connection.close("closed: it was idle")
-        async with link.opening:
-            if link.connection is not None and not link.connection.closed:
-                return link.connection
-            if self._closed:
-                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
-            loop = asyncio.get_running_loop()
-            await asyncio.sleep(max(0.0, link.not_before - loop.time()))
-            try:
-                link.connection = await self._greet(node_id)
-            except Disconnected as failure:
-                self._failure = failure
-                link.failures += 1
-                base, most = self.config["reconnect.backoff.ms"], self.config["reconnect.backoff.max.ms"]
-                link.not_before = loop.time() + min(most, base * 2 ** min(link.failures - 1, 20)) / 1000
-                raise
-            link.failures = 0
-            self._failure = None
-            return link.connection
-
-    async def _greet(self, node_id: int) -> Connection:
-        """Connect and learn what the broker serves."""
-        host, port = self._address_of(node_id)
-        setup_ms = self.config["socket.connection.setup.timeout.ms"]
-        try:
-            async with asyncio.timeout(setup_ms / 1000):
-                connection = await self._connect(host, port)
-                self._set_buffers(connection)
-                try:
-                    await self._learn_versions(connection, node_id)
-                except BaseException:
-                    connection.close("closed: it did not say which versions it serves")
-                    raise
-                return connection
-        except TimeoutError:
-            raise Disconnected(
-                ErrorCode.NETWORK_EXCEPTION, f"{host}:{port} did not answer within {setup_ms} ms of connecting"
-            ) from None
-
-    def _set_buffers(self, connection: Connection) -> None:
-        """Socket buffers are left to the system, which fits them to the connection, unless they were asked for."""
-        given = self.config.explicit
-        sizes = [
-            self.config[name] if name in given and self.config[name] > 0 else None
-            for name in ("send.buffer.bytes", "receive.buffer.bytes")
-        ]
-        connection.set_buffers(*sizes)
-
-    async def _learn_versions(self, connection: Connection, node_id: int) -> None:
-        ours = APIS[ApiKey.API_VERSIONS]
-        hello = ApiVersionsRequest(client_software_name="semel", client_software_version="1.0")
-        version = ours.max_version
-        while True:
-            correlation_id = connection.next_correlation_id()
-            frame = await connection.send(
-                request_frame(ours.key, version, correlation_id, self.client_id, hello), correlation_id
-            )
-            # A broker that does not know our version answers in version 0, with error 35 first in the body.
-            refused = int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION
-            response = _parsed(connection, ours.key, 0 if refused else version, frame)
-            if not refused:
-                break
-            offered = {row.api_key: row.max_version for row in response.api_keys}
-            version = min(offered.get(ours.key, 0), version - 1)
-            if version < 0:
-                raise UnsupportedVersion(ErrorCode.UNSUPPORTED_VERSION, "the broker refuses every ApiVersions request")
-        check(response.error_code, f"asking {connection.address} which versions it serves")
-        self._versions[node_id] = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-        if response.finalized_features_epoch >= 0:
-            self.finalized_features = {row.name: row.max_version_level for row in response.finalized_features}
 
     def _address_of(self, node_id: int) -> tuple[str, int]:
         if node_id < 0:
@@ -517,25 +384,3 @@ class Cluster:
             self.forget_topic(to.topic)
         elif isinstance(to, Controller):
             self.metadata.controller_id = -1
-
-
-def _parsed(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
-    """The message in a frame; a connection that carries something else is of no use."""
-    try:
-        return parse_response(api_key, version, frame)[1]
-    except Malformed as malformed:
-        connection.close("closed: it sent something that is no answer")
-        why = f"{connection.address} sent something that is no answer: {malformed.why}; is it a Kafka broker?"
-        raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from malformed
-
-
-def _address(text: str) -> tuple[str, int]:
-    """Read host:port; an IPv6 host stands in brackets.
-
-    >>> _address("broker-1:9092"), _address("[::1]:9093")
-    (('broker-1', 9092), ('::1', 9093))
-    """
-    host, sign, port = text.rpartition(":")
-    if not sign or not port.isdigit() or not host:
-        raise ConfigError(f"bootstrap.servers: expected host:port, found '{text}'")
-    return host.strip("[]"), int(port)

@@ -447,16 +447,23 @@ class AsyncConsumer:
                 await asyncio.gather(task, return_exceptions=True)
         self._settling = self._locating = None
 
-    async def close(self) -> None:
-        """Commit if enable.auto.commit says so, leave the group, and let go of the connections."""
+    async def close(self, timeout_ms: float = 30_000) -> None:
+        """Commit if enable.auto.commit says so, leave the group, and let go of the connections.
+
+        Goodbyes take `timeout_ms` at most: without them the group waits for session.timeout.ms, and goes on.
+        """
         if self._closed:
             return
         self._closed = True
-        await self._stop_settling()
-        if self._member is not None:
-            await self._member.leave()
-        elif self._positions.positions():
-            await self._commit_before_revoke()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._stop_settling()
+                if self._member is not None:
+                    await self._member.leave()
+                elif self._positions.positions():
+                    await self._commit_before_revoke()
+        except TimeoutError:
+            pass  # the group finds out by itself
         await self._fetcher.close()
         for task in list(self._committing):
             task.cancel()
