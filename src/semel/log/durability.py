@@ -24,25 +24,31 @@ logger = logging.getLogger(__name__)
 def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], int]:
     """What to run to make everything written so far durable; it answers the offset reached.
 
-    The active segment's indexes are left alone until the log is closed: recovery rebuilds them anyway.
+    The active segment's indexes are left alone until the log is closed: recovery rebuilds them anyway. Those of the
+    others are trusted from then on, so they are made durable even where the log itself already was.
     """
     files = log.files
     end_offset = log.end_offset
     active = log.segments[-1]
     dirty: list[tuple[Segment, int, int]] = []
+    indexed: list[Segment] = []
     indexes: list[str] = []
     is_new = False
     is_created = log.is_created and log.end_offset > 0
     for segment in reversed(log.segments):
-        if segment.synced_bytes >= segment.size_bytes:
+        log_is_due = segment.synced_bytes < segment.size_bytes
+        indexes_are_due = not segment.indexes_synced and (closing or segment is not active)
+        if not log_is_due and not indexes_are_due:
             if segment.base_offset < log.recovery_point:
                 break
             continue
-        is_new = is_new or segment.synced_bytes == 0
-        if closing or segment is not active:
+        is_new = is_new or segment.synced_bytes == 0 or indexes_are_due
+        if indexes_are_due:
             segment.write_indexes()
+            indexed.append(segment)
             indexes.extend(path for path in segment.paths()[1:] if files.exists(path))
-        dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
+        if log_is_due:
+            dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
 
     def flush() -> int:
         try:
@@ -65,6 +71,8 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
             log.is_created = False
         for segment, _, size in dirty:
             segment.synced_bytes = max(segment.synced_bytes, size)
+        for segment in indexed:
+            segment.indexes_synced = True
         log.recovery_point = max(log.recovery_point, end_offset)
         return end_offset
 

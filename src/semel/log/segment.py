@@ -64,6 +64,7 @@ class Segment:
         "base_offset",
         "created_ms",
         "files",
+        "indexes_synced",
         "max_timestamp_ms",
         "offset_index",
         "offset_of_max_timestamp",
@@ -84,6 +85,8 @@ class Segment:
         self.size_bytes = size_bytes
         #: How much of the log file has been fsynced; what was there when it was opened counts as recovery decides.
         self.synced_bytes = size_bytes
+        #: Whether the index files say all that they should, and were fsynced.
+        self.indexes_synced = True
         fresh = size_bytes == 0
         self.offset_index = OffsetIndex(stem + INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
         self.time_index = TimeIndex(stem + TIME_INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
@@ -148,6 +151,7 @@ class Segment:
         self, position: int, size_bytes: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> None:
         """Count a batch that lies at `position`: appending and recovery build the same indexes, both end here."""
+        self.indexes_synced = False
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
             self.offset_of_max_timestamp = last_offset
