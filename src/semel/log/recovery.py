@@ -250,7 +250,8 @@ class _Loader:
         if not self.given.clean:
             point = max(self.given.recovery_point or 0, max(self._valid_snapshots(), default=0))
             suspect = len(segments) - 1
-            while suspect > 0 and segments[suspect].base_offset > point:
+            # Where only the batches know the leader epochs, all of them are asked.
+            while suspect > 0 and (segments[suspect].base_offset > point or self.finds_epochs):
                 suspect -= 1
         for number, segment in enumerate(segments):
             if suspect is not None and number >= suspect:
