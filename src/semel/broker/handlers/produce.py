@@ -11,7 +11,6 @@ Guarantees:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +58,21 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
 async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     """With fsync, a transaction's data must not be on disk before the coordinator's record of it: nobody would end it.
 
-    So every partition is added first and the coordinator's log flushed; the append then finds them added already.
+    So every partition is added first and the coordinator's log flushed; the append then finds them added already. What
+    is refused now stays refused: added later, after the flush, it would be written before the coordinator's record.
     """
+    refused: dict[int, Refused] = {}
     for data in request.topic_data:
         topic = _topic(broker, data, call.version)
         for part in data.partition_data:
             if topic is None or not is_transactional(part.records):
                 continue
-            with suppress(Refused):  # It is refused again, and answered, below.
+            try:
                 _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
+            except Refused as error:
+                refused[id(part)] = error
     await broker.transactions.on_disk(str(request.transactional_id))
-    reply = _produce(broker, request, call)
+    reply = _produce(broker, request, call, refused)
     return await reply if type(reply) is CoroutineType else reply
 
 
@@ -84,7 +87,10 @@ def is_transactional(records: Any) -> bool:
     return records is not None and len(records) >= HEADER_SIZE and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
+def _produce(
+    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused] | None = None
+) -> Any:
+    """`refused`: partitions, by their identity, that are not to be written."""
     acks, version = request.acks, call.version
     now_ms = broker.now_ms()
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -98,6 +104,8 @@ def _produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
             try:
                 if topic is None:
                     raise Refused(unknown, "there is no such topic")
+                if refused and id(part) in refused:
+                    raise refused[id(part)]
                 partition = topic.partition(part.index)
                 appended = _append(broker, request, call, partition, part.records, now_ms)
             except Refused as error:
