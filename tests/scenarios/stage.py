@@ -103,22 +103,25 @@ class Stage:
     def start(self, data: Path | None = None, *, disk: Disk | None = None, **settings: object) -> Scene:
         """A broker; settings by Kafka's names with underscores for dots."""
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        data = data or self.directory / f"data-{len(self._scenes)}"
+        data = data or self.new_directory()
         broker = Broker(data, settings={**SMALL, **named})
         if disk is not None:
             broker.server._files = disk
-        scene = Scene(broker, named, disk)
+        scene = Scene(broker, settings, disk)
         self._scenes.append(scene)
         return scene
+
+    def new_directory(self) -> Path:
+        return self.directory / f"data-{len(self._scenes)}"
 
     def restart(self, scene: Scene) -> Scene:
         """The same data after a clean stop."""
         scene.close()
-        return self.start(scene.broker.data_dir, **_underscored(scene.settings))
+        return self.start(scene.broker.data_dir, **scene.options)
 
     def crash(self, scene: Scene, *, disk: Disk | None = None) -> Scene:
         """What a kill -9 at this moment leaves, taken over by the next broker. The old one goes on living alone."""
-        data = self.directory / f"data-{len(self._scenes)}"
+        data = self.new_directory()
         ignore = shutil.ignore_patterns(".lock")
 
         def copy() -> None:
@@ -127,7 +130,7 @@ class Stage:
             shutil.copytree(scene.broker.data_dir, data, ignore=ignore)
 
         scene.on_loop(copy)
-        return self.start(data, disk=disk, **_underscored(scene.settings))
+        return self.start(data, disk=disk, **scene.options)
 
     def close(self) -> None:
         for scene in self._scenes:
@@ -143,9 +146,9 @@ class Stage:
 class Scene:
     """One running broker and a connection to it."""
 
-    def __init__(self, broker: Broker, settings: dict[str, object], disk: Disk | None) -> None:
+    def __init__(self, broker: Broker, options: dict[str, Any], disk: Disk | None) -> None:
         self.broker = broker
-        self.settings = settings
+        self.options = options
         self._disk = disk
         broker.start()
         self.raw = Raw(broker)
@@ -429,6 +432,3 @@ def in_background(work: Callable[[], object]) -> Iterator[Callable[[], Any]]:
     yield answer
     answer()
 
-
-def _underscored(settings: dict[str, object]) -> dict[str, Any]:
-    return {name.replace(".", "_"): value for name, value in settings.items()}

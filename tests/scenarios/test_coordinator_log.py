@@ -13,7 +13,8 @@ from semel.machines.transaction_log_records import record_of
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
 from semel.wire.messages.transactions import InitProducerIdRequest, ListTransactionsRequest
-from tests.scenarios.stage import Scene, Stage
+from tests.broker.raw import Raw
+from tests.scenarios.stage import Disk, Scene, Stage, in_background
 
 E = ErrorCode
 
@@ -180,3 +181,25 @@ def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage) -> 
     assert scene.ends("ledger") == (0, 2)
     assert producer.end(True) is E.NONE
     assert scene.committed("ledger") == [b"before", b"after"]
+
+
+def test_data_of_a_transaction_is_never_on_disk_before_the_coordinators_record_of_it(stage: Stage) -> None:
+    """While the markers of the last transaction become durable the next one is told to wait, and really waits."""
+    disk = Disk()
+    scene = stage.start(disk=disk, semel_durability="fsync")
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    assert producer.write("ledger", b"first") is E.NONE
+    disk.waits = lambda call, path: call == "sync" and "ledger-0" in path
+    assert producer.end(True) is E.NONE
+    assert disk.waiting.wait(10)
+    with Raw(scene.broker) as writer:
+        data = producer.batch(b"second", sequence=0)
+        with in_background(lambda: writer.produce("ledger", data, transactional_id="payments")) as answer:
+            assert scene.state() == "PrepareCommit"
+            disk.heal()
+            # By the time of the append the coordinator would agree, and its record would not be on disk.
+            assert answer().error_code == E.NOT_ENOUGH_REPLICAS
+    scene.until_state("CompleteCommit")
+    assert scene.uncommitted("ledger") == [b"first"]
+    assert producer.write("ledger", b"second") is E.NONE

@@ -177,3 +177,32 @@ def test_scenarios_25_to_27_compaction_leaves_what_exactly_once_still_needs(stag
         assert idempotent(scene, b"old", sequence=0, key=b"k") == (E.NONE, 1)
         assert idempotent(scene, b"older", sequence=0, producer_id=4713, key=b"k") == (E.NONE, 0)
         assert idempotent(scene, b"x", sequence=2, producer_id=4713, key=b"k")[0] == E.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("by", ["roll", "close"])
+def test_an_index_is_fsynced_before_it_is_trusted_also_where_the_log_already_was(tmp_path: Path, by: str) -> None:
+    """T5 after a power cut: without its index, aborted data would be taken for committed."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, files=files)
+    send(log, 7, 0, b"aborted")
+    end(log, 7, commit=False)
+    log.flush()
+    files.synced.clear()
+    if by == "roll":
+        log.roll(NOW)
+    else:
+        log.close(NOW)
+    assert {Path(path).suffix for path in files.synced} >= {".index", ".timeindex", ".txnindex"}
+
+
+def test_lost_leader_epochs_are_found_again_in_every_segment(tmp_path: Path) -> None:
+    """L5 after a power cut: a snapshot vouches for older segments, and knows nothing of their leader epochs."""
+    log = open_log(tmp_path)
+    for sequence in range(3):
+        log.append(client_batch(1, sequence), NOW)
+        log.roll(NOW)
+    log.append(client_batch(1, 3), NOW)
+    crash(log)
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").unlink()
+    again = open_log(tmp_path, clean=False)
+    assert again.leader_epochs.entries == [(0, 0)]

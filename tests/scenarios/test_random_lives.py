@@ -15,6 +15,7 @@ import pytest
 from semel.errors import ErrorCode
 from semel.testing.invariants import Watch, check
 from tests.broker.raw import batch
+from tests.scenarios.power import PowerDisk, cut_power
 from tests.scenarios.stage import Scene, Stage, Steps
 from tests.support.waiting import until
 
@@ -39,6 +40,8 @@ class Life:
     scene: Scene
     chance: random.Random
     version: int | None
+    #: Where the power is cut instead of the process killed.
+    disk: PowerDisk | None = None
     watch: Watch = field(default_factory=Watch)
     producers: list[Steps] = field(default_factory=list)
     #: By producer: what its open transaction holds.
@@ -131,6 +134,11 @@ class Life:
                     self.watch.saw("ledger", isolation, data)
 
     def begin_anew(self) -> None:
+        if self.disk is not None:
+            self.scene, self.disk = cut_power(self.stage, self.scene, self.disk, self.chance)
+            for producer in self.producers:
+                producer.scene = self.scene
+            return
         again = self.stage.crash if self.chance.random() < 0.7 else self.stage.restart
         self.scene = again(self.scene)
         for producer in self.producers:
@@ -144,8 +152,8 @@ class Life:
                 assert producer.init() is E.NONE
                 self.open_records.pop(producer.id, None)
         assert self.scene.offset("readers", "ledger", stable=True) == (self.offset, E.NONE)
-        for producer in self.producers:
-            until(lambda: self.scene.state(producer.id)[:7] in ("Empty", "Complet"), what="the markers")
+        names = [producer.id for producer in self.producers]
+        until(lambda: not any("Prepare" in self.scene.state(name) for name in names), what="the markers")
         self.look()
         self.watch.check()
         for partition in range(PARTITIONS):
@@ -168,4 +176,25 @@ def test_what_is_visible_is_what_was_committed(stage: Stage, protocols: tuple[in
     life.producers = [scene.producer(f"application-{number}", protocol=p) for number, p in enumerate(protocols * 2)]
     for _ in range(150):
         life.step()
+    life.finish()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("protocols", [(1, 1), (2, 2)], ids=["v1", "v2"])
+def test_what_was_acknowledged_after_fsync_survives_a_power_cut(
+    stage: Stage, protocols: tuple[int, ...], seed: int
+) -> None:
+    """C1, C2, R3, T4: nothing that anybody was told or shown is taken back."""
+    chance = random.Random(f"power {protocols} {seed}")
+    disk = PowerDisk()
+    scene = stage.start(
+        disk=disk, log_segment_bytes=3_000, log_index_interval_bytes=300, semel_durability="fsync"
+    )
+    scene.raw.create("ledger", PARTITIONS)
+    life = Life(stage, scene, chance, version=2 if 1 not in protocols else None, disk=disk)
+    life.producers = [scene.producer(f"application-{number}", protocol=p) for number, p in enumerate(protocols * 2)]
+    for _ in range(100):
+        life.step()
+        if chance.random() < 0.03:
+            life.begin_anew()
     life.finish()
