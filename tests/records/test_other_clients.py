@@ -62,13 +62,12 @@ def test_we_read_what_aiokafka_writes(records: list[Record], codec: int) -> None
     assert list(read_records(batch)) == numbered(records)
 
 
-# kafka-python brings gzip along; the other codecs are packages it leaves to its users.
-@given(record_lists, st.sampled_from([0, 1]))
+@given(record_lists, codecs)
 def test_kafka_python_reads_what_we_write(records: list[Record], codec: int) -> None:
     assert read_by(kafka_records, ours(records, codec)) == numbered(records)
 
 
-@given(record_lists, st.sampled_from([0, 1]))
+@given(record_lists, codecs)
 def test_we_read_what_kafka_python_writes(records: list[Record], codec: int) -> None:
     batch = Batch.parse(written_by(kafka_records, records, codec))
     check(batch, framing=True)
