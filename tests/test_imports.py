@@ -14,18 +14,21 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "properties": set(),
     "wire": {"errors", "config"},
     "records": {"errors", "config", "wire"},
     "machines": {"errors", "config", "wire", "records"},
     "log": {"errors", "config", "wire", "records", "machines"},
     "net": {"errors", "config", "wire", "records", "machines"},
-    "broker": {"errors", "config", "wire", "records", "machines", "log", "net"},
+    "broker": {"errors", "config", "properties", "wire", "records", "machines", "log", "net"},
     "client": {"errors", "config", "wire", "records", "machines", "net"},
     # The driver owns a transaction that no producer object owns, so it speaks in messages: all that the client may
     # know, the pipeline may know. What it may not know is the broker and its files.
     "spark": {"errors", "config", "wire", "records", "machines", "client"},
     "testing": {"errors", "config", "wire", "records", "broker"},
-    "cli": {"", "errors", "config", "wire", "records", "machines", "log", "net", "broker", "client", "spark"},
+    "cli": {
+        "", "errors", "config", "properties", "wire", "records", "machines", "log", "net", "broker", "client", "spark",
+    },
     "__main__": {"cli"},
     "": {"errors", "config", "machines.contract", "broker", "client", "spark"},
 }

@@ -137,11 +137,19 @@ class Values:
 class Table:
     """The settings one kind of thing has."""
 
-    def __init__(self, noun: str, rows: list[Setting], passed_by: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        noun: str,
+        rows: list[Setting],
+        passed_by: tuple[str, ...] = (),
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
         self.noun = noun
         self.rows = {row.name: row for row in rows}
-        #: Prefixes of Kafka settings that are accepted and have no meaning here (JVM class names and the like).
+        #: Kafka's settings, or prefixes of them that end in a dot, that are accepted and mean nothing on one node.
         self.passed_by = passed_by
+        #: Kafka's settings whose promise cannot be kept here, so that nobody relies on it.
+        self.refused = refused or {}
 
     def __getitem__(self, name: str) -> Setting:
         return self.rows[name]
@@ -156,36 +164,30 @@ class Table:
         """The row of this name, or an error that names the nearest one."""
         if name in self.rows:
             return self.rows[name]
+        if name in self.refused:
+            raise ConfigError(f"{self.noun} setting '{name}' is not served: {self.refused[name]}")
         import difflib  # only a mistake pays for it
 
         near = difflib.get_close_matches(name, self.rows, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"unknown {self.noun} setting '{name}'{hint}")
 
+    def passes_by(self, name: str) -> bool:
+        """Whether a setting is one of Kafka's that is accepted without a meaning."""
+        if name in self.rows:
+            return False
+        return any(name.startswith(one) if one.endswith(".") else name == one for one in self.passed_by)
+
     def parse(self, given: Mapping[str, object] | None = None) -> Values:
         """Defaults with what was given laid over them."""
         values = {row.name: row.default for row in self.rows.values()}
         explicit = set()
         for name, value in (given or {}).items():
-            if name not in self.rows and name.startswith(self.passed_by) and self.passed_by:
+            if self.passes_by(name):
                 continue
             values[name] = self.row(name).read(value)
             explicit.add(name)
         return Values(self, values, frozenset(explicit))
-
-
-def read_properties(text: str) -> dict[str, str]:
-    """Read a Java properties file as Kafka's `server.properties` uses it: `name=value`, `#` comments."""
-    found = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if not line or line[0] in "#!":
-            continue
-        name, sign, value = line.partition("=")
-        if not sign:
-            raise ConfigError(f"line {number}: expected name=value, found {line!r}")
-        found[name.strip()] = value.strip()
-    return found
 
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -275,6 +277,89 @@ _TOPIC_DEFAULTS = [
     for row in TOPIC
     if row.broker_name is not None
 ]
+
+#: Kafka's settings for several nodes, for tiers, for locks on doors that are not there.
+_OF_MANY_NODES = (
+    "alter.log.dirs.replication.",
+    "auto.leader.rebalance.enable",
+    "broker.heartbeat.interval.ms",
+    "broker.session.timeout.ms",
+    "connection.failed.authentication.delay.ms",
+    "connections.max.reauth.ms",
+    "controller.",
+    "cordoned.log.dirs",
+    "delegation.token.",
+    "early.start.listeners",
+    "follower.fetch.last.tiered.offset.enable",
+    "group.share.",
+    "group.streams.",
+    "initial.broker.registration.timeout.ms",
+    "inter.broker.protocol.version",
+    "internal.metadata.",
+    "leader.imbalance.",
+    "log.dir.failure.timeout.ms",
+    "log.local.retention.bytes",
+    "log.local.retention.ms",
+    "metadata.",
+    "num.replica.alter.log.dirs.threads",
+    "num.replica.fetchers",
+    "principal.builder.class",
+    "quorum.",
+    "quota.window.num",
+    "quota.window.size.seconds",
+    "remote.fetch.max.wait.ms",
+    "remote.list.offsets.request.timeout.ms",
+    "remote.log.",
+    "replica.",
+    "replication.quota.",
+    "sasl.",
+    "security.inter.broker.protocol",
+    "server.max.startup.time.ms",
+    "share.",
+    "ssl.",
+    "telemetry.max.bytes",
+    "unclean.leader.election.interval.ms",
+    "zookeeper.",
+)
+#: Kafka's settings for its threads, queues and buffers, which are none of ours.
+_OF_A_JVM = (
+    "add.partitions.to.txn.",
+    "config.providers",
+    "config.providers.",
+    "delete.records.purgatory.purge.interval.requests",
+    "fetch.purgatory.purge.interval.requests",
+    "group.consumer.assignment.interval.ms",
+    "group.consumer.max.assignment.interval.ms",
+    "group.consumer.min.assignment.interval.ms",
+    "group.consumer.regex.refresh.interval.ms",
+    "group.coordinator.append.linger.ms",
+    "group.coordinator.background.threads",
+    "group.coordinator.cached.buffer.max.bytes",
+    "group.coordinator.threads",
+    "kafka.metrics.",
+    "log.cleaner.io.",
+    "log.cleaner.threads",
+    "log.initial.task.delay.ms",
+    "log.roll.jitter.hours",
+    "max.connection.creation.rate",
+    "max.connections.per.ip.overrides",
+    "max.request.partition.size.limit",
+    "metric.reporters",
+    "metrics.",
+    "producer.purgatory.purge.interval.requests",
+    "queued.max.requests",
+    "security.providers",
+    "socket.connection.setup.",
+    "socket.listen.backlog.size",
+    "unstable.api.versions.enable",
+    "unstable.feature.versions.enable",
+)
+_PROMISES_NOT_KEPT = {
+    "alter.config.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
+    "authorizer.class.name": "there are no ACLs, so anybody who can connect may do everything",
+    "client.quota.callback.class": "there are no quotas",
+    "create.topic.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
+}
 
 BROKER = Table(
     "broker",
@@ -383,6 +468,8 @@ BROKER = Table(
         Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port."),
         Setting("semel.cluster.id", "string", None, "The cluster's id; made up at the first start when not given."),
     ],
+    passed_by=_OF_MANY_NODES + _OF_A_JVM,
+    refused=_PROMISES_NOT_KEPT,
 )
 
 

@@ -18,9 +18,10 @@ import semel
 from semel.broker import embedded
 from semel.broker.data_directory import DataDirectoryInUse
 from semel.broker.embedded import Broker
-from semel.config import ConfigError, read_properties
+from semel.config import ConfigError
 from semel.errors import ErrorCode
 from semel.log.files import Files
+from semel.properties import read_properties
 from semel.wire.messages.transactions import InitProducerIdRequest
 from tests.broker.raw import Raw, batch, produce_request
 from tests.support.dump_log import complaints

@@ -14,9 +14,10 @@ import os
 import uuid
 from pathlib import Path
 
-from semel.config import ConfigError, read_properties
+from semel.config import ConfigError
 from semel.log.checkpoints import mark_clean_shutdown, take_clean_shutdown_mark, topic_id_text
 from semel.log.files import Files
+from semel.properties import read_properties
 
 
 class DataDirectoryInUse(Exception):

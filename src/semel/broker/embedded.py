@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from semel.broker.listeners import address_text
 from semel.broker.server import BrokerServer
 from semel.config import BROKER
 
@@ -79,8 +80,7 @@ class Broker:
     @property
     def bootstrap_servers(self) -> str:
         """What a client needs to find this broker."""
-        host, port = self.server.endpoint
-        return f"{host}:{port}"
+        return address_text(*self.server.endpoint)
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the broker's loop and wait for it."""

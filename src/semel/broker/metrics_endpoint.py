@@ -35,4 +35,4 @@ async def serve_metrics(broker: BrokerServer, host: str, port: int) -> asyncio.S
         finally:
             writer.close()
 
-    return await asyncio.start_server(answer, host, port)
+    return await asyncio.start_server(answer, host, port, start_serving=False)

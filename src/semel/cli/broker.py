@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from semel.config import BROKER, ConfigError, Values, read_properties
+from semel.config import BROKER, ConfigError, Values
+from semel.properties import read_properties
 
 DEFAULT_LISTEN = "127.0.0.1:9092"
 DEFAULT_DATA = "./semel-data"
@@ -52,8 +53,9 @@ def gather_settings(listen: str | None, data: str | None, config_file: str | Non
         given[name.strip()] = value.strip()
     if listen is not None or "listeners" not in given:
         given["listeners"] = (f"PLAINTEXT://{listen or DEFAULT_LISTEN}",)
-    if "log.dir" in given and "log.dirs" not in given:
-        given["log.dirs"] = given.pop("log.dir")
+    older = given.pop("log.dir", None)  # Kafka's name for one directory, where log.dirs is not given
+    if older is not None:
+        given.setdefault("log.dirs", older)
     if data is not None or "log.dirs" not in given:
         given["log.dirs"] = (data or DEFAULT_DATA,)
     return BROKER.parse(given)
@@ -72,6 +74,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         _fail(str(error))
     from semel.broker.data_directory import DataDirectoryInUse
     from semel.broker.embedded import new_event_loop
+    from semel.broker.listeners import address_text, advertised_note
     from semel.broker.server import BrokerServer
 
     _allow_many_files()
@@ -82,12 +85,13 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, broker.spawn_stop)
-        host, port = broker.endpoint
         print(
-            f"semel broker ready on {host}:{port}, data in {settings['log.dirs'][0]} "
+            f"semel broker ready on {address_text(*broker.endpoint)}, data in {settings['log.dirs'][0]} "
             f"({time.monotonic() - began:.2f} s)",
             flush=True,
         )
+        if (note := advertised_note(settings, broker.endpoint)) is not None:
+            print(note, flush=True)
         await broker.stopped.wait()
 
     loop = new_event_loop()

@@ -1,0 +1,114 @@
+"""Where a broker listens and what it tells clients, from Kafka's own settings.
+
+Guarantees:
+
+- A listener has a name, `NAME://host:port`; what it speaks is said by `listener.security.protocol.map`. PLAINTEXT is
+  served, and a listener for anything else is refused: nobody believes in a lock that is not there.
+- Listeners of the controller (`controller.listener.names`) are left out: one node has nobody to elect.
+- `NAME://:9092` listens on every address, as in Kafka.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+
+from semel.config import ConfigError, Values
+
+SERVED_PROTOCOL = "PLAINTEXT"
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One listener: its name and its address."""
+
+    name: str
+    host: str
+    port: int
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it listens on all addresses, so that its own is none a client could connect to."""
+        return self.host in _EVERYWHERE
+
+    def __str__(self) -> str:
+        return address_text(self.host, self.port)
+
+
+def address_text(host: str, port: int) -> str:
+    """An address as people and clients write it: an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_listener(text: str) -> Listener:
+    """A listener as Kafka writes it, NAME://host:port; without a name it is PLAINTEXT."""
+    name, sign, rest = text.rpartition("://")
+    host, colon, port = rest.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    legal = colon and port.isascii() and port.isdigit() and int(port) <= 65535
+    if not legal or (":" in bare and bare == host) or "/" in host:
+        raise ConfigError(f"listener {text!r}: expected HOST:PORT, an IPv6 host as [::1]:9092")
+    return Listener(name.upper() if sign else SERVED_PROTOCOL, bare, int(port))
+
+
+def client_listeners(settings: Values, setting: str = "listeners") -> list[Listener]:
+    """The listeners clients use: those of the controller are left out, those that cannot be served are refused."""
+    controllers = {name.upper() for name in settings["controller.listener.names"]}
+    protocols: dict[str, str] = {}
+    for pair in settings["listener.security.protocol.map"]:
+        name, colon, protocol = pair.partition(":")
+        if not colon:
+            raise ConfigError(f"listener.security.protocol.map: {pair!r} is not NAME:PROTOCOL")
+        protocols[name.strip().upper()] = protocol.strip().upper()
+    found = []
+    for text in settings[setting] or ():
+        listener = parse_listener(text)
+        if listener.name in controllers:
+            continue
+        protocol = protocols.get(listener.name, listener.name)
+        if protocol != SERVED_PROTOCOL:
+            raise ConfigError(f"{setting}: {text} asks for {protocol}; only {SERVED_PROTOCOL} is served")
+        found.append(listener)
+    if setting == "listeners" and not found:
+        raise ConfigError("listeners: none is for clients; add for example PLAINTEXT://:9092")
+    return found
+
+
+def advertised_listener(settings: Values, listener: Listener, bound_port: int) -> tuple[str, int]:
+    """What clients are told to connect to: the advertised listener of the same name, or the address listened on."""
+    for told in client_listeners(settings, "advertised.listeners"):
+        if told.name == listener.name:
+            if told.is_everywhere:
+                raise ConfigError(f"advertised.listeners: {told} is no address a client could connect to")
+            return told.host, told.port or bound_port
+    return ("localhost" if listener.is_everywhere else listener.host), bound_port
+
+
+def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
+    """A line for whoever started a broker that listens everywhere: which address its clients are told."""
+    if settings["advertised.listeners"] or not client_listeners(settings)[0].is_everywhere:
+        return None
+    return (
+        f"clients are told to connect to {address_text(*endpoint)}, which only this machine can; for others "
+        f"--set advertised.listeners=PLAINTEXT://NAME_OF_THIS_MACHINE:{endpoint[1]}"
+    )
+
+
+def refused_bind(listener: Listener, error: OSError) -> ConfigError:
+    """Why an address could not be had, and what to do about it."""
+    if isinstance(error, socket.gaierror):
+        return ConfigError(
+            f"cannot listen on {listener}: there is no host {listener.host!r}; check the name in --listen"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"cannot listen on {listener}: the address is in use, perhaps by another broker; "
+            "stop it, or choose another port with --listen (port 0 is any free one)"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"cannot listen on {listener}: this machine does not have that address; check --listen")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"cannot listen on {listener}: not permitted; ports below 1024 need rights, choose another")
+    return ConfigError(f"cannot listen on {listener}: {error.strerror or error}")
