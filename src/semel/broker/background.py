@@ -31,15 +31,15 @@ class Background:
     def start(self) -> None:
         """Begin."""
         settings = self._broker.settings
-        self._every(settings["log.retention.check.interval.ms"], self._retain)
+        self._every("log.retention.check.interval.ms", self._retain)
         if settings["log.cleaner.enable"]:
-            self._every(max(settings["log.cleaner.backoff.ms"], 1), self._compact)
-        self._every(settings["producer.id.expiration.check.interval.ms"], self._expire_producers)
-        self._every(max(settings["log.flush.offset.checkpoint.interval.ms"], 1), self._checkpoint)
+            self._every("log.cleaner.backoff.ms", self._compact)
+        self._every("producer.id.expiration.check.interval.ms", self._expire_producers)
+        self._every("log.flush.offset.checkpoint.interval.ms", self._checkpoint)
         if settings["log.flush.scheduler.interval.ms"] < INT64_MAX:
-            self._every(max(settings["log.flush.scheduler.interval.ms"], 1), self._flush_what_waited)
+            self._every("log.flush.scheduler.interval.ms", self._flush_what_waited)
         if settings["connections.max.idle.ms"] > 0:
-            self._every(settings["connections.max.idle.ms"], self._broker.close_idle_connections)
+            self._every("connections.max.idle.ms", self._broker.close_idle_connections)
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -47,7 +47,9 @@ class Background:
         for timer in self._timers:
             timer.cancel()
 
-    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+    def _every(self, setting: str, work: Callable[[], None]) -> None:
+        """Do the work again and again, with the setting of this name between; it may change meanwhile."""
+
         def run() -> None:
             self._timers.discard(timer)
             if self._stopped:
@@ -55,9 +57,9 @@ class Background:
             try:
                 work()
             finally:
-                self._every(interval_ms, work)
+                self._every(setting, work)
 
-        timer = self._broker.loop.call_later(interval_ms / 1000, run)
+        timer = self._broker.loop.call_later(max(self._broker.settings[setting], 1) / 1000, run)
         self._timers.add(timer)
 
     async def _each(self, what: str, work: Callable[[Partition], object]) -> None:

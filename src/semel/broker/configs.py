@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semel.config import BROKER, KIND_CODES, TOPIC, Setting, Values
+from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings
+from semel.config import BROKER, KIND_CODES, TOPIC, Setting
 
 if TYPE_CHECKING:
     from semel.broker.partitions import Topic
 
 #: Kafka's config sources.
-FROM_TOPIC, FROM_BROKER_FILE, FROM_DEFAULT = 1, 4, 5
+FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,12 @@ class DescribedSetting:
     source: int
     kind: int
     doc: str
+    read_only: bool
     #: (name, value, source), what holds first.
     synonyms: tuple[tuple[str, str | None, int], ...]
 
 
-def described_topic_settings(broker: Values, topic: Topic) -> list[DescribedSetting]:
+def described_topic_settings(broker: DynamicSettings, topic: Topic) -> list[DescribedSetting]:
     """Every setting of a topic."""
     rows = []
     for row in TOPIC:
@@ -35,24 +37,42 @@ def described_topic_settings(broker: Values, topic: Topic) -> list[DescribedSett
         if row.name in topic.overrides:
             synonyms.append((row.name, topic.values.text(row.name), FROM_TOPIC))
         if row.broker_name is not None:
-            if row.broker_name in broker.explicit:
-                synonyms.append((row.broker_name, broker.text(row.broker_name), FROM_BROKER_FILE))
-            synonyms.append((row.broker_name, row.write(row.default), FROM_DEFAULT))
-        rows.append(_described(row, topic.values.text(row.name), synonyms))
+            synonyms += _layers(broker, BROKER[row.broker_name])
+        rows.append(_described(row, topic.values.text(row.name), synonyms, read_only=False))
     return rows
 
 
-def described_broker_settings(broker: Values) -> list[DescribedSetting]:
+def described_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
     """Every setting of the broker."""
-    rows = []
-    for row in BROKER:
-        synonyms = [(row.name, row.write(row.default), FROM_DEFAULT)]
-        if row.name in broker.explicit:
-            synonyms.insert(0, (row.name, broker.text(row.name), FROM_BROKER_FILE))
-        rows.append(_described(row, broker.text(row.name), synonyms))
-    return rows
+    values = broker.values
+    return [
+        _described(row, values.text(row.name), _layers(broker, row), read_only=row.name not in DYNAMIC)
+        for row in BROKER
+    ]
 
 
-def _described(row: Setting, value: str | None, synonyms: list[tuple[str, str | None, int]]) -> DescribedSetting:
+def described_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
+    """What was changed for all brokers."""
+    return [
+        _described(BROKER[name], value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
+        for name, value in broker.changed(ALL_BROKERS).items()
+    ]
+
+
+def _layers(broker: DynamicSettings, row: Setting) -> list[tuple[str, str | None, int]]:
+    """Every value a setting of the broker has somewhere, what holds first."""
+    name, layers = row.name, []
+    for changed, source in ((broker.own, FROM_BROKER), (broker.changed(ALL_BROKERS), FROM_ALL_BROKERS)):
+        if name in changed:
+            layers.append((name, row.write(row.read(changed[name])), source))
+    if name in broker.started_with.explicit:
+        layers.append((name, broker.started_with.text(name), FROM_BROKER_FILE))
+    layers.append((name, row.write(row.default), FROM_DEFAULT))
+    return layers
+
+
+def _described(
+    row: Setting, value: str | None, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
+) -> DescribedSetting:
     source = synonyms[0][2] if synonyms else FROM_DEFAULT
-    return DescribedSetting(row.name, value, source, KIND_CODES.get(row.kind, 0), row.doc, tuple(synonyms))
+    return DescribedSetting(row.name, value, source, KIND_CODES.get(row.kind, 0), row.doc, read_only, tuple(synonyms))

@@ -316,10 +316,14 @@ class TopicRegistry:
         if validate_only:
             return
         self._save({topic.name: _row(topic, len(topic.partitions), overrides)})
-        topic.overrides, topic.values = overrides, values
-        for partition in topic.partitions:
-            if partition.opened is not None:
-                partition.opened.config = values
+        topic.overrides = overrides
+        _apply(topic, values)
+
+    def change_defaults(self, settings: Values) -> None:
+        """From now on the broker has these settings; a topic follows where it has none of its own."""
+        self._settings = settings
+        for topic in self.topics.values():
+            _apply(topic, topic_values(settings, topic.overrides))
 
     # Inside
 
@@ -395,6 +399,13 @@ class TopicRegistry:
     def _announce(self) -> None:
         for told in self.changed:
             told()
+
+
+def _apply(topic: Topic, values: Values) -> None:
+    topic.values = values
+    for partition in topic.partitions:
+        if partition.opened is not None:
+            partition.opened.config = values
 
 
 def _row(topic: Topic, partition_count: int, overrides: dict[str, str] | None = None) -> dict[str, Any]:

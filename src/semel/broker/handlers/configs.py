@@ -1,12 +1,11 @@
-"""Settings: describe them, and change those of topics, with effect from the next request on."""
+"""Settings: describe them, and change those of topics and of the broker, with effect from the next request on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.configs import described_broker_settings, described_topic_settings
-from semel.broker.partitions import Topic
-from semel.config import TOPIC, ConfigError
+from semel.broker.configs import described_broker_settings, described_defaults, described_topic_settings
+from semel.config import BROKER, TOPIC, ConfigError, Table, Values
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
     AlterConfigsRequest,
@@ -36,12 +35,12 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
         )
         results.append(result)
         try:
-            read_only = resource.resource_type == BROKER_RESOURCE
             if resource.resource_type == TOPIC_RESOURCE:
-                rows = described_topic_settings(broker.settings, broker.topics.get(resource.resource_name))
+                rows = described_topic_settings(broker.dynamic, broker.topics.get(resource.resource_name))
             elif resource.resource_type == BROKER_RESOURCE:
                 _check_broker(broker, resource.resource_name)
-                rows = described_broker_settings(broker.settings) if resource.resource_name else []
+                described = described_broker_settings if resource.resource_name else described_defaults
+                rows = described(broker.dynamic)
             elif resource.resource_type in (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
                 rows = []
             else:
@@ -54,7 +53,7 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
                     DescribeConfigsResponse.DescribeConfigsResourceResult(
                         name=row.name,
                         value=row.value,
-                        read_only=read_only,
+                        read_only=row.read_only,
                         config_source=row.source,
                         synonyms=[
                             DescribeConfigsResponse.DescribeConfigsSynonym(name=name, value=value, source=source)
@@ -75,7 +74,7 @@ def _check_broker(broker: BrokerServer, name: str) -> None:
 
 
 def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
-    """Replace all of a topic's own settings."""
+    """Replace all of a topic's or a broker's own settings."""
     responses = []
     for resource in request.resources:
         response = AlterConfigsResponse.AlterConfigsResourceResponse(
@@ -83,13 +82,13 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
         )
         responses.append(response)
         try:
-            topic = _alterable(broker, resource)
+            _present(broker, resource)
             overrides = {}
             for config in resource.configs:
                 if config.value is None:
                     raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
                 overrides[config.name] = config.value
-            broker.topics.configure(topic, overrides, validate_only=request.validate_only)
+            _configure(broker, resource, overrides, validate_only=request.validate_only)
         except Refused as error:
             response.error_code, response.error_message = error.code, error.why
     return AlterConfigsResponse(responses=responses)
@@ -98,7 +97,7 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
 def incremental_alter_configs(
     broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call
 ) -> IncrementalAlterConfigsResponse:
-    """Change some of a topic's own settings."""
+    """Change some of a topic's or a broker's own settings."""
     responses = []
     for resource in request.resources:
         response = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
@@ -106,32 +105,45 @@ def incremental_alter_configs(
         )
         responses.append(response)
         try:
-            topic = _alterable(broker, resource)
-            overrides = dict(topic.overrides)
+            table, overrides, values = _present(broker, resource)
             names = [config.name for config in resource.configs]
             if len(set(names)) != len(names):
                 raise Refused(ErrorCode.INVALID_REQUEST, "a setting is in the request more than once")
             for config in resource.configs:
-                _change(topic, overrides, config)
-            broker.topics.configure(topic, overrides, validate_only=request.validate_only)
+                _change(table, values, overrides, config)
+            _configure(broker, resource, overrides, validate_only=request.validate_only)
         except Refused as error:
             response.error_code, response.error_message = error.code, error.why
     return IncrementalAlterConfigsResponse(responses=responses)
 
 
-def _alterable(broker: BrokerServer, resource: Any) -> Topic:
+def _present(broker: BrokerServer, resource: Any) -> tuple[Table, dict[str, str], Values]:
+    """The settings there are for a resource, those it has of its own, and what holds for it."""
     if resource.resource_type == TOPIC_RESOURCE:
-        return broker.topics.get(resource.resource_name)
+        topic = broker.topics.get(resource.resource_name)
+        return TOPIC, dict(topic.overrides), topic.values
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
-        raise Refused(ErrorCode.INVALID_REQUEST, "the broker's settings are those it was started with")
+        return BROKER, dict(broker.dynamic.changed(resource.resource_name)), broker.settings
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
 
 
-def _change(topic: Topic, overrides: dict[str, str], config: IncrementalAlterConfigsRequest.AlterableConfig) -> None:
+def _configure(broker: BrokerServer, resource: Any, overrides: dict[str, str], *, validate_only: bool) -> None:
+    if resource.resource_type == TOPIC_RESOURCE:
+        topic = broker.topics.get(resource.resource_name)
+        broker.topics.configure(topic, overrides, validate_only=validate_only)
+        return
+    broker.dynamic.replace(resource.resource_name, overrides, validate_only=validate_only)
+    broker.settings = broker.dynamic.values
+    broker.topics.change_defaults(broker.settings)
+
+
+def _change(
+    table: Table, values: Values, overrides: dict[str, str], config: IncrementalAlterConfigsRequest.AlterableConfig
+) -> None:
     name, value = config.name, config.value
     try:
-        row = TOPIC.row(name)
+        row = table.row(name)
     except ConfigError as error:
         raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
     if config.config_operation == DELETE:
@@ -144,7 +156,7 @@ def _change(topic: Topic, overrides: dict[str, str], config: IncrementalAlterCon
         return
     if config.config_operation not in (APPEND, SUBTRACT) or row.kind != "list":
         raise Refused(ErrorCode.INVALID_CONFIG, f"operation {config.config_operation} cannot be done to {name}")
-    present = [item for item in (topic.values.text(name) or "").split(",") if item]
+    present = [item for item in (values.text(name) or "").split(",") if item]
     given = [item.strip() for item in value.split(",") if item.strip()]
     if config.config_operation == APPEND:
         present += [item for item in given if item not in present]

@@ -73,7 +73,7 @@ def _create(
     result.num_partitions, result.replication_factor = partition_count, 1
     result.configs = [
         CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
-        for row in described_topic_settings(broker.settings, created)
+        for row in described_topic_settings(broker.dynamic, created)
     ]
 
 

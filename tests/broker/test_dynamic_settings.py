@@ -1,0 +1,129 @@
+"""Settings of the broker, changed while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.errors import ErrorCode
+from semel.wire.messages.configs import (
+    AlterConfigsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
+from tests.broker.raw import Raw, batch
+
+BROKER, TOPIC = 4, 2
+SET, DELETE, APPEND = 0, 1, 2
+FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT = 2, 3, 4, 5
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Raw]:
+    with Broker(tmp_path, settings={"log.retention.ms": 1000}) as broker, Raw(broker) as connection:
+        yield connection
+
+
+def change(raw: Raw, name: str, value: str | None, operation: int = SET, *, broker: str = "1", **options: Any) -> Any:
+    row = IncrementalAlterConfigsRequest.AlterableConfig(name=name, value=value, config_operation=operation)
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+        resource_type=BROKER, resource_name=broker, configs=[row]
+    )
+    return raw.ask(IncrementalAlterConfigsRequest(resources=[resource], **options)).responses[0]
+
+
+def described(raw: Raw, name: str, *, resource: str = "1", resource_type: int = BROKER) -> Any:
+    row = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=resource_type, resource_name=resource, configuration_keys=[name]
+    )
+    found = raw.ask(DescribeConfigsRequest(resources=[row], include_synonyms=True)).results[0].configs
+    return found[0] if found else None
+
+
+def test_a_changed_default_holds_at_once_for_topics_without_a_setting_of_their_own(running: Raw) -> None:
+    running.create("follows")
+    running.create("has-its-own", max_message_bytes="2000")
+    assert change(running, "message.max.bytes", "200").error_code == ErrorCode.NONE
+    large = batch(b"x" * 500)
+    assert running.produce("follows", large).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert running.produce("has-its-own", large).error_code == ErrorCode.NONE
+    assert change(running, "message.max.bytes", None, DELETE).error_code == ErrorCode.NONE
+    assert running.produce("follows", large).error_code == ErrorCode.NONE
+
+
+def test_a_setting_tells_where_it_comes_from_and_what_stands_behind_it(running: Raw) -> None:
+    change(running, "log.retention.ms", "2000", broker="")
+    change(running, "log.retention.ms", "3000")
+    row = described(running, "log.retention.ms")
+    assert (row.value, row.config_source, row.read_only) == ("3000", FROM_BROKER, False)
+    week = str(7 * 24 * 3600 * 1000)
+    assert [(one.value, one.source) for one in row.synonyms] == [
+        ("3000", FROM_BROKER),
+        ("2000", FROM_ALL_BROKERS),
+        ("1000", FROM_BROKER_FILE),
+        (week, FROM_DEFAULT),
+    ]
+    running.create("topic")
+    row = described(running, "retention.ms", resource="topic", resource_type=TOPIC)
+    assert (row.value, row.config_source) == ("3000", FROM_BROKER)
+    row = described(running, "log.retention.ms", resource="")
+    assert (row.value, row.config_source) == ("2000", FROM_ALL_BROKERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("node.id", "7", ErrorCode.INVALID_REQUEST),
+        ("no.such.setting", "7", ErrorCode.INVALID_CONFIG),
+        ("log.segment.bytes", "few", ErrorCode.INVALID_REQUEST),
+        ("log.segment.bytes", "1", ErrorCode.INVALID_REQUEST),
+        ("log.segment.bytes", None, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_what_cannot_hold_at_once_is_refused(running: Raw, name: str, value: str | None, code: ErrorCode) -> None:
+    assert change(running, name, value).error_code == code
+    row = described(running, name)
+    assert row is None or row.config_source == FROM_DEFAULT
+
+
+def test_settings_that_need_a_restart_say_that_they_are_read_only(running: Raw) -> None:
+    assert described(running, "node.id").read_only
+    assert not described(running, "log.cleaner.backoff.ms").read_only
+
+
+def test_nothing_holds_that_was_only_validated(running: Raw) -> None:
+    assert change(running, "log.segment.bytes", "5000", validate_only=True).error_code == ErrorCode.NONE
+    assert described(running, "log.segment.bytes").config_source == FROM_DEFAULT
+
+
+def test_a_list_is_appended_to(running: Raw) -> None:
+    assert change(running, "log.cleanup.policy", "compact", APPEND).error_code == ErrorCode.NONE
+    assert described(running, "log.cleanup.policy").value == "delete,compact"
+
+
+def test_replacing_all_takes_back_what_is_not_named(running: Raw) -> None:
+    change(running, "log.segment.bytes", "5000")
+    row = AlterConfigsRequest.AlterableConfig(name="log.flush.interval.messages", value="1234")
+    resource = AlterConfigsRequest.AlterConfigsResource(resource_type=BROKER, resource_name="1", configs=[row])
+    assert running.ask(AlterConfigsRequest(resources=[resource])).responses[0].error_code == ErrorCode.NONE
+    assert described(running, "log.flush.interval.messages").value == "1234"
+    assert described(running, "log.segment.bytes").config_source == FROM_DEFAULT
+
+
+def test_another_broker_cannot_be_changed(running: Raw) -> None:
+    assert change(running, "log.segment.bytes", "5000", broker="2").error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_changes_outlive_the_broker(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        change(raw, "log.segment.bytes", "5000")
+        change(raw, "log.retention.ms", "2000", broker="")
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("topic")
+        assert described(raw, "segment.bytes", resource="topic", resource_type=TOPIC).value == "5000"
+        assert described(raw, "retention.ms", resource="topic", resource_type=TOPIC).value == "2000"
+        assert described(raw, "log.segment.bytes").config_source == FROM_BROKER
