@@ -25,6 +25,7 @@ from semel.broker.dispatch import Dispatcher
 from semel.broker.dynamic_settings import DynamicSettings
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
+from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind
 from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
@@ -41,17 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-
-
-def listener_address(listener: str) -> tuple[str, int]:
-    """Host and port of a listener as Kafka writes it, PLAINTEXT://host:port; the protocol may be left out."""
-    protocol, sign, rest = listener.rpartition("://")
-    if sign and protocol != "PLAINTEXT":
-        raise ConfigError(f"listener {listener!r}: only PLAINTEXT is served")
-    host, colon, port = rest.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"listener {listener!r}: expected HOST:PORT")
-    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def _wall_clock_ms() -> int:
@@ -111,13 +101,19 @@ class BrokerServer:
         directories = self.settings["log.dirs"]
         if len(directories) != 1:
             raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
-        self._data = DataDirectory(Path(directories[0]), self.node_id, self.settings["semel.cluster.id"], self._files)
         try:
-            await self._open()
+            # The address first: a broker that cannot have it leaves nothing on the disk.
+            await self._bind()
+            path = Path(directories[0])
+            self._data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
+            try:
+                await self._open()
+            except BaseException:
+                self._data.unlock()
+                raise
         except BaseException:
             for server in self._servers:
                 server.close()
-            self._data.unlock()
             raise
 
     async def _open(self) -> None:
@@ -136,28 +132,39 @@ class BrokerServer:
         if self.settings["semel.durability"] == "fsync":
             self.flusher = self.disk
         self._background = Background(self)
-        await self._listen()
+        for server in self._servers:
+            await server.start_serving()
         self.spawn(self._load_coordinators())
         self._background.start()
 
-    async def _listen(self) -> None:
-        for listener in self.settings["listeners"]:
-            host, port = listener_address(listener)
-            server = await self.loop.create_server(self._connected, host, port, backlog=512)
+    async def _bind(self) -> None:
+        """Take the addresses; nobody is let in before the logs are open."""
+        listeners = client_listeners(self.settings)
+        for listener in listeners:
+            try:
+                server = await self._bound(listener)
+            except OSError as error:
+                raise refused_bind(listener, error) from error
             self._servers.append(server)
-            if not self.endpoint[1]:
-                bound = server.sockets[0].getsockname()
-                self.endpoint = (host if host not in ("0.0.0.0", "::") else "localhost", bound[1])
-        advertised = self.settings["advertised.listeners"]
-        if advertised:
-            host, port = listener_address(advertised[0])
-            self.endpoint = (host, port or self.endpoint[1])
+        bound_port = self._servers[0].sockets[0].getsockname()[1]
+        self.endpoint = advertised_listener(self.settings, listeners[0], bound_port)
         if self.settings["semel.metrics.port"] >= 0:
             from semel.broker.metrics_endpoint import serve_metrics
 
-            server = await serve_metrics(self, self.settings["semel.metrics.host"], self.settings["semel.metrics.port"])
+            metrics = Listener("METRICS", self.settings["semel.metrics.host"], self.settings["semel.metrics.port"])
+            try:
+                server = await serve_metrics(self, metrics.host, metrics.port)
+            except OSError as error:
+                raise refused_bind(metrics, error) from error
             self._servers.append(server)
             self.metrics_port = server.sockets[0].getsockname()[1]
+
+    async def _bound(self, listener: Listener) -> asyncio.Server:
+        host: str | None = listener.host
+        if not host:
+            # Every address of both families; any free port can only be one of one family.
+            host = None if listener.port else "0.0.0.0"
+        return await self.loop.create_server(self._connected, host, listener.port, backlog=512, start_serving=False)
 
     @cached_property
     def transactions(self) -> TransactionHost:
