@@ -162,6 +162,9 @@ class _Loader:
         if len(segments) == 1 and segments[0].size_bytes == 0:
             # New, or everything has been deleted: then only a snapshot still knows who wrote.
             self._start_producers(snapshots, segments[0].base_offset)
+            if any(self.sizes.get(file_stem(segments[0].base_offset) + suffix) for suffix in SEGMENT_SUFFIXES[1:]):
+                # A power cut took the batches and left what the indexes said about them.
+                segments[0].rewrite_indexes()
             return self._loaded(segments, segments[0].base_offset, snapshots)
         suspect = self._first_suspect(segments)
         if suspect is None:
@@ -335,7 +338,12 @@ class _Loader:
         for number in range(suspect, len(segments)):
             segment = segments[number]
             end_offset, valid_bytes, what = self._check_segment(segment, end_offset, start)
-            if valid_bytes < segment.size_bytes:
+            following = segments[number + 1].base_offset if number + 1 < len(segments) else end_offset
+            if valid_bytes == segment.size_bytes and following > end_offset >= self.contiguous_from:
+                what = f"offsets {end_offset} to {following - 1} are missing before the next segment"
+            elif valid_bytes == segment.size_bytes:
+                what = ""
+            if what:
                 self._cut(segments, number, valid_bytes, end_offset, what)
                 del segments[number + 1 :]
             if number < len(segments) - 1:
