@@ -9,8 +9,9 @@ import pytest
 
 from semel.errors import ErrorCode
 from semel.log.partition_log import PartitionLog
+from semel.log.recovery import DamagedLog
 from tests.broker.raw import batch
-from tests.log.disk import FaultyFiles, crash, end, open_log, send
+from tests.log.disk import FaultyFiles, crash, end, open_log, read_all, send
 from tests.log.disk import batch as client_batch
 from tests.scenarios.stage import Disk, Scene, Stage
 
@@ -206,3 +207,49 @@ def test_lost_leader_epochs_are_found_again_in_every_segment(tmp_path: Path) -> 
     (tmp_path / "t-0" / "leader-epoch-checkpoint").unlink()
     again = open_log(tmp_path, clean=False)
     assert again.leader_epochs.entries == [(0, 0)]
+
+
+def without_snapshots(data: Path) -> Path:
+    for path in (data / "t-0").glob("*.snapshot"):
+        path.unlink()
+    return data / "t-0"
+
+
+def test_what_an_index_said_about_batches_that_a_power_cut_took_is_forgotten(tmp_path: Path) -> None:
+    """Otherwise committed records of the same producer would be hidden as aborted ones."""
+    log = open_log(tmp_path)
+    for _ in range(3):
+        sequence = log.end_offset // 2
+        send(log, 7, sequence, b"aborted")
+        end(log, 7, commit=False)
+    crash(log)
+    (without_snapshots(tmp_path) / f"{0:020d}.log").write_bytes(b"")
+    log = open_log(tmp_path, clean=False)
+    send(log, 7, 0, b"committed", epoch=1)
+    end(log, 7, commit=True, epoch=1)
+    log.close(NOW)
+    log = open_log(tmp_path)
+    assert log.read(0, 1 << 20, 1).aborted == []
+    assert [record.value for record in read_all(log, 1)] == [b"committed"]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["empty", "with batches"])
+def test_a_segment_that_ends_too_early_is_the_end_of_the_log_or_damage_and_never_a_hole(
+    tmp_path: Path, later: bool
+) -> None:
+    """L1, C3: a cut exactly between two batches leaves no torn bytes to be seen."""
+    log = open_log(tmp_path)
+    sizes = [log.append(client_batch(1, sequence), NOW) and log.size_bytes for sequence in range(4)]
+    log.roll(NOW)
+    if later:
+        log.append(client_batch(1, 4), NOW)
+    crash(log)
+    path = without_snapshots(tmp_path) / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes()[: sizes[1]])
+    if later:
+        with pytest.raises(DamagedLog, match="offsets 2 to 3 are missing"):
+            open_log(tmp_path, clean=False)
+    else:
+        again = open_log(tmp_path, clean=False)
+        assert again.end_offset == 2
+        assert again.append(client_batch(1, 2), NOW).base_offset == 2

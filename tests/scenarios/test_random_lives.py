@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from semel.broker.partitions import INTERNAL_TOPICS
 from semel.errors import ErrorCode
 from semel.testing.invariants import Watch, check
 from tests.broker.raw import batch
@@ -55,7 +56,7 @@ class Life:
 
     def step(self) -> None:
         actions = [self.write] * 8 + [self.commit] * 3 + [self.abort] * 2
-        actions += [self.send_offset, self.take_over, self.retry, self.plain, self.look]
+        actions += [self.send_offset, self.take_over, self.retry, self.plain, self.look, self.tidy_up]
         self.chance.choice(actions)()
         if self.chance.random() < 0.02:
             self.begin_anew()
@@ -132,6 +133,19 @@ class Life:
             for partition in range(PARTITIONS):
                 for data in self.scene.read("ledger", partition, isolation):
                     self.watch.saw("ledger", isolation, data)
+
+    def tidy_up(self) -> None:
+        """The cleaner has its turn with everything the coordinators wrote down."""
+        server = self.scene.broker.server
+
+        def compact() -> None:
+            for topic in INTERNAL_TOPICS & server.topics.topics.keys():
+                for partition in server.topics.topics[topic].partitions:
+                    if partition.opened is not None:
+                        partition.log.roll(server.now_ms())
+                        partition.log.compact(server.now_ms(), force=True)
+
+        self.scene.on_loop(compact)
 
     def begin_anew(self) -> None:
         if self.disk is not None:

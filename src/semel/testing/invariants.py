@@ -464,8 +464,11 @@ def _leader_epochs(directory: Path) -> list[tuple[int, int]]:
     path = directory / "leader-epoch-checkpoint"
     if not path.exists():
         return []
-    rows = [line.split() for line in path.read_text().splitlines()[2:]]
-    return [(int(epoch), int(start)) for epoch, start in rows]
+    _, count, *rows = [*path.read_text().splitlines(), "", ""]
+    entries = [row.split() for row in rows if row]
+    if str(len(entries)) != count or any(len(entry) != 2 for entry in entries):
+        return []  # A torn one is rebuilt when the partition is opened: it says nothing.
+    return [(int(epoch), int(start)) for epoch, start in entries]
 
 
 def _snapshot(path: Path) -> dict[int, tuple[int, int, int, int, int]] | None:
