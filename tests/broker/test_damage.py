@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from pathlib import Path
+
+import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from tests.broker.raw import Raw, batch
+from tests.support.waiting import until
 
 LOG = "00000000000000000000.log"
 
@@ -35,3 +41,63 @@ def test_a_damaged_partition_is_offline_and_the_others_are_served(tmp_path: Path
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         assert raw.produce("t", batch(), partition=0).base_offset == 3
     assert mark.exists()
+
+
+def test_a_partition_that_cannot_be_opened_is_offline_and_the_others_are_served(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=2)
+        for partition in (0, 1):
+            raw.produce("t", batch(), partition=partition)
+    mark = tmp_path / ".kafka_cleanshutdown"
+    mark.unlink()
+    shutil.move(tmp_path / "t-0", tmp_path / "elsewhere")
+    (tmp_path / "t-0").write_text("a file where a directory should be")
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert raw.produce("t", batch(), partition=0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.produce("t", batch(), partition=1).error_code == 0
+    assert not mark.exists(), "a partition that was never recovered must be recovered next time"
+    (tmp_path / "t-0").unlink()
+    shutil.move(tmp_path / "elsewhere", tmp_path / "t-0")
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert raw.produce("t", batch(), partition=0).base_offset == 1
+    assert mark.exists()
+
+
+def test_a_stored_setting_that_is_not_legal_any_more_is_named_and_its_default_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", retention_ms="5000", segment_bytes="2000")
+    store = tmp_path / ".metadata" / "topics"
+    version, body = store.read_text().split("\n", 1)
+    stored = json.loads(body)
+    stored["topics"]["t"]["configs"].update({"retention.ms": "-7", "message.format.version": "2.8"})
+    store.write_text(f"{version}\n{json.dumps(stored)}\n")
+    with caplog.at_level(logging.WARNING, "semel"), Broker(tmp_path) as broker, Raw(broker) as raw:
+        values = broker.server.topics.get("t").values
+        assert (values["retention.ms"], values["segment.bytes"]) == (7 * 24 * 3600 * 1000, 2000)
+        assert raw.produce("t", batch()).error_code == 0
+    warned = [record.getMessage() for record in caplog.records]
+    assert any("topic t" in line and "retention.ms=-7" in line for line in warned)
+    assert any("topic t" in line and "message.format.version" in line for line in warned)
+
+
+def test_a_corrupt_partition_does_not_keep_the_others_from_being_compacted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"log.cleaner.backoff.ms": 50, "log.cleaner.min.cleanable.ratio": 0.01}
+    with Broker(tmp_path, settings={**settings, "log.cleaner.enable": False}) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=2, cleanup_policy="compact", segment_bytes="1000")
+        for partition in (0, 1):
+            for number in range(40):
+                raw.produce("t", batch(b"%d" % number * 50, key=b"k"), partition=partition)
+    path = tmp_path / "t-0" / LOG
+    whole = path.read_bytes()
+    path.write_bytes(whole[:61] + b"\xff" * 8 + whole[69:])
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        corrupt, other = (broker.server.topics.partition("t", index) for index in (0, 1))
+        _ = corrupt.log
+        log = other.log
+        until(lambda: log.size_bytes < 4000, what="compaction of the other partition")
+        assert raw.produce("t", batch(key=b"k"), partition=0).error_code == 0
+    assert [record for record in caplog.records if "compaction of <t-0> failed" in record.getMessage()]

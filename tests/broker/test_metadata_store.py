@@ -63,7 +63,7 @@ def test_a_claim_that_loses_the_race_takes_the_next_block(tmp_path: Path) -> Non
     assert ProducerIds(Raced(tmp_path, Files()), broker=1).take() == 1000
 
 
-def test_running_out_of_ids_is_said_plainly(tmp_path: Path) -> None:
+def test_running_out_of_ids_is_said_plainly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = LocalMetadataStore(tmp_path, Files())
     last = 2**63 - 1
     store.update(
@@ -74,3 +74,5 @@ def test_running_out_of_ids_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="exhausted") as refused:
         ProducerIds(store, broker=1).take()
     assert refused.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    told = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "Start a new data directory" in told[0].getMessage()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,13 @@ def missing(why: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(why, pytrace=False)
     pytest.skip(why)
+
+
+def has_c_compiler() -> bool:
+    """Whether an extension of Python could be compiled here. Semel can do without: the compiler is optional."""
+    compilers = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
+    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return headers and any(name and shutil.which(name) for name in compilers)
 
 
 def require_java() -> None:

@@ -14,6 +14,7 @@ from semel.log.compaction import Compaction
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
+    from semel.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class Background:
         self._timers: set[asyncio.TimerHandle] = set()
         self._stopped = False
         self._compacting = False
+        #: Partitions that hold something unreadable: it does not get better by being read again.
+        self._uncleanable: set[Partition] = set()
         self._unflushed_since: dict[Partition, int] = {}
 
     def start(self) -> None:
@@ -92,19 +95,30 @@ class Background:
                     return
                 if "compact" not in partition.topic.values["cleanup.policy"] or partition.opened is None:
                     continue
-                compaction = Compaction.plan(partition.opened, self._broker.now_ms())
-                if compaction is None:
+                if partition in self._uncleanable:
                     continue
                 try:
-                    await self._broker.loop.run_in_executor(None, compaction.run)
-                    if partition.opened is not None:
-                        compaction.apply()
+                    await self._compact_one(partition, partition.opened)
                 except OSError:
                     # The old segments are untouched until the new ones are whole.
                     logger.exception("compaction of %s failed", partition)
-                    compaction.abandon()
+                except Refused:
+                    logger.exception("compaction of %s failed; it is left alone until the next start", partition)
+                    self._uncleanable.add(partition)
         finally:
             self._compacting = False
+
+    async def _compact_one(self, partition: Partition, log: PartitionLog) -> None:
+        compaction = Compaction.plan(log, self._broker.now_ms())
+        if compaction is None:
+            return
+        try:
+            await self._broker.loop.run_in_executor(None, compaction.run)
+            if partition.opened is not None:
+                compaction.apply()
+        except (OSError, Refused):
+            compaction.abandon()
+            raise
 
     def _checkpoint(self) -> None:
         self._broker.topics.checkpoint_recovery_points()

@@ -11,11 +11,14 @@ Guarantees:
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
+
+logger = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK = "latest_producer_id_block"
 PRODUCER_ID_BLOCK_SIZE = 1000
@@ -77,10 +80,13 @@ class ProducerIds:
             start = int(block["block_end"]) + 1 if block else 0
             end = start + PRODUCER_ID_BLOCK_SIZE - 1
             if end > LAST_PRODUCER_ID:
-                raise Refused(
-                    ErrorCode.UNKNOWN_SERVER_ERROR,
-                    f"producer ids are exhausted: the last block ended at {start - 1}, no id is left to hand out",
+                why = f"producer ids are exhausted: the last block ended at {start - 1}, no id is left to hand out"
+                logger.critical(
+                    "%s; producers that have one work on, new ones are refused. Start a new data directory and copy "
+                    "the topics into it",
+                    why,
                 )
+                raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, why)
             claim = {"version": 1, "broker": self._broker, "block_start": str(start), "block_end": str(end)}
             try:
                 self._store.update(PRODUCER_ID_BLOCK, claim, version)

@@ -7,8 +7,8 @@ Guarantees:
 - Changed settings hold from the next append or read on.
 - After a clean stop a partition's log is opened when it is first needed, so that starting does not grow with the
   number of partitions; after a crash every log is recovered before the first request is served.
-- A partition whose files are damaged is offline, alone: it is served KAFKA_STORAGE_ERROR, and no clean stop is claimed
-  over it.
+- A partition whose files are damaged or cannot be opened is offline, alone: it is served KAFKA_STORAGE_ERROR, and no
+  clean stop is claimed over it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_topic_name(name: str) -> None:
 class Partition:
     """One partition: its log, and those who wait for it to change."""
 
-    __slots__ = ("_log", "_open", "damage", "directory", "index", "topic", "watchers")
+    __slots__ = ("_log", "_open", "directory", "index", "offline", "topic", "watchers")
 
     def __init__(
         self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]
@@ -69,8 +69,8 @@ class Partition:
         self.directory = directory
         self._open = open_log
         self._log: PartitionLog | None = None
-        #: What recovery found and would not touch: the partition stays offline until somebody has seen to it.
-        self.damage: DamagedLog | None = None
+        #: Why the log could not be opened. Damage stays until somebody has seen to it; anything else is tried again.
+        self.offline: Refused | None = None
         #: Called after anything a reader may see has changed: data, high watermark, last stable offset, existence.
         self.watchers: set[Callable[[], None]] = set()
 
@@ -79,17 +79,24 @@ class Partition:
         """The partition's log, opened by whoever first needs it."""
         log = self._log
         if log is None:
-            if self.damage is not None:
-                raise self.damage
+            if isinstance(self.offline, DamagedLog):
+                raise self.offline
             try:
                 log = self._log = self._open(self)
             except DamagedLog as damage:
-                self.damage = damage
-                logger.error("%s-%d is offline: %s", self.topic.name, self.index, damage.why)
+                self._stays_offline(damage)
                 raise
             except OSError as error:
-                raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} cannot be opened: {error}") from error
+                refusal = Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"its log cannot be opened: {error}")
+                self._stays_offline(refusal)
+                raise refusal from error
+            self.offline = None
         return log
+
+    def _stays_offline(self, why: Refused) -> None:
+        if self.offline is None:
+            logger.error("%s-%d is offline: %s", self.topic.name, self.index, why.why)
+        self.offline = why
 
     @property
     def opened(self) -> PartitionLog | None:
@@ -221,14 +228,15 @@ class TopicRegistry:
         self._recovery_points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
         stored, self._version = self._store.get(_STORE_ENTRY)
         for name, row in (stored or {"topics": {}})["topics"].items():
-            topic = Topic(name, uuid.UUID(row["id"]), row["configs"], topic_values(self._settings, row["configs"]))
+            configs = _still_legal(name, row["configs"])
+            topic = Topic(name, uuid.UUID(row["id"]), configs, topic_values(self._settings, configs))
             self._enlist(topic, row["partitions"])
         for path in self._directory.glob("*-delete"):
             shutil.rmtree(path, ignore_errors=True)
         if not self._clean:
             for partition in self.all_partitions():
                 if partition.directory.exists():
-                    with suppress(DamagedLog):
+                    with suppress(Refused):  # offline, by itself: it was logged, and whoever asks is told
                         _ = partition.log
 
     def close(self) -> bool:
@@ -241,7 +249,7 @@ class TopicRegistry:
             for closed in [threads.submit(log.close, now_ms) for log in logs]:
                 closed.result()
         clean = all(log.failed is None for log in logs)
-        clean = clean and all(partition.damage is None for partition in self.all_partitions())
+        clean = clean and all(partition.offline is None for partition in self.all_partitions())
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
             partition.retire()
@@ -406,6 +414,19 @@ def _apply(topic: Topic, values: Values) -> None:
     for partition in topic.partitions:
         if partition.opened is not None:
             partition.opened.config = values
+
+
+def _still_legal(topic: str, configs: dict[str, str]) -> dict[str, str]:
+    """Stored settings as far as this version knows them; one it does not falls back to its default, aloud."""
+    legal = {}
+    for name, value in configs.items():
+        try:
+            TOPIC.row(name).read(value)
+        except ConfigError as error:
+            logger.warning("topic %s: a stored setting is not legal any more, its default is used: %s", topic, error)
+        else:
+            legal[name] = value
+    return legal
 
 
 def _row(topic: Topic, partition_count: int, overrides: dict[str, str] | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from semel.config import BROKER, ConfigError, Values
+from semel.errors import Refused
 from semel.properties import read_properties
 
 DEFAULT_LISTEN = "127.0.0.1:9092"
@@ -76,7 +77,12 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     from semel.broker.embedded import new_event_loop
     from semel.broker.listeners import address_text, advertised_note
     from semel.broker.server import BrokerServer
+    from semel.records._select import COMPILED
 
+    if not COMPILED:
+        logging.getLogger("semel").warning(
+            "the record loops run in Python, slower, otherwise the same: install a C compiler, then Semel again"
+        )
     _allow_many_files()
     broker = BrokerServer(settings)
 
@@ -99,6 +105,8 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         loop.run_until_complete(serve())
     except (ConfigError, DataDirectoryInUse, OSError) as error:
         _fail(str(error))
+    except Refused as refusal:
+        _fail(str(refusal), code=1)
     sys.stdout.flush()
     # The logs are closed and the mark is written: nothing is left that an interpreter's slow farewell would do.
     os._exit(0 if broker.fatal_error is None else 1)
@@ -113,9 +121,9 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _fail(why: str) -> NoReturn:
+def _fail(why: str, code: int = 2) -> NoReturn:
     print(f"semel broker: {why}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def __getattr__(name: str) -> Any:
