@@ -362,6 +362,19 @@ def test_a_source_that_is_not_kafka_keeps_its_progress_in_the_output_topic(stage
     assert numbers == list(range(len(numbers)))
 
 
+def test_a_source_on_another_cluster_keeps_its_progress_in_the_output_topic(stage: Stage, transaction: Any) -> None:
+    with semel.Broker(stage.folder / "elsewhere") as elsewhere:
+        there = Stage(stage.spark, elsewhere.bootstrap_servers, stage.folder)
+        there.create_topics(orders=1)
+        values = there.put_numbers(30, "orders")
+        for _ in range(2):
+            stage.run(there.source(subscribe="orders", maxOffsetsPerTrigger=15))
+            stage.forget_commits_from(1)
+    assert stage.steps[-1] == (Step.SKIPPED, 1)
+    assert transaction.run(transaction.progress()).offsets == {TopicPartition("ledger", 0): 1}
+    assert sorted(stage.values()) == values
+
+
 def refused(**settings: Any) -> dict[str, Any]:
     return {"bootstrap_servers": "localhost:1", "transactional_id": "x", "checkpoint": "/nowhere", **settings}
 

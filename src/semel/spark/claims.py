@@ -85,13 +85,13 @@ class ClaimBook:
 
 
 class ClaimServer:
-    """Answers claims on the driver's address while a query runs.
+    """Answers claims while a query runs: listens on `bind`, and tells tasks to ask at `host`.
 
     `on_claim` is called for each claim that is granted, before the task hears of it: under transaction protocol V1
     the driver adds the partition to the transaction there.
     """
 
-    def __init__(self, host: str, on_claim: Callable[[str, int], None] | None = None) -> None:
+    def __init__(self, host: str, on_claim: Callable[[str, int], None] | None = None, bind: str | None = None) -> None:
         self.book = ClaimBook()
         self._on_claim = on_claim
         self._adding = threading.Lock()
@@ -110,7 +110,7 @@ class ClaimServer:
             daemon_threads = True
             allow_reuse_address = True
 
-        self._server = Server((host, 0), Handler)
+        self._server = Server((bind or host, 0), Handler)
         port = cast("tuple[str, int]", self._server.server_address)[1]
         self.desk = ClaimDesk(host, port, secret)
         self._thread = threading.Thread(target=self._server.serve_forever, name="semel-claims", daemon=True)

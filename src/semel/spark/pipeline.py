@@ -100,7 +100,8 @@ class _DriverSide:
             self.transaction = DriverTransaction(
                 self._cluster, transactional_id, transactional_id, timeout_ms=timeout_ms
             )
-            self.claims = ClaimServer(spark.conf.get("spark.driver.host", "127.0.0.1"), self._join_transaction)
+            host = spark.conf.get("spark.driver.host", "127.0.0.1")
+            self.claims = ClaimServer(host, self._join_transaction, spark.conf.get("spark.driver.bindAddress", host))
         except BaseException:
             self.loop.close()
             raise

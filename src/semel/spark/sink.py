@@ -76,6 +76,7 @@ class ExactlyOnceSink:
         self._loop, self._transaction, self._claims = loop, transaction, claims
         self._settings, self._checkpoint, self._observer = settings, checkpoint, observer
         self._committed: Progress | None = None
+        self._topics_here: dict[str, bool] = {}
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch, trying again under a new epoch where that is safe, and raise the first error."""
@@ -171,13 +172,22 @@ class ExactlyOnceSink:
         return len(self._loop.run(self._transaction.topic(topic)).partitions)
 
     def _progress_of(self, marker: Marker, offsets: BatchOffsets) -> dict[TopicPartition, int]:
-        """The offsets to commit; a source without Kafka offsets leaves its batch id in a partition of ours."""
-        if offsets.ends:
-            return offsets.ends
+        """The offsets to commit; for a source that is not on this cluster, the batch id in a partition that is."""
+        known = {where: end for where, end in offsets.ends.items() if self._is_here(where.topic)}
+        if known:
+            return known
         topic = self._settings.marker_topic or self._settings.topic
         if topic is None:
-            raise ValueError("the source has no Kafka offsets: give marker_topic, a topic whose partition 0 keeps them")
+            raise ValueError(
+                "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the "
+                "pipeline's progress"
+            )
         return {TopicPartition(topic, 0): marker.batch_id}
+
+    def _is_here(self, topic: str) -> bool:
+        if topic not in self._topics_here:
+            self._topics_here[topic] = self._loop.run(self._transaction.knows_topic(topic))
+        return self._topics_here[topic]
 
     def _stop_if_another_driver_took_over(self, error: Exception, marker: Marker) -> None:
         """Two drivers that fence each other in turn would both crawl: the one that was fenced gives up."""

@@ -132,6 +132,11 @@ class DriverTransaction:
         """An output topic and its partitions."""
         return await self._cluster.topic(name, allow_auto_create=True)
 
+    async def knows_topic(self, name: str) -> bool:
+        """Whether a topic is on this cluster: a group has no offsets for topics of another one."""
+        await self._cluster.refresh_metadata((name,))
+        return name in self._cluster.metadata.topics
+
     async def progress(self) -> Progress:
         """What was committed last. Only meaningful after `begin`, which settles a half-finished commit."""
         answer = await self._cluster.request_retrying(
