@@ -711,7 +711,7 @@ ABLATIONS: list[tuple[int, Callable[..., None], dict[str, Any], Remove]] = [
     ),
     (
         26,
-        test_log.test_scenarios_25_to_27_compaction_leaves_what_exactly_once_still_needs,
+        test_compaction.test_the_last_sequence_of_a_producer_stays_as_an_empty_batch,
         {},
         without_the_last_sequence_kept,
     ),
