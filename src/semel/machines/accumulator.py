@@ -43,6 +43,8 @@ class ProducerBatch:
     data: bytes | None = None
     identity: ProducerIdentity | None = None
     base_sequence: int = -1
+    #: Which of the batches sent to its partition this is.
+    place: int = 0
     attempts: int = 0
     not_before_ms: int = 0
     on_wire: bool = False

@@ -62,9 +62,18 @@ class _Lane:
     identity: ProducerIdentity | None = None
     next_sequence: int = 0
     acknowledged_up_to: int = 0
+    #: Acknowledged while something before them is not: first sequence -> the one after the last.
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    #: How many batches were given a sequence.
+    sent: int = 0
     unresolved: bool = False
     #: The broker lost what came before: unfinished batches start over under a new epoch.
     restart: bool = False
+
+    def begin_sequences(self) -> None:
+        """From 0 again, under another identity."""
+        self.next_sequence = self.acknowledged_up_to = 0
+        self.acknowledged.clear()
 
     @property
     def is_quiet(self) -> bool:
@@ -156,8 +165,10 @@ class Sender:
                     return None
                 if lane.identity != self.manager.identity and (lane.unfinished or lane.abandoned):
                     return None
-        if lane is not None and len(lane.unfinished) >= self.max_in_flight:
-            return None
+        if lane is not None and lane.unfinished:
+            # The broker knows a retry by its last five batches: none may be sent that would make it forget the oldest.
+            if lane.sent - lane.unfinished[0].place >= self.max_in_flight:
+                return None
         return self.accumulator.ready_at_ms(partition)
 
     def _size_of_next(self, partition: TopicPartition) -> int:
@@ -173,6 +184,8 @@ class Sender:
             batch = lane.unfinished[0]
         else:
             batch = self.accumulator.take(partition)
+            batch.place = lane.sent
+            lane.sent += 1
             lane.unfinished.append(batch)
             self._stamp(lane, batch)
         batch.on_wire = True
@@ -185,7 +198,7 @@ class Sender:
             return
         if lane.identity != self.manager.identity:
             lane.identity = self.manager.identity
-            lane.next_sequence = lane.acknowledged_up_to = 0
+            lane.begin_sequences()
         batch.stamp(lane.identity, lane.next_sequence, self.manager.is_transactional)
         lane.next_sequence = next_sequence(lane.next_sequence, batch.record_count)
 
@@ -297,8 +310,10 @@ class Sender:
         return False
 
     def _acknowledge(self, lane: _Lane, batch: ProducerBatch) -> None:
-        if lane.identity == batch.identity and batch.base_sequence == lane.acknowledged_up_to:
-            lane.acknowledged_up_to = next_sequence(batch.base_sequence, batch.record_count)
+        if self.manager is not None and lane.identity == batch.identity:
+            lane.acknowledged[batch.base_sequence] = next_sequence(batch.base_sequence, batch.record_count)
+            while lane.acknowledged_up_to in lane.acknowledged:
+                lane.acknowledged_up_to = lane.acknowledged.pop(lane.acknowledged_up_to)
 
     def _split(self, lane: _Lane, batch: ProducerBatch) -> None:
         """The topic finds the batch too large: its halves take its place and its sequences."""
@@ -308,6 +323,7 @@ class Sender:
         sequence = batch.base_sequence
         for half in halves:
             self.accumulator.used_bytes += half.size_bytes
+            half.place = batch.place
             half.stamp(batch.identity, sequence, self.manager is not None and self.manager.is_transactional)
             if self.manager is not None:
                 sequence = next_sequence(sequence, half.record_count)
@@ -377,7 +393,7 @@ class Sender:
         """From sequence 0 under the new epoch. What is unfinished goes along: the broker has none of it."""
         lane.restart = lane.unresolved = False
         lane.identity = manager.identity
-        lane.next_sequence = lane.acknowledged_up_to = 0
+        lane.begin_sequences()
         for batch in lane.unfinished:
             batch.stamp(lane.identity, lane.next_sequence, manager.is_transactional)
             lane.next_sequence = next_sequence(lane.next_sequence, batch.record_count)
