@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import semel
 from semel.client.cluster import Cluster
 from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.log.partition_log import PartitionLog
-from semel.machines.contract import ProducerIdentity
+from semel.machines.accumulator import Accumulator
+from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.sender import Answer, Sender
 from semel.machines.transaction_manager import State, TransactionManager
 from semel.records.batch import Batch
+from tests.log.disk import NOW, open_log, read_all
 from tests.scenarios.stage import Scene, Stage
 from tests.support.waiting import until
 
@@ -110,3 +114,33 @@ def test_scenario_47_an_empty_transaction_of_librdkafka_commits_cleanly(stage: S
     sending.produce("ledger", b"record")
     sending.commit_transaction(20)
     assert scene.committed("ledger") == [b"record"]
+
+
+def test_a_batch_whose_answers_are_lost_again_and_again_is_written_once(tmp_path: Path) -> None:
+    """The broker knows a retry by its last five batches, so no sixth is sent while the first is in doubt."""
+    log = open_log(tmp_path)
+    manager = TransactionManager(None, state=State.READY, identity=ProducerIdentity(7, 0))
+    sender = Sender(Accumulator(batch_size_bytes=1, linger_ms=0), manager)
+    partition = TopicPartition("t", 0)
+    for number in range(20):
+        sender.accumulator.append(partition, None, b"%d" % number, (), NOW, NOW)
+    lost = 0
+    for now_ms in range(NOW, NOW + 60_000, 500):
+        requests = [request for _ in range(3) for request in sender.poll(now_ms, lambda _: 1)[0]]
+        for request in requests:
+            (sent,) = request.batches
+            try:
+                appended = log.append(sent.data or b"", now_ms)
+                answer = Answer(E.NONE, appended.base_offset)
+            except Refused:
+                # Also for what it wrote and no longer remembers: Apache Kafka does not tell the two apart.
+                answer = Answer(E.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            if sent.base_sequence == 1 and lost < 12:
+                lost += 1
+                sender.on_no_answer(request, E.REQUEST_TIMED_OUT, now_ms)
+            else:
+                sender.on_answers(request, [answer], now_ms)
+        sender.stale_leaders.clear()
+    assert not sender.busy and sender.accumulator.is_empty
+    assert [record.value for record in read_all(log)] == [b"%d" % number for number in range(20)]
+    assert manager.identity == ProducerIdentity(7, 0)
