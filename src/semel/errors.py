@@ -257,6 +257,15 @@ def invariant(condition: object, why: str) -> None:
         raise InvariantViolation(why)
 
 
+def sentence(text: str) -> str:
+    """The text with an end: one full stop, where it does not end by itself.
+
+    >>> sentence("there is no topic"), sentence("is it there?")
+    ('there is no topic.', 'is it there?')
+    """
+    return text if text.endswith((".", "?", "!")) else text + "."
+
+
 class KafkaError(Exception):
     """What a client raises: the code the broker gave, why, and what to do next."""
 
@@ -268,7 +277,7 @@ class KafkaError(Exception):
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.code.name}: {self.why or self.code.meaning}. {self.what_to_do}"
+        return f"{sentence(f'{self.code.name}: {self.why or self.code.meaning}')} {self.what_to_do}"
 
 
 class Retriable(KafkaError):

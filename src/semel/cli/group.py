@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from semel.cli.connecting import admin_at, cluster_at, common_options
 from semel.cli.group_lag import READ_COMMITTED, lag
 from semel.cli.output import errors_for_people, show
 from semel.client.admin_values import GroupDescription
 from semel.client.blocking import BlockingCluster
 from semel.client.blocking_admin import Admin
 from semel.client.offsets import PartitionLike
+from semel.errors import ErrorCode, KafkaError
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
 
@@ -25,21 +27,6 @@ LAG_IN_WORDS = (
 )
 UNCOUNTED_IN_WORDS = "A lag with ~ is a distance in offsets, markers included: it was too far to count."
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _options(command: Command) -> Command:
-    """What every subcommand takes."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
-    return click.option(
-        "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
-    )(command)
-
-
-def _admin(bootstrap: str) -> Admin:
-    return Admin({"bootstrap.servers": bootstrap})
-
-
 @click.group()
 def group() -> None:
     """Look after consumer groups and their offsets."""
@@ -50,10 +37,10 @@ def group() -> None:
 @click.option(
     "--type", "types", multiple=True, type=click.Choice(["classic", "consumer"]), help="Only groups of this protocol."
 )
-@_options
+@common_options
 def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """List groups."""
-    with errors_for_people(), _admin(bootstrap) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         rows = [
             {"group": one.group_id, "state": one.state, "type": one.type, "protocol_type": one.protocol_type}
             for one in admin.list_groups(states=states, types=types)
@@ -73,20 +60,20 @@ def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str,
     metavar="OFFSETS",
     help="How far behind a partition may be for its lag to be counted by reading.",
 )
-@_options
+@common_options
 def describe(group_ids: tuple[str, ...], with_members: bool, most_offsets: int, bootstrap: str, as_json: bool) -> None:
     """Show where groups are and how many visible records they have yet to read.
 
     The lag counts what a read_committed reader would still be given: markers, aborted records and transactions that
     are open are left out.
     """
-    with errors_for_people(), _admin(bootstrap) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         found = list(admin.describe_groups(group_ids).values())
         if with_members:
             rows = [row for one in found for row in _members(one)]
             show(rows, ("group", "member", "instance", "client", "host", "partitions"), as_json=as_json)
             return
-        with BlockingCluster({"bootstrap.servers": bootstrap}) as cluster:
+        with cluster_at(bootstrap) as cluster:
             rows = [row for one in found for row in _places(admin, cluster, one, most_offsets)]
     if as_json:
         show(rows, (), as_json=True)
@@ -172,7 +159,7 @@ def _existing(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicP
 @click.option("--to-datetime", metavar="ISO-8601", help="To the first record not older; without a zone it is UTC.")
 @click.option("--shift-by", type=int, help="By so many offsets, back if negative.")
 @click.option("--execute", is_flag=True, help="Do it. Without this the change is only shown.")
-@_options
+@common_options
 def reset_offsets(
     group_id: str,
     topics: tuple[str, ...],
@@ -197,7 +184,7 @@ def reset_offsets(
             "say where to, in one way: --to-earliest, --to-latest, --to-offset, --to-datetime or --shift-by"
         )
     since_ms = None if to_datetime is None else _milliseconds(to_datetime)
-    with errors_for_people(), _admin(bootstrap) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         committed = {partition: at.offset for partition, at in admin.list_group_offsets(group_id).items()}
         partitions = _chosen(admin, committed, topics, numbers)
         if not partitions:
@@ -223,6 +210,12 @@ def reset_offsets(
             target[partition] = min(max(wanted, start), end)
         if execute:
             admin.alter_group_offsets(group_id, target)
+        elif members := _members_of(admin, group_id):
+            click.echo(
+                f"Warning: group {group_id!r} has {members} member{'s' * (members > 1)}; --execute will be refused "
+                "until they have left.",
+                err=True,
+            )
     rows = [
         {
             "topic": partition.topic,
@@ -236,6 +229,16 @@ def reset_offsets(
     show(rows, ("topic", "partition", "committed", "new_offset"), as_json=as_json)
     if not as_json:
         click.echo("Done." if execute else "Nothing was changed; --execute does it.")
+
+
+def _members_of(admin: Admin, group_id: str) -> int:
+    """How many members a group has; one that is not there yet has none."""
+    try:
+        return len(admin.describe_groups([group_id])[group_id].members)
+    except KafkaError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return 0
+        raise
 
 
 def _chosen(
@@ -263,10 +266,10 @@ def _milliseconds(text: str) -> int:
 @group.command()
 @click.argument("group_ids", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-@_options
+@common_options
 def delete(group_ids: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete groups that have no members, with their offsets."""
-    with errors_for_people(), _admin(bootstrap) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         if not yes:
             names = ", ".join(map(repr, group_ids))
             click.confirm(f"Delete {names} and forget how far they got?", abort=True, err=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import click
 
 from semel.config import ConfigError
-from semel.errors import KafkaError
+from semel.errors import ErrorCode, KafkaError, sentence
 
 
 def show(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_json: bool) -> None:
@@ -43,5 +43,24 @@ def errors_for_people() -> Iterator[None]:
     """An error of the broker or in a setting ends the command with one line and exit code 1."""
     try:
         yield
-    except (KafkaError, ConfigError) as error:
+    except KafkaError as error:
+        raise click.ClickException(in_words(error)) from error
+    except ConfigError as error:
         raise click.ClickException(str(error)) from error
+
+
+#: What a person does about a name nobody knows; a program would only be told to try again.
+_LOOK_UP = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "semel topic list",
+    ErrorCode.UNKNOWN_TOPIC_ID: "semel topic list",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "semel txn list",
+    ErrorCode.GROUP_ID_NOT_FOUND: "semel group list",
+}
+
+
+def in_words(error: KafkaError) -> str:
+    """An error for somebody at a terminal."""
+    if error.code in _LOOK_UP:
+        what = sentence(f"{error.code.name}: {error.why or error.code.meaning}")
+        return f"{what} Check the name: {_LOOK_UP[error.code]}"
+    return str(error)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from semel.cli.connecting import admin_at, bootstrap_option
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import duration
 from semel.client.blocking_admin import Admin
@@ -20,10 +21,6 @@ from semel.spark.marker import Marker
 
 _LATEST, _READ_COMMITTED = -1, 1
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
-
-bootstrap_option = click.option(
-    "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
-)
 
 
 @click.group()
@@ -37,7 +34,7 @@ def pipeline() -> None:
 @bootstrap_option
 def status(transactional_id: str, bootstrap: str, as_json: bool) -> None:
     """Show a pipeline's last committed micro-batch, its source offsets, and its open transaction."""
-    with errors_for_people(), Admin({"bootstrap.servers": bootstrap}) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         committed = admin.list_group_offsets(transactional_id)
         found: dict[str, Any] = {
             "transactional_id": transactional_id,
@@ -57,7 +54,7 @@ def status(transactional_id: str, bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 def forget(transactional_id: str, yes: bool, bootstrap: str) -> None:
     """Delete a pipeline's progress, so that a new checkpoint may write its output from the start."""
-    with errors_for_people(), Admin({"bootstrap.servers": bootstrap}) as admin:
+    with errors_for_people(), admin_at(bootstrap) as admin:
         committed = admin.list_group_offsets(transactional_id)
         if not committed:
             raise click.ClickException(f"there is no progress of '{transactional_id}'")

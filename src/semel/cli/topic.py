@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
-from semel.cli.output import errors_for_people, show
-from semel.client.answers import check
+from semel.cli.connecting import cluster_at, common_options
+from semel.cli.output import errors_for_people, in_words, show
+from semel.client.answers import check, failure
 from semel.client.blocking import BlockingCluster
 from semel.client.cluster import Controller, Leader
+from semel.errors import KafkaError
 from semel.wire.messages.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -25,19 +27,16 @@ SET, DELETE = 0, 1
 FROM_TOPIC = 1
 EARLIEST, LATEST = -2, -1
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _options(command: Command) -> Command:
-    """What every subcommand takes."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
-    return click.option(
-        "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
-    )(command)
-
-
-def _cluster(bootstrap: str) -> BlockingCluster:
-    return BlockingCluster({"bootstrap.servers": bootstrap})
+def _show_each(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
+    """Show what became of each; what failed is also said on standard error, and is the exit code."""
+    failed = [row["error"] for row in rows if row["error"] is not None]
+    for row in rows:
+        row["error"] = None if row["error"] is None else in_words(row["error"])
+    show(rows, columns, as_json=as_json)
+    for error in failed:
+        click.echo(f"Error: {in_words(error)}", err=True)
+    if failed:
+        raise SystemExit(1)
 
 
 def _pairs(given: Iterable[str]) -> dict[str, str]:
@@ -61,7 +60,7 @@ def topic() -> None:
     "--partitions", type=int, default=-1, help="How many partitions; the broker's num.partitions if not given."
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; may be repeated.")
-@_options
+@common_options
 def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Create topics."""
     configs = [
@@ -71,21 +70,30 @@ def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], b
         CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=configs)
         for name in names
     ]
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         response = cluster.request(Controller(), CreateTopicsRequest(topics=topics))
-        rows = []
-        for result in response.topics:
-            check(result.error_code, f"creating {result.name}", result.error_message)
-            rows.append({"topic": result.name, "partitions": result.num_partitions, "id": str(result.topic_id)})
-        show(rows, ("topic", "partitions", "id"), as_json=as_json)
+    rows = []
+    for result in response.topics:
+        error = failure(result.error_code, f"creating {result.name}", result.error_message)
+        made = error is None
+        rows.append(
+            {
+                "topic": result.name,
+                "created": made,
+                "partitions": result.num_partitions if made else None,
+                "id": str(result.topic_id) if made else None,
+                "error": error,
+            }
+        )
+    _show_each(rows, ("topic", "created", "partitions", "id"), as_json=as_json)
 
 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Show the broker's own topics too.")
-@_options
+@common_options
 def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
     """List topics."""
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
         rows = [
             {"topic": one.name, "partitions": len(one.partitions), "id": str(one.topic_id), "internal": one.is_internal}
@@ -97,10 +105,10 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
-@_options
+@common_options
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Show settings, and the first and next offset of every partition."""
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         described = [_described(cluster, name) for name in names]
         if as_json:
             show(described, (), as_json=True)
@@ -108,7 +116,8 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         for one in described:
             settings = ", ".join(f"{name}={value}" for name, value in one["settings"].items())
             click.echo(f"{one['topic']}  id {one['id']}  settings: {settings or 'all defaults'}")
-            show(one["partitions"], ("partition", "leader", "first_offset", "next_offset", "replicas"), as_json=False)
+            columns = ("partition", "leader", "first_offset", "next_offset", "replicas", "state")
+            show(one["partitions"], columns, as_json=False)
 
 
 def _described(cluster: BlockingCluster, name: str) -> dict[str, Any]:
@@ -128,23 +137,29 @@ def _described(cluster: BlockingCluster, name: str) -> dict[str, Any]:
             {
                 "partition": one.partition_index,
                 "leader": one.leader_id,
-                "first_offset": _offset(cluster, name, one.partition_index, EARLIEST),
-                "next_offset": _offset(cluster, name, one.partition_index, LATEST),
                 "replicas": one.replica_nodes,
+                **_offsets(cluster, name, one.partition_index),
             }
             for one in sorted(found.partitions, key=lambda one: int(one.partition_index))
         ],
     }
 
 
-def _offset(cluster: BlockingCluster, name: str, partition: int, timestamp: int) -> int:
-    row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-    request = ListOffsetsRequest(
-        replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=[row])]
-    )
-    answer = cluster.request_retrying(request, to=Leader(name, partition)).topics[0].partitions[0]
-    check(answer.error_code, f"asking {name}-{partition} for its offsets")
-    return int(answer.offset)
+def _offsets(cluster: BlockingCluster, name: str, partition: int) -> dict[str, Any]:
+    """The first and the next offset, or why the partition does not tell: it is asked once, and not waited for."""
+    found: dict[str, Any] = {"first_offset": None, "next_offset": None, "state": "online"}
+    for column, timestamp in (("first_offset", EARLIEST), ("next_offset", LATEST)):
+        row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+        asked = ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=[row])
+        try:
+            answer = cluster.request(Leader(name, partition), ListOffsetsRequest(replica_id=-1, topics=[asked]))
+            told = answer.topics[0].partitions[0]
+            check(told.error_code, f"asking {name}-{partition} for its offsets")
+        except KafkaError as error:
+            found["state"] = f"offline, {error.code.name}; see the broker's log"
+            break
+        found[column] = int(told.offset)
+    return found
 
 
 @topic.command()
@@ -152,7 +167,7 @@ def _offset(cluster: BlockingCluster, name: str, partition: int, timestamp: int)
 @click.option("--partitions", type=int, help="Grow to this many partitions.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a setting; may be repeated.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Go back to the broker's default; may be repeated.")
-@_options
+@common_options
 def alter(
     name: str, partitions: int | None, settings: tuple[str, ...], unset: tuple[str, ...], bootstrap: str, as_json: bool
 ) -> None:
@@ -162,7 +177,7 @@ def alter(
     row = IncrementalAlterConfigsRequest.AlterableConfig
     changes = [row(name=key, config_operation=SET, value=value) for key, value in _pairs(settings).items()]
     changes += [row(name=key, config_operation=DELETE, value=None) for key in unset]
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         if changes:
             resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
                 resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
@@ -182,7 +197,7 @@ def alter(
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
-@_options
+@common_options
 def delete(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Delete topics and everything in them."""
     request = DeleteTopicsRequest(
@@ -190,7 +205,10 @@ def delete(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         topic_names=list(names),
         timeout_ms=30000,
     )
-    with errors_for_people(), _cluster(bootstrap) as cluster:
-        for result in cluster.request(Controller(), request).responses:
-            check(result.error_code, f"deleting {result.name}", result.error_message)
-        show([{"topic": name, "deleted": True} for name in names], ("topic", "deleted"), as_json=as_json)
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
+        response = cluster.request(Controller(), request)
+    rows = []
+    for result in response.responses:
+        error = failure(result.error_code, f"deleting {result.name}", result.error_message)
+        rows.append({"topic": result.name, "deleted": error is None, "error": error})
+    _show_each(rows, ("topic", "deleted"), as_json=as_json)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from semel.cli.connecting import cluster_at, common_options
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import Verdict, duration, explain, moment
 from semel.cli.txn_questions import (
@@ -30,21 +30,6 @@ from semel.wire.messages.transactions import ListTransactionsRequest
 #: The states a transactional id can be seen in.
 VISIBLE_STATES = [state.title for state in State if state not in (State.DEAD, State.PREPARE_EPOCH_FENCE)]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _options(command: Command) -> Command:
-    """What every subcommand takes."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
-    return click.option(
-        "--bootstrap", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT", help="A broker to ask."
-    )(command)
-
-
-def _cluster(bootstrap: str) -> BlockingCluster:
-    return BlockingCluster({"bootstrap.servers": bootstrap})
-
-
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
@@ -62,7 +47,7 @@ def txn() -> None:
 @click.option("--producer-id", "producer_ids", multiple=True, type=int, help="Only these producer ids.")
 @click.option("--longer-than-ms", type=int, default=-1, help="Only transactions running for longer than this.")
 @click.option("--pattern", default="", help="Only transactional ids that match this regular expression.")
-@_options
+@common_options
 def list_transactions(
     states: tuple[str, ...],
     producer_ids: tuple[int, ...],
@@ -78,7 +63,7 @@ def list_transactions(
         duration_filter=longer_than_ms,
         transactional_id_pattern=pattern or None,
     )
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         rows = [
             {
                 "transactional_id": state.transactional_id,
@@ -94,10 +79,10 @@ def list_transactions(
 
 @txn.command()
 @click.argument("transactional_ids", nargs=-1, required=True)
-@_options
+@common_options
 def describe(transactional_ids: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Show owner, age, timeout and partitions of transactional ids."""
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         now_ms = _now_ms()
         rows = []
         for transactional_id in transactional_ids:
@@ -141,7 +126,7 @@ def _described_in_words(row: dict[str, Any]) -> str:
 @click.option("--partition", "place", metavar="TOPIC-NUMBER", help="The partition a hanging transaction is in.")
 @click.option("--producer-id", type=int, help="The producer id of the hanging transaction.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-@_options
+@common_options
 def abort(
     transactional_id: str | None,
     place: str | None,
@@ -157,7 +142,7 @@ def abort(
     """
     if (transactional_id is None) == (place is None and producer_id is None):
         raise click.UsageError("give a transactional id, or --partition with --producer-id")
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         if transactional_id is not None:
             done = _abort_known(cluster, transactional_id, yes)
         else:
@@ -208,14 +193,14 @@ def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer
 @click.argument("places", nargs=-1, metavar="[TOPIC|TOPIC-NUMBER]...")
 @click.option("--fix", is_flag=True, help="Offer to end what holds readers back.")
 @click.option("--yes", is_flag=True, help="With --fix: end what will not end by itself, without asking.")
-@_options
+@common_options
 def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Explain why the last stable offset of a partition is not moving.
 
     Looks at the given topics or partitions (`ledger`, `ledger-0`), or at everything. Ends with exit code 1 if something
     is left that will not end by itself.
     """
-    with errors_for_people(), _cluster(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(bootstrap) as cluster:
         partitions = chosen_partitions(cluster, places)
         found = findings(cluster, partitions, _now_ms())
         done: dict[int, str] = {}

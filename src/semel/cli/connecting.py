@@ -1,0 +1,86 @@
+"""How commands find a broker: one option for all of them, and a quick answer where there is none."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from semel.client.blocking import BlockingCluster
+from semel.client.blocking_admin import Admin
+from semel.client.links import read_address
+from semel.config import ADMIN
+from semel.wire.apis import ApiKey
+from semel.wire.frames import request_frame
+from semel.wire.messages.features import ApiVersionsRequest
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+#: How long a person waits to hear that nobody is there.
+PATIENCE_S = 3.0
+_CORRELATION_ID = 1
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+#: Semel's name of the option, and those of Kafka's tools, old and new.
+bootstrap_option = click.option(
+    "--bootstrap",
+    "--bootstrap-server",
+    "--bootstrap-servers",
+    "bootstrap",
+    default=DEFAULT_BOOTSTRAP,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="A broker to ask.",
+)
+
+
+def common_options(command: Command) -> Command:
+    """What every command takes that asks a broker."""
+    return bootstrap_option(click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command))
+
+
+def cluster_at(bootstrap: str) -> BlockingCluster:
+    """A cluster that is there; an error says so within seconds where it is not."""
+    _find(bootstrap)
+    return BlockingCluster({"bootstrap.servers": bootstrap})
+
+
+def admin_at(bootstrap: str) -> Admin:
+    """An administrator of a cluster that is there."""
+    _find(bootstrap)
+    return Admin({"bootstrap.servers": bootstrap})
+
+
+def _find(bootstrap: str) -> None:
+    """Return once one of the brokers has answered. A client would go on trying, as it should; a person asks once."""
+    deadline = time.monotonic() + PATIENCE_S
+    why = "no address was given"
+    for text in ADMIN["bootstrap.servers"].read(bootstrap):
+        try:
+            _ask(read_address(text), deadline)
+            return
+        except OSError as error:
+            why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    raise click.ClickException(
+        f"nobody answers at {bootstrap} ({why}): is a broker running there? `semel broker start`, "
+        "or name another with --bootstrap"
+    )
+
+
+def _ask(address: tuple[str, int], deadline: float) -> None:
+    with socket.create_connection(address, max(0.1, deadline - time.monotonic())) as connection:
+        frame = request_frame(ApiKey.API_VERSIONS, 0, _CORRELATION_ID, "semel", ApiVersionsRequest())
+        connection.sendall(b"".join(frame))
+        head = b""
+        while len(head) < 8:
+            connection.settimeout(max(0.1, deadline - time.monotonic()))
+            received = connection.recv(8 - len(head))
+            if not received:
+                raise ConnectionError("whoever listens there hung up")
+            head += received
+        if struct.unpack(">i", head[4:])[0] != _CORRELATION_ID:
+            raise ConnectionError("whoever listens there is no broker")
