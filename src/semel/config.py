@@ -493,6 +493,26 @@ def topic_values(broker: Values, overrides: Mapping[str, object] | None = None) 
     return parsed
 
 
+#: What a group of the consumer protocol may have of its own.
+GROUP = Table(
+    "group",
+    [
+        Setting("consumer.session.timeout.ms", "int", 45000, "How long a member may be silent.", 1,
+                broker_name="group.consumer.session.timeout.ms"),
+        Setting("consumer.heartbeat.interval.ms", "int", 5000, "The pause members make between two heartbeats.", 1,
+                broker_name="group.consumer.heartbeat.interval.ms"),
+    ],
+)
+
+
+def group_values(broker: Values, overrides: Mapping[str, object] | None = None) -> Values:
+    """What holds for a group: its own settings, else the broker's."""
+    given: dict[str, object] = {row.name: broker[row.broker_name] for row in GROUP if row.broker_name is not None}
+    parsed = GROUP.parse({**given, **(overrides or {})})
+    parsed.explicit = frozenset(overrides or {})
+    return parsed
+
+
 def _common(client_id: str) -> list[Setting]:
     return [
         Setting("bootstrap.servers", "list", (), "Brokers to start from, host:port, comma-separated."),

@@ -1,4 +1,4 @@
-"""Settings of the broker, changed while it runs."""
+"""Settings of the broker and of groups, changed while it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from semel.wire.messages.configs import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
 )
+from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from tests.broker.raw import Raw, batch
 
-BROKER, TOPIC = 4, 2
+BROKER, TOPIC, GROUP = 4, 2, 32
 SET, DELETE, APPEND = 0, 1, 2
-FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT = 2, 3, 4, 5
+FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT, FROM_GROUP = 2, 3, 4, 5, 8
 
 
 @pytest.fixture
@@ -28,10 +30,21 @@ def running(tmp_path: Path) -> Iterator[Raw]:
         yield connection
 
 
-def change(raw: Raw, name: str, value: str | None, operation: int = SET, *, broker: str = "1", **options: Any) -> Any:
+def change(
+    raw: Raw,
+    name: str,
+    value: str | None,
+    operation: int = SET,
+    *,
+    broker: str = "1",
+    group: str | None = None,
+    **options: Any,
+) -> Any:
     row = IncrementalAlterConfigsRequest.AlterableConfig(name=name, value=value, config_operation=operation)
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
-        resource_type=BROKER, resource_name=broker, configs=[row]
+        resource_type=BROKER if group is None else GROUP,
+        resource_name=broker if group is None else group,
+        configs=[row],
     )
     return raw.ask(IncrementalAlterConfigsRequest(resources=[resource], **options)).responses[0]
 
@@ -127,3 +140,69 @@ def test_changes_outlive_the_broker(tmp_path: Path) -> None:
         assert described(raw, "segment.bytes", resource="topic", resource_type=TOPIC).value == "5000"
         assert described(raw, "retention.ms", resource="topic", resource_type=TOPIC).value == "2000"
         assert described(raw, "log.segment.bytes").config_source == FROM_BROKER
+
+
+# Groups
+
+
+def joined(raw: Raw, group: str) -> ConsumerGroupHeartbeatResponse:
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout_ms=1000,
+        subscribed_topic_names=["topic"],
+        topic_partitions=[],
+    )
+    answer: ConsumerGroupHeartbeatResponse = raw.ask(request)
+    return answer
+
+
+def test_a_groups_own_heartbeat_interval_is_told_to_its_members(running: Raw) -> None:
+    assert change(running, "consumer.heartbeat.interval.ms", "7000", group="slow").error_code == ErrorCode.NONE
+    assert joined(running, "slow").heartbeat_interval_ms == 7000
+    assert joined(running, "other").heartbeat_interval_ms == 5000
+    change(running, "consumer.heartbeat.interval.ms", None, DELETE, group="slow")
+    assert joined(running, "slow").heartbeat_interval_ms == 5000
+
+
+def test_a_groups_settings_are_described_also_before_the_group_exists(running: Raw) -> None:
+    row = described(running, "consumer.session.timeout.ms", resource="new", resource_type=GROUP)
+    assert (row.value, row.config_source) == ("45000", FROM_DEFAULT)
+    change(running, "consumer.session.timeout.ms", "50000", group="new")
+    row = described(running, "consumer.session.timeout.ms", resource="new", resource_type=GROUP)
+    assert (row.value, row.config_source) == ("50000", FROM_GROUP)
+    listed = running.ask(ListConfigResourcesRequest(resource_types=[GROUP])).config_resources
+    assert [row.resource_name for row in listed] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "group", "code"),
+    [
+        ("consumer.session.timeout.ms", "44999", "g", ErrorCode.INVALID_CONFIG),
+        ("consumer.session.timeout.ms", "60001", "g", ErrorCode.INVALID_CONFIG),
+        ("consumer.session.timeout.ms", "soon", "g", ErrorCode.INVALID_CONFIG),
+        ("consumer.heartbeat.interval.ms", "4999", "g", ErrorCode.INVALID_CONFIG),
+        ("consumer.no.such", "1", "g", ErrorCode.INVALID_CONFIG),
+        ("consumer.session.timeout.ms", "50000", "", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_a_group_stays_within_the_brokers_bounds(
+    running: Raw, name: str, value: str, group: str, code: ErrorCode
+) -> None:
+    assert change(running, name, value, group=group).error_code == code
+
+
+def test_a_session_is_longer_than_the_pause_between_heartbeats(tmp_path: Path) -> None:
+    settings = {"group.consumer.min.session.timeout.ms": 6000}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        change(raw, "consumer.heartbeat.interval.ms", "8000", group="g")
+        refused = change(raw, "consumer.session.timeout.ms", "8000", group="g")
+        assert refused.error_code == ErrorCode.INVALID_CONFIG
+
+
+def test_a_groups_settings_outlive_the_broker(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        change(raw, "consumer.heartbeat.interval.ms", "7000", group="slow")
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert joined(raw, "slow").heartbeat_interval_ms == 7000

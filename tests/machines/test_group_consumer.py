@@ -12,6 +12,7 @@ from semel.machines import consumer_rebalance, consumer_sessions
 from semel.machines.classic_group import ClassicGroup
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.group_coordinator import GroupSettings, TopicInfo
+from semel.machines.group_registry import GroupTimeouts
 from semel.wire import encode
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatResponse
 from semel.wire.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
@@ -214,6 +215,16 @@ def a_member_that_never_revokes_is_put_out() -> None:
 
 def test_a_member_that_never_revokes_is_put_out() -> None:
     a_member_that_never_revokes_is_put_out()
+
+
+def test_a_group_with_a_shorter_session_of_its_own_loses_silent_members_sooner(host: Host) -> None:
+    epoch = host.consumer_heartbeat("a", 0).member_epoch
+    host.machine.set_timeouts(GROUP, GroupTimeouts(10_000, 3000))
+    assert host.consumer_heartbeat("a", epoch).heartbeat_interval_ms == 3000
+    host.pass_ms(9999)
+    assert list(group_of(host).members) == ["a"]
+    host.pass_ms(1)
+    assert group_of(host).members == {}
 
 
 def test_after_a_restart_every_member_has_a_full_session(host: Host) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings
-from semel.config import BROKER, KIND_CODES, TOPIC, Setting
+from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values
 
 if TYPE_CHECKING:
     from semel.broker.partitions import Topic
 
 #: Kafka's config sources.
-FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT = 1, 2, 3, 4, 5
+FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT, FROM_GROUP = 1, 2, 3, 4, 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,19 @@ def described_topic_settings(broker: DynamicSettings, topic: Topic) -> list[Desc
         if row.broker_name is not None:
             synonyms += _layers(broker, BROKER[row.broker_name])
         rows.append(_described(row, topic.values.text(row.name), synonyms, read_only=False))
+    return rows
+
+
+def described_group_settings(broker: DynamicSettings, own: Mapping[str, str]) -> list[DescribedSetting]:
+    """Every setting of a group."""
+    values = group_values(broker.values, own)
+    rows = []
+    for row in GROUP:
+        value = values.text(row.name)
+        synonyms = [(row.name, value, FROM_GROUP)] if row.name in own else []
+        if row.broker_name is not None:
+            synonyms += _layers(broker, BROKER[row.broker_name])
+        rows.append(_described(row, value, synonyms, read_only=False))
     return rows
 
 

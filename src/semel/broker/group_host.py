@@ -10,6 +10,7 @@ from semel.broker.partitions import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, invariant
 from semel.machines.contract import Answer, Decision, Effect, ProducerIdentity, StateRecord
 from semel.machines.group_coordinator import GroupCoordinator, GroupSettings, TopicInfo
+from semel.machines.group_registry import GroupTimeouts
 from semel.records.batch import Batch
 from semel.records.markers import read_marker
 
@@ -30,6 +31,15 @@ class GroupHost(CoordinatorHost):
         self._parked: dict[int, asyncio.Future[Any]] = {}
         self._next_token = 0
         broker.topics.changed.append(self._topics_changed)
+        for group_id in broker.group_settings:
+            self.configure(group_id)
+
+    def configure(self, group_id: str) -> None:
+        """Let a group's own settings hold."""
+        own = self.broker.group_settings
+        values = own.values(group_id, self.broker.settings)
+        timeouts = GroupTimeouts(values["consumer.session.timeout.ms"], values["consumer.heartbeat.interval.ms"])
+        self.machine.set_timeouts(group_id, timeouts if own.changed(group_id) else None)
 
     def ready_for(self, group_id: str) -> None:
         """Load the partition this group lives in."""

@@ -25,6 +25,7 @@ from semel.broker.dispatch import Dispatcher
 from semel.broker.dynamic_settings import DynamicSettings
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
+from semel.broker.group_settings import GroupSettingsStore
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind
 from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
@@ -85,6 +86,7 @@ class BrokerServer:
         self.topics: TopicRegistry
         self.producer_ids: ProducerIds
         self.dynamic: DynamicSettings
+        self.group_settings: GroupSettingsStore
         #: Makes partitions durable, off the loop.
         self.disk: Flusher
         #: The same, where every answer waits for it (`semel.durability=fsync`).
@@ -124,6 +126,7 @@ class BrokerServer:
         self.producer_ids = ProducerIds(store, self.node_id)
         self.dynamic = DynamicSettings(store, self.node_id, self.settings)
         self.settings = self.dynamic.values
+        self.group_settings = GroupSettingsStore(store)
         self.topics = TopicRegistry(
             data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
         )

@@ -110,7 +110,7 @@ class ConsumerRebalance:
         reply = ConsumerGroupHeartbeatResponse(
             member_id=member_id,
             member_epoch=after.member_epoch,
-            heartbeat_interval_ms=self._registry.settings.group_consumer_heartbeat_interval_ms,
+            heartbeat_interval_ms=self._registry.timeouts_of(group.group_id).heartbeat_interval_ms,
         )
         subscription_said = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
         full = request.rebalance_timeout_ms != -1 and subscription_said and said is not None

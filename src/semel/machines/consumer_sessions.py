@@ -41,7 +41,7 @@ class ConsumerSessions:
 
     def heard_from(self, group_id: str, member: ConsumerMember, now_ms: int) -> Session:
         """A member showed itself: it has another session, and what it was asked to do is looked at again."""
-        timeout_ms = self._registry.settings.group_consumer_session_timeout_ms
+        timeout_ms = self._registry.timeouts_of(group_id).session_timeout_ms
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
         deadline_ms = now_ms + timeout_ms
@@ -49,6 +49,10 @@ class ConsumerSessions:
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(deadline_ms, deadline_ms)
+            self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
+        elif deadline_ms < session.timer_at_ms:
+            # The group's sessions were made shorter.
+            session.timer_at_ms = deadline_ms
             self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
         session.deadline_ms = deadline_ms
         if member.state is not MemberState.UNREVOKED_PARTITIONS or member.classic is not None:

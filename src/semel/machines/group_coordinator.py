@@ -24,7 +24,15 @@ from semel.machines.consumer_rebalance import ConsumerRebalance
 from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
 from semel.machines.group_offsets import GroupOffsets
 from semel.machines.group_records import group_tombstone, read
-from semel.machines.group_registry import Group, GroupRegistry, GroupSettings, Outcome, TopicInfo, TopicsView
+from semel.machines.group_registry import (
+    Group,
+    GroupRegistry,
+    GroupSettings,
+    GroupTimeouts,
+    Outcome,
+    TopicInfo,
+    TopicsView,
+)
 from semel.machines.group_replay import GroupReplay
 from semel.machines.mixed_group import MixedGroup
 from semel.wire.messages.consumer_groups import (
@@ -115,6 +123,13 @@ class GroupCoordinator:
     def partition_for(self, group_id: str) -> int:
         """The partition of `__consumer_offsets` a group lives in."""
         return self._registry.partition_for(group_id)
+
+    def set_timeouts(self, group_id: str, timeouts: GroupTimeouts | None) -> None:
+        """Give a group timeouts of its own, from its members' next heartbeats on; None takes them back."""
+        if timeouts is None:
+            self._registry.own_timeouts.pop(group_id, None)
+        else:
+            self._registry.own_timeouts[group_id] = timeouts
 
     # The classic protocol
 

@@ -50,6 +50,13 @@ class GroupSettings:
         return self.offsets_retention_minutes * 60_000
 
 
+class GroupTimeouts(NamedTuple):
+    """How long members of a consumer group may be silent, and how often they are to show themselves."""
+
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+
+
 class TopicInfo(NamedTuple):
     """What groups need to know of a topic."""
 
@@ -136,6 +143,7 @@ class GroupRegistry:
         "_topic_names",
         "_topics",
         "groups",
+        "own_timeouts",
         "settings",
         "timers",
     )
@@ -144,6 +152,8 @@ class GroupRegistry:
         self.settings = settings
         #: By id. Changed by `put` and `remove` alone.
         self.groups: dict[str, Group] = {}
+        #: Of the groups for which the broker's settings do not hold; a group need not exist to have them.
+        self.own_timeouts: dict[str, GroupTimeouts] = {}
         self._by_partition: dict[int, set[str]] = {}
         self.timers = Timers()
         self._topics: TopicsView | None = None
@@ -151,6 +161,13 @@ class GroupRegistry:
         self._loading: set[int] = set()
         self._loaded: set[int] = set()
         self._partitions = settings.offsets_topic_num_partitions
+
+    def timeouts_of(self, group_id: str) -> GroupTimeouts:
+        own = self.own_timeouts.get(group_id)
+        if own is not None:
+            return own
+        settings = self.settings
+        return GroupTimeouts(settings.group_consumer_session_timeout_ms, settings.group_consumer_heartbeat_interval_ms)
 
     def partition_for(self, group_id: str) -> int:
         """`abs(hash) % partitions`, with Kafka's answer for the one number that has no absolute value."""

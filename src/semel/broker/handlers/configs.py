@@ -1,11 +1,16 @@
-"""Settings: describe them, and change those of topics and of the broker, with effect from the next request on."""
+"""Settings of topics, groups and the broker: described, and changed with effect from the next request on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.configs import described_broker_settings, described_defaults, described_topic_settings
-from semel.config import BROKER, TOPIC, ConfigError, Table, Values
+from semel.broker.configs import (
+    described_broker_settings,
+    described_defaults,
+    described_group_settings,
+    described_topic_settings,
+)
+from semel.config import BROKER, GROUP, TOPIC, ConfigError, Table, Values
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
     AlterConfigsRequest,
@@ -41,7 +46,10 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
                 _check_broker(broker, resource.resource_name)
                 described = described_broker_settings if resource.resource_name else described_defaults
                 rows = described(broker.dynamic)
-            elif resource.resource_type in (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
+            elif resource.resource_type == GROUP_RESOURCE:
+                _check_group(resource.resource_name)
+                rows = described_group_settings(broker.dynamic, broker.group_settings.changed(resource.resource_name))
+            elif resource.resource_type in (CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
                 rows = []
             else:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings")
@@ -73,8 +81,13 @@ def _check_broker(broker: BrokerServer, name: str) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, f"this is broker {broker.node_id}, not {name}")
 
 
+def _check_group(group_id: str) -> None:
+    if not group_id:
+        raise Refused(ErrorCode.INVALID_REQUEST, "a group has a name")
+
+
 def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
-    """Replace all of a topic's or a broker's own settings."""
+    """Replace all settings of its own that a topic, a group or a broker has."""
     responses = []
     for resource in request.resources:
         response = AlterConfigsResponse.AlterConfigsResourceResponse(
@@ -97,7 +110,7 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
 def incremental_alter_configs(
     broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call
 ) -> IncrementalAlterConfigsResponse:
-    """Change some of a topic's or a broker's own settings."""
+    """Change some of the settings that a topic, a group or a broker has of its own."""
     responses = []
     for resource in request.resources:
         response = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
@@ -125,6 +138,10 @@ def _present(broker: BrokerServer, resource: Any) -> tuple[Table, dict[str, str]
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
         return BROKER, dict(broker.dynamic.changed(resource.resource_name)), broker.settings
+    if resource.resource_type == GROUP_RESOURCE:
+        _check_group(resource.resource_name)
+        own = broker.group_settings
+        return GROUP, dict(own.changed(resource.resource_name)), own.values(resource.resource_name, broker.settings)
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
 
 
@@ -132,6 +149,11 @@ def _configure(broker: BrokerServer, resource: Any, overrides: dict[str, str], *
     if resource.resource_type == TOPIC_RESOURCE:
         topic = broker.topics.get(resource.resource_name)
         broker.topics.configure(topic, overrides, validate_only=validate_only)
+        return
+    if resource.resource_type == GROUP_RESOURCE:
+        group_id = resource.resource_name
+        broker.group_settings.replace(group_id, overrides, broker.settings, validate_only=validate_only)
+        broker.groups.configure(group_id)
         return
     broker.dynamic.replace(resource.resource_name, overrides, validate_only=validate_only)
     broker.settings = broker.dynamic.values
@@ -178,4 +200,6 @@ def list_config_resources(
         found += [row(resource_name=name, resource_type=TOPIC_RESOURCE) for name in sorted(broker.topics.topics)]
     if BROKER_RESOURCE in wanted:
         found.append(row(resource_name=str(broker.node_id), resource_type=BROKER_RESOURCE))
+    if GROUP_RESOURCE in wanted:
+        found += [row(resource_name=name, resource_type=GROUP_RESOURCE) for name in sorted(broker.group_settings)]
     return ListConfigResourcesResponse(config_resources=found)
