@@ -1,0 +1,44 @@
+"""What is installed is what is used, and the README names our own settings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+
+from semel.config import BROKER
+from tests.support.requirements import CHECKOUT
+
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+
+
+def imported() -> set[str]:
+    found = set()
+    for path in (CHECKOUT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("requirement", PROJECT["project"]["dependencies"])
+def test_everything_that_is_installed_to_run_is_imported(requirement: str) -> None:
+    name = re.match(r"[\w.-]+", requirement)
+    assert name is not None
+    assert name.group().replace("-", "_") in imported()
+
+
+def test_the_package_says_that_it_is_typed_and_ships_what_it_names() -> None:
+    package = CHECKOUT / "src" / "semel"
+    for pattern in PROJECT["tool"]["setuptools"]["package-data"]["semel"]:
+        assert list(package.glob(pattern)), f"nothing matches {pattern}"
+    assert (package / "py.typed").exists()
+
+
+def test_the_readme_names_every_setting_of_our_own() -> None:
+    named = set(re.findall(r"`(semel\.[a-z.]+)`", (CHECKOUT / "README.md").read_text()))
+    assert {row.name for row in BROKER if row.name.startswith("semel.")} <= named
