@@ -44,8 +44,8 @@ def consume_all(server: Server, topic: str, records: int) -> float:
         "group.id": "bench",
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
-        # With a full queue librdkafka stops fetching for a whole second, and the faster the broker, the more of the time
-        # would be that second.
+        # With a full queue librdkafka stops fetching for a whole second, and the faster the broker, the more of the
+        # time would be that second.
         "fetch.queue.backoff.ms": 1,
     }
     consumer = Consumer(settings)
