@@ -6,12 +6,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.testing.fault_proxy import Cut, Delay, FaultProxy, Mute, Swallow, Way, every, nth_only
+from semel.testing.fault_proxy import Cut, Delay, FaultProxy, Mute, Swallow, Way, nth_only
 from semel.wire.apis import ApiKey
-from tests.support import java_tools
 from tests.support.reading import read_all
-
-RECORDS = 100_000
 
 
 def create(bootstrap_servers: str, topic: str) -> None:
@@ -56,26 +53,3 @@ def test_a_lost_or_late_message_costs_a_retry_and_nothing_else(semel_broker, fau
         produce(proxy.bootstrap_servers, "t", 10, **{"socket.timeout.ms": 1000, "retry.backoff.ms": 10})
         assert proxy.faults == {type(fault).__name__: 1}
     assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(10)]
-
-
-def test_librdkafka_retries_with_five_in_flight_leave_no_duplicate_no_loss_and_the_order(semel_broker) -> None:
-    create(semel_broker.bootstrap_servers, "t")
-    with FaultProxy(semel_broker.bootstrap_servers, every(11, ApiKey.PRODUCE, Cut())) as proxy:
-        settings = {"retry.backoff.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 10}
-        produce(proxy.bootstrap_servers, "t", RECORDS, **settings, **{"batch.num.messages": 500, "linger.ms": 1})
-        assert proxy.faults["Cut"] >= 10
-    assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]
-
-
-@pytest.mark.java
-@pytest.mark.usefixtures("kafka_jars")
-def test_java_retries_with_five_in_flight_leave_no_duplicate_no_loss_and_the_order(semel_broker, tmp_path) -> None:
-    create(semel_broker.bootstrap_servers, "t")
-    config = tmp_path / "producer.properties"
-    config.write_text("retries=2147483647\nenable.idempotence=true\nbatch.size=4096\nretry.backoff.ms=5\nreconnect.backoff.ms=1\nreconnect.backoff.max.ms=10\n")
-    with FaultProxy(semel_broker.bootstrap_servers, every(11, ApiKey.PRODUCE, Cut())) as proxy:
-        where = ("--bootstrap-server", proxy.bootstrap_servers, "--topic", "t", "--command-config", config)
-        done = java_tools.run("verifiable-producer", *where, "--max-messages", RECORDS, "--throughput", -1)
-        assert f'"acked":{RECORDS}' in done.stdout
-        assert proxy.faults["Cut"] >= 10
-    assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(RECORDS)]
