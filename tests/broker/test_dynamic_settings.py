@@ -108,6 +108,10 @@ def test_settings_that_need_a_restart_say_that_they_are_read_only(running: Raw) 
     assert not described(running, "log.cleaner.backoff.ms").read_only
 
 
+def test_a_throttle_that_tools_take_back_after_a_reassignment_was_never_needed(running: Raw) -> None:
+    assert change(running, "leader.replication.throttled.rate", None, DELETE).error_code == ErrorCode.NONE
+
+
 def test_nothing_holds_that_was_only_validated(running: Raw) -> None:
     assert change(running, "log.segment.bytes", "5000", validate_only=True).error_code == ErrorCode.NONE
     assert described(running, "log.segment.bytes").config_source == FROM_DEFAULT

@@ -23,6 +23,10 @@ DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not N
     "max.connections",
     "max.connections.per.ip",
     "producer.id.expiration.ms",
+    # Nothing is ever replicated or moved here; tools that verify a reassignment take these back afterwards.
+    "follower.replication.throttled.rate",
+    "leader.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
 }
 _STORE_ENTRY = "broker-settings"
 
