@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import ErrorCode
+from semel.wire.messages.admin import ElectLeadersRequest
 from semel.wire.messages.fetch import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from tests.broker.raw import Raw, batch
 
@@ -27,3 +28,12 @@ def test_the_end_of_an_epoch_is_told_to_a_client_that_calls_itself_a_replica(raw
     asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=topic, partitions=[row])
     answer = raw.ask(OffsetForLeaderEpochRequest(replica_id=7, topics=[asked])).topics[0].partitions[0]
     assert (answer.error_code, answer.end_offset) == (ErrorCode.NONE, 2)
+
+
+def test_a_leader_that_leads_already_is_not_elected(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    rows = [ElectLeadersRequest.TopicPartitions(topic=name, partitions=[0]) for name in (topic, "nowhere")]
+    found = raw.ask(ElectLeadersRequest(topic_partitions=rows)).replica_election_results
+    codes = [row.partition_result[0].error_code for row in found]
+    assert codes == [ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert raw.ask(ElectLeadersRequest(topic_partitions=None)).replica_election_results == []

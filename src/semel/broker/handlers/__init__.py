@@ -24,6 +24,7 @@ SERVED: dict[ApiKey, tuple[str, str]] = {
     ApiKey.CREATE_PARTITIONS: ("topics", "create_partitions"),
     ApiKey.DELETE_RECORDS: ("topics", "delete_records"),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: ("topics", "list_partition_reassignments"),
+    ApiKey.ELECT_LEADERS: ("topics", "elect_leaders"),
     ApiKey.DESCRIBE_CONFIGS: ("configs", "describe_configs"),
     ApiKey.ALTER_CONFIGS: ("configs", "alter_configs"),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: ("configs", "incremental_alter_configs"),

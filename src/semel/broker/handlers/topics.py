@@ -1,4 +1,4 @@
-"""Topics: create, delete, grow, and delete records from their beginning."""
+"""Topics: create, delete, grow, delete records from their beginning, and who leads and holds them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from semel.wire.messages.admin import (
     DeleteRecordsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
@@ -167,3 +169,21 @@ def list_partition_reassignments(
 ) -> ListPartitionReassignmentsResponse:
     """With one broker nothing is ever on the move; tools ask before they describe a topic."""
     return ListPartitionReassignmentsResponse(error_message=None)
+
+
+def elect_leaders(broker: BrokerServer, request: ElectLeadersRequest, call: Call) -> ElectLeadersResponse:
+    """This broker leads every partition already. Asked about all of them, there is none to tell about."""
+    results = []
+    for row in request.topic_partitions or ():
+        answers = []
+        for index in row.partitions:
+            answer = ElectLeadersResponse.PartitionResult(partition_id=index)
+            answers.append(answer)
+            try:
+                broker.topics.partition(row.topic, index)
+                answer.error_code = ErrorCode.ELECTION_NOT_NEEDED
+                answer.error_message = f"{broker.node_id} leads the partition"
+            except Refused as error:
+                answer.error_code, answer.error_message = error.code, error.why
+        results.append(ElectLeadersResponse.ReplicaElectionResult(topic=row.topic, partition_result=answers))
+    return ElectLeadersResponse(replica_election_results=results)
