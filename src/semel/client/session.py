@@ -142,7 +142,8 @@ class AsyncTransactSession:
 class TransactSession(Face):
     """The exactly-once loop: read a batch, send what follows from it, and both count together or not at all.
 
-    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    >>> import semel
+    >>> with semel.Producer({"bootstrap.servers": broker}) as producer:
     ...     _ = producer.send("numbers", "21").result()
     >>> config = {"bootstrap.servers": broker, "group.id": "doublers", "transactional.id": "doubler-1"}
     >>> with TransactSession({**config, "auto.offset.reset": "earliest"}) as session:
