@@ -16,11 +16,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.testing.history import Operation, Poll, Seen, Send, judge
+from semel.testing.history import judge
 from tests.support import java_tools
 from tests.support.dump_log import complaints
 from tests.support.processes import BrokerProcess, Process
 from tests.support.reading import read_all
+from tests.support.stored_transactions import TimedPoll, history, stored_transactions, timed_poll
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.java, pytest.mark.usefixtures("kafka_jars")]
@@ -66,14 +67,14 @@ class Chain:
 
 
 class Watcher:
-    """A read_committed consumer of the last topic, reading through all of it; its history is what it saw, in order."""
+    """A read_committed consumer of the last topic, reading through all of it; `polls` are what it saw, in order."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "watcher", "enable.auto.commit": False}
         quick = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "log_level": 0}
         self.consumer = Consumer({**settings, **quick, "isolation.level": "read_committed"})
         self.consumer.assign([TopicPartition(f"stage-{STAGES}", 0, 0)])
-        self.history: list[Operation] = []
+        self.polls: list[TimedPoll] = []
         self.seen = 0
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._watch)
@@ -83,8 +84,7 @@ class Watcher:
         while not self.stop.is_set():
             messages = [one for one in self.consumer.consume(1000, timeout=0.1) if one.error() is None]
             if messages:
-                seen = (Seen(one.topic(), one.partition(), one.offset(), one.value()) for one in messages)
-                self.history.append(Poll("watcher", tuple(seen)))
+                self.polls.append(timed_poll(messages))
                 self.seen += len(messages)
 
     def close(self) -> None:
@@ -130,8 +130,9 @@ def survive(directory: Path, *, records: int, for_s: float, every_s: tuple[float
             watcher.close()
         assert kills > 3
         assert read_all(broker.bootstrap_servers, f"stage-{STAGES}") == wanted
-        sends: list[Operation] = [Send("chain", f"stage-{STAGES}", 0, value) for value in wanted]
-        assert judge([*sends, *watcher.history], at_rest=True) == []
+        transactions = stored_transactions(broker.bootstrap_servers, f"stage-{STAGES}")
+        assert any(one.committed is False for one in transactions), "none was aborted: nothing was shown"
+        assert judge(history(transactions, watcher.polls, in_order=wanted), at_rest=True) == []
         assert broker.stop() == 0
     assert complaints(directory) == []
 

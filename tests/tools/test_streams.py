@@ -10,9 +10,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from semel.testing.history import judge
 from tests.support import java_tools
 from tests.support.processes import Process
 from tests.support.requirements import kafka_libs
+from tests.support.stored_transactions import TimedPoll, history, stored_transactions, timed_poll
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
@@ -37,9 +39,12 @@ class Output:
         self.consumer = Consumer({**settings, "isolation.level": "read_committed"})
         self.consumer.assign([TopicPartition("output", partition, 0) for partition in range(PARTITIONS)])
         self.counts: dict[bytes, list[int]] = defaultdict(list)
+        self.polls: list[TimedPoll] = []
 
     def total(self) -> int:
-        for message in self.consumer.consume(10_000, timeout=0.1):
+        messages = self.consumer.consume(10_000, timeout=0.1)
+        self.polls.append(timed_poll(messages))
+        for message in messages:
             assert message.error() is None, message.error()
             self.counts[message.key()].append(int(message.value()))
         return sum(map(len, self.counts.values()))
@@ -79,4 +84,10 @@ def test_a_streams_application_killed_twice_counts_each_record_once(broker, tmp_
         if application is not None:
             application.close()
         output.consumer.close()
+    transactions = [
+        one
+        for partition in range(PARTITIONS)
+        for one in stored_transactions(broker.bootstrap_servers, "output", partition)
+    ]
+    assert judge(history(transactions, output.polls), at_rest=True) == []
     assert output.counts == {key: list(range(1, count + 1)) for key, count in sent.items()}
