@@ -14,6 +14,7 @@ from semel.config import ConfigError
 from semel.errors import (
     AbortTransaction,
     CommitFailed,
+    KafkaError,
     Misuse,
     ProducerFenced,
     RecordTooLarge,
@@ -21,9 +22,11 @@ from semel.errors import (
     UnsupportedVersion,
 )
 from semel.machines.contract import ProducerIdentity
+from semel.machines.sender import Sender
 from semel.machines.transaction_manager import GroupMetadata
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
 from semel.wire.apis import ApiKey
+from tests.support.waiting import until
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -336,6 +339,31 @@ def test_a_callback_hears_of_the_delivery(session_broker: Broker, name: str) -> 
         delivery.result(30)
         producer.flush()
     assert heard == [0]
+
+
+def test_a_callback_that_fails_does_not_stop_the_sending(session_broker: Broker, name: str) -> None:
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+        delivery = producer.send(name, "x")
+        delivery.add_done_callback(lambda d: 1 // 0)
+        delivery.result(30)
+        assert producer.send(name, "y").result(30).offset == 1
+
+
+def test_whoever_waits_hears_of_an_error_nobody_foresaw(
+    session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+        producer.send(name, "x").result(30)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Sender, "poll", broken)
+        delivery = producer.send(name, "y")
+        with pytest.raises(KafkaError, match="ZeroDivisionError"):
+            delivery.result(30)
+        with pytest.raises(ZeroDivisionError):
+            until(lambda: producer.send(name, "z"), what="never")
 
 
 def test_brokers_that_cannot_be_reached_are_named_when_max_block_ms_has_passed(name: str) -> None:

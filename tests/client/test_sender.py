@@ -327,6 +327,7 @@ class ModelBroker:
 Fault = st.sampled_from(["none"] * 4 + ["request lost", "answer lost", "refused for now", "answer late"])
 
 
+@pytest.mark.timeout(240)
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.DataObject) -> None:
@@ -377,6 +378,7 @@ def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.
     assert manager.identity == ProducerIdentity(7, 0), "nothing here asks for a new epoch"
 
 
+@pytest.mark.timeout(240)
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_acknowledged_is_there(

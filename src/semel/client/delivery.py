@@ -7,6 +7,7 @@ for waiting until somebody waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut
 from semel.machines.accumulator import ProducerBatch
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,18 @@ class Delivery:
         return None
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(delivery)` once done, in the producer's own thread: it must not block."""
-        self._deliveries.when_done(self._batch, lambda: callback(self))
+        """Call `callback(delivery)` once done, in the producer's own thread: it must not block.
+
+        What it raises is logged and goes no further: sending must not end because a listener failed.
+        """
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("the callback of %r failed", self)
+
+        self._deliveries.when_done(self._batch, call)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         yield from self._deliveries.wait_async(self._batch).__await__()

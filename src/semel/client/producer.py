@@ -346,6 +346,7 @@ class AsyncProducer:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 while not reached():
+                    self._sending.check_running()
                     await self._sending.changed()
         except TimeoutError:
             raise RequestTimedOut(

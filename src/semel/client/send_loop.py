@@ -68,6 +68,7 @@ class SendLoop:
         self._wake_asked = False
         self._change: asyncio.Future[None] = self._loop.create_future()
         self._runner = self._loop.create_task(self._run())
+        self._runner.add_done_callback(self._on_end)
 
     def wake(self) -> None:
         """There is something new to do. On the loop only."""
@@ -88,16 +89,27 @@ class SendLoop:
         if self._runner.done() and not self._runner.cancelled():
             self._runner.result()
 
+    def _on_end(self, runner: asyncio.Task[None]) -> None:
+        """The task ended by an error nobody foresaw: whoever waits for a delivery hears of it."""
+        failure = None if runner.cancelled() else runner.exception()
+        if failure is None:
+            return
+        self._fail_all(error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer itself failed: {failure!r}"))
+        self._note_change()
+
+    def _fail_all(self, error: KafkaError) -> None:
+        with self.lock:
+            self.sender.give_up(error, sent_too=True)
+            finished = self.sender.finished()
+        self.deliveries.announce(finished)
+
     async def stop(self) -> None:
         """Stop sending; whatever is not delivered by now has failed."""
         self._runner.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(self._runner, *self._tasks, return_exceptions=True)
-        with self.lock:
-            self.sender.give_up(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer was closed"), sent_too=True)
-            finished = self.sender.finished()
-        self.deliveries.announce(finished)
+        self._fail_all(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer was closed"))
 
     async def _run(self) -> None:
         while True:
