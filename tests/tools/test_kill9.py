@@ -13,8 +13,9 @@ from semel.testing.history import Outcome, Poll, Seen, Send, judge
 from tests.support.dump_log import complaints
 from tests.support.processes import BrokerProcess
 from tests.support.reading import read_all
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(180), pytest.mark.usefixtures("kafka_jars")]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(300), pytest.mark.usefixtures("kafka_jars")]
 
 ROUNDS = 20
 PARTITIONS = 3
@@ -38,6 +39,8 @@ class Load:
             }
         )
         self.sends: list[Send] = []
+        #: How many sends were answered when the broker was started last.
+        self.acknowledged_before = 0
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._send)
         self.thread.start()
@@ -58,6 +61,10 @@ class Load:
             Send("producer", message.topic(), message.partition(), message.value(), message.offset(), outcome)
         )
 
+    def has_gone_on(self) -> bool:
+        """Whether an answer came since the last start of the broker."""
+        return len(self.sends) > self.acknowledged_before
+
     def finish(self) -> list[Send]:
         self.stop.set()
         self.thread.join()
@@ -74,10 +81,19 @@ def test_twenty_kills_under_load_lose_nothing_double_nothing_and_leave_sound_fil
         load = Load(broker.bootstrap_servers)
         wait = threading.Event()
         try:
-            for _ in range(ROUNDS):
+            for number in range(ROUNDS):
+                if number % 4 == 3:
+                    # One more, which may come before clients are back.
+                    wait.wait(chance.uniform(0.0, 0.3))
+                    broker.kill9()
+                    broker.start()
+                    load.acknowledged_before = len(load.sends)
+                # A kill before the producer has found the broker again would not be one under load.
+                until(load.has_gone_on, within_s=20, what="an answer of the broker that was started again")
                 wait.wait(chance.uniform(0.05, 0.6))  # the moment of the kill is the random input of this test
                 broker.kill9()
                 broker.start()
+                load.acknowledged_before = len(load.sends)
         finally:
             sends = load.finish()
         assert all(send.outcome is Outcome.OK for send in sends)
