@@ -429,7 +429,7 @@ BROKER = Table(
         Setting("group.min.session.timeout.ms", "int", 6000, "The shortest session timeout a member may ask for.", 1),
         Setting("group.max.session.timeout.ms", "int", 1800000, "The longest session timeout a member may ask for.", 1),
         Setting("group.max.size", "int", INT32_MAX, "The most members of a group.", 1),
-        Setting("group.coordinator.rebalance.protocols", "list", ("classic", "consumer", "streams"),
+        Setting("group.coordinator.rebalance.protocols", "list", ("classic", "consumer"),
                 "Group protocols served.", choices=("classic", "consumer", "streams", "share")),
         Setting("group.consumer.session.timeout.ms", "int", 45000, "Session timeout under the consumer protocol.", 1),
         Setting("group.consumer.min.session.timeout.ms", "int", 45000,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.embedded import Broker
+from semel.broker.metrics import render
 from semel.errors import ErrorCode
 from tests.broker.raw import Raw, batch
 from tests.support.waiting import until
@@ -35,6 +36,7 @@ def test_a_damaged_partition_is_offline_and_the_others_are_served(tmp_path: Path
             assert raw.produce("t", batch(), partition=0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
             assert raw.fetch("t", partition=0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
             assert raw.produce("t", batch(), partition=1).error_code == 0
+            assert "offlinepartitionscount 1" in render(broker.server)
         assert path.read_bytes() == harmed
         assert not mark.exists()
     path.write_bytes(whole)

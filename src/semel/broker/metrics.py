@@ -85,12 +85,15 @@ def render(broker: BrokerServer) -> str:
     sizes: list[tuple[str, float]] = []
     ends: list[tuple[str, float]] = []
     starts: list[tuple[str, float]] = []
+    stable_lags: list[tuple[str, float]] = []
     for partition in broker.topics.all_partitions():
         log = partition.opened
         if log is None:
+            offline += partition.offline is not None
             continue
         offline += bool(log.failed)
         labels = f'{{topic="{partition.topic.name}",partition="{partition.index}"}}'
+        stable_lags.append((labels, log.high_watermark - log.last_stable_offset))
         sizes.append((labels, log.size_bytes))
         ends.append((labels, log.end_offset))
         starts.append((labels, log.log_start_offset))
@@ -98,4 +101,10 @@ def render(broker: BrokerServer) -> str:
     row("kafka_log_log_size", "gauge", "Bytes of the log.", *sizes)
     row("kafka_log_log_logendoffset", "gauge", "Next offset.", *ends)
     row("kafka_log_log_logstartoffset", "gauge", "First offset.", *starts)
+    row(
+        "kafka_cluster_partition_laststableoffsetlag",
+        "gauge",
+        "Offsets that read_committed readers wait for: an open transaction holds them back.",
+        *stable_lags,
+    )
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from semel.cli.output import show
 from semel.log.inspection import Inspection, inspect
 
 _WIDEST = 60
+_NOT_OF_A_LOG = {".lock", ".metadata", ".kafka_cleanshutdown", "meta.properties"}
 
 
 @click.group()
@@ -27,7 +28,7 @@ def log() -> None:
 @click.pass_context
 def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json: bool) -> None:
     """Print and verify files of a log: batches, indexes, producer state, checkpoints. A directory stands for all of
-    its files. Ends with 1 when something is wrong."""
+    its files, a broker's data directory for those of all partitions. Ends with 1 when something is wrong."""
     inspections = [inspect(str(path), records=records) for path in _expanded(files)]
     if as_json:
         click.echo(json.dumps([asdict(inspection) for inspection in inspections], indent=2, default=str))
@@ -39,13 +40,22 @@ def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json
 
 
 def _expanded(files: Sequence[Path]) -> list[Path]:
+    """A directory stands for its files and, as a broker's data directory, for those of its partitions."""
     expanded: list[Path] = []
     for path in files:
         if path.is_dir():
-            expanded.extend(sorted(inner for inner in path.iterdir() if inner.is_file()))
+            inner = sorted(path.iterdir())
+            expanded.extend(file for file in inner if file.is_file() and not _beside_the_logs(file.name))
+            folders = [folder for folder in inner if folder.is_dir() and not _beside_the_logs(folder.name)]
+            expanded.extend(_expanded(folders))
         else:
             expanded.append(path)
     return expanded
+
+
+def _beside_the_logs(name: str) -> bool:
+    """Files a broker keeps beside its logs, and those of segments on their way out: nothing to verify in either."""
+    return name in _NOT_OF_A_LOG or name.endswith((".deleted", ".cleaned", ".swap"))
 
 
 def _print(inspection: Inspection) -> None:
