@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from semel.client.blocking import Admin as Admin
     from semel.client.blocking import Consumer as Consumer
     from semel.client.blocking import Producer as Producer
+    from semel.client.session import TransactSession as TransactSession
     from semel.machines.contract import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
@@ -32,9 +33,10 @@ _WHERE = {
     "NewTopic": "semel.client.admin_values",
     "Producer": "semel.client.blocking",
     "TopicPartition": "semel.machines.contract",
+    "TransactSession": "semel.client.session",
 }
 
-__all__ = ["Admin", "Broker", "Consumer", "NewTopic", "Producer", "TopicPartition", "__version__"]
+__all__ = ["Admin", "Broker", "Consumer", "NewTopic", "Producer", "TopicPartition", "TransactSession", "__version__"]
 
 
 def __getattr__(name: str) -> object:
