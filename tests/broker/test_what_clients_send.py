@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import ErrorCode
-from semel.wire.messages.admin import ElectLeadersRequest
+from semel.wire.messages.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from semel.wire.messages.fetch import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from tests.broker.raw import Raw, batch
 
@@ -37,3 +37,25 @@ def test_a_leader_that_leads_already_is_not_elected(raw: Raw, topic: str) -> Non
     codes = [row.partition_result[0].error_code for row in found]
     assert codes == [ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert raw.ask(ElectLeadersRequest(topic_partitions=None)).replica_election_results == []
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_partition_can_be_moved_only_to_where_it_is(raw: Raw, topic: str, version: int) -> None:
+    raw.create(topic, partitions=4)
+
+    def moved(name: str, *replicas: list[int] | None) -> list[int]:
+        rows = [
+            AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=index, replicas=one)
+            for index, one in enumerate(replicas)
+        ]
+        asked = AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=rows)
+        answer = raw.ask(AlterPartitionReassignmentsRequest(topics=[asked]), version)
+        return [row.error_code for row in answer.responses[0].partitions]
+
+    assert moved(topic, [1], [2], [1, 2], None) == [
+        ErrorCode.NONE,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+    ]
+    assert moved("nowhere", [1]) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]

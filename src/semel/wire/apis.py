@@ -51,6 +51,7 @@ class ApiKey(IntEnum):
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
@@ -142,6 +143,7 @@ APIS: dict[int, Api] = {
         Api("DeleteGroups", "groups", ApiKey.DELETE_GROUPS, "0-2", 2),
         Api("ElectLeaders", "admin", ApiKey.ELECT_LEADERS, "0-2", 2),
         Api("IncrementalAlterConfigs", "configs", ApiKey.INCREMENTAL_ALTER_CONFIGS, "0-1", 1),
+        Api("AlterPartitionReassignments", "admin", ApiKey.ALTER_PARTITION_REASSIGNMENTS, "0-1", 0),
         Api("ListPartitionReassignments", "admin", ApiKey.LIST_PARTITION_REASSIGNMENTS, "0", 0),
         Api("OffsetDelete", "offsets", ApiKey.OFFSET_DELETE, "0", None),
         Api("DescribeClientQuotas", "configs", ApiKey.DESCRIBE_CLIENT_QUOTAS, "0-1", 1),

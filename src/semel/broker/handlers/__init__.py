@@ -23,6 +23,7 @@ SERVED: dict[ApiKey, tuple[str, str]] = {
     ApiKey.DELETE_TOPICS: ("topics", "delete_topics"),
     ApiKey.CREATE_PARTITIONS: ("topics", "create_partitions"),
     ApiKey.DELETE_RECORDS: ("topics", "delete_records"),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: ("topics", "alter_partition_reassignments"),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: ("topics", "list_partition_reassignments"),
     ApiKey.ELECT_LEADERS: ("topics", "elect_leaders"),
     ApiKey.DESCRIBE_CONFIGS: ("configs", "describe_configs"),

@@ -8,6 +8,8 @@ from semel.broker.configs import described_topic_settings
 from semel.broker.handlers.metadata import NO_ID
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -162,6 +164,36 @@ def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Ca
                 answer.error_code, answer.low_watermark = error.code, -1
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=row.name, partitions=answers))
     return DeleteRecordsResponse(topics=topics)
+
+
+def alter_partition_reassignments(
+    broker: BrokerServer, request: AlterPartitionReassignmentsRequest, call: Call
+) -> AlterPartitionReassignmentsResponse:
+    """A partition may be moved to where it is, which is done at once."""
+    responses = []
+    for row in request.topics:
+        answers = []
+        for asked in row.partitions:
+            answer = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+                partition_index=asked.partition_index, error_message=None
+            )
+            answers.append(answer)
+            try:
+                broker.topics.partition(row.name, asked.partition_index)
+                if asked.replicas is None:
+                    raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "the partition is not being moved")
+                if list(asked.replicas) != [broker.node_id]:
+                    raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
+            except Refused as error:
+                answer.error_code, answer.error_message = error.code, error.why
+        responses.append(
+            AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=row.name, partitions=answers)
+        )
+    return AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_message=None,
+        responses=responses,
+    )
 
 
 def list_partition_reassignments(

@@ -201,6 +201,47 @@ class DescribeLogDirsResponse:
     results: list[DescribeLogDirsResult] = field(list)
 
 
+@message(key=45, versions="0-1", flexible=0)
+class AlterPartitionReassignmentsRequest:
+    """Move these partitions to other brokers; null replicas cancel a move."""
+
+    @struct
+    class ReassignablePartition:
+        partition_index: Int32 = 0
+        replicas: list[Int32] | None = None
+
+    @struct
+    class ReassignableTopic:
+        name: String = ""
+        partitions: list[AlterPartitionReassignmentsRequest.ReassignablePartition] = field(list)
+
+    timeout_ms: Int32 = 60_000
+    allow_replication_factor_change: Bool = field(True, since=1)
+    topics: list[ReassignableTopic] = field(list)
+
+
+@message(key=45, versions="0-1", flexible=0)
+class AlterPartitionReassignmentsResponse:
+    """What became of each move."""
+
+    @struct
+    class ReassignablePartitionResponse:
+        partition_index: Int32 = 0
+        error_code: Int16 = 0
+        error_message: String | None = ""
+
+    @struct
+    class ReassignableTopicResponse:
+        name: String = ""
+        partitions: list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse] = field(list)
+
+    throttle_time_ms: Int32 = 0
+    allow_replication_factor_change: Bool = field(True, since=1)
+    error_code: Int16 = 0
+    error_message: String | None = ""
+    responses: list[ReassignableTopicResponse] = field(list)
+
+
 @message(key=46, versions="0", flexible=0)
 class ListPartitionReassignmentsRequest:
     """Which of these partitions are moving between brokers?"""
