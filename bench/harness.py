@@ -179,6 +179,8 @@ def machine() -> dict[str, str]:
         "kafka": "Apache Kafka 4.3.1, KRaft, one node, -Xmx1G",
         "cpu": f"{model}, {len(os.sched_getaffinity(0))} cores",
         "memory": f"{memory:.1f} GiB",
+        # More than the bench itself puts on the machine means that it was not alone, and its figures say less.
+        "load average": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": sys.version.split()[0],
         "java": java[0] if java else "unknown",
