@@ -188,14 +188,18 @@ def machine() -> dict[str, str]:
     }
 
 
+def readable(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.3g}"
+
+
 def table(outcomes: list[Outcome]) -> str:
     """The figures as a Markdown table."""
     lines = ["| measured | unit | Semel | Kafka | ratio | goal | |", "|---|---|--:|--:|--:|--:|---|"]
     for outcome in outcomes:
         row = outcome.row
-        kafka = f"{statistics.median(outcome.kafka):,.4g}" if outcome.kafka else ""
+        kafka = readable(statistics.median(outcome.kafka)) if outcome.kafka else ""
         ratio = "" if row.alone else f"{outcome.figure:.3g}x"
-        semel = f"{statistics.median(outcome.semel):,.4g}"
+        semel = readable(statistics.median(outcome.semel))
         verdict = "met" if outcome.met else "**missed**"
         lines.append(f"| {row.name} | {row.unit} | {semel} | {kafka} | {ratio} | {row.goal_text} | {verdict} |")
     return "\n".join(lines)

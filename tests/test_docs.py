@@ -81,6 +81,12 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
 
 
+def test_the_figures_of_the_readme_are_the_ones_that_were_measured() -> None:
+    measured = (CHECKOUT / "bench" / "results" / "all.md").read_text()
+    shown = README.partition("<!-- figures: begin -->")[2].partition("<!-- figures: end -->")[0]
+    assert re.findall(r"^\|.*", shown, re.MULTILINE) == re.findall(r"^\|.*", measured, re.MULTILINE)
+
+
 def test_every_room_on_the_map_exists_and_every_room_is_on_the_map() -> None:
     drawn = (CHECKOUT / "docs" / "architecture.md").read_text().split("```")[1]
     named = set(re.findall(r"^  (\w+)/", drawn, re.MULTILINE))
