@@ -29,8 +29,14 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
 pytest: setup java kafka
+ifeq ($(TESTS),)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/spark
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark
+else
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+endif
 
 bench: setup java kafka
 	$(BIN)/python -m bench $(BENCH)
