@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from semel.errors import ErrorCode
 from semel.machines.classic_group import ClassicGroup
-from semel.machines.committed_offsets import CommittedOffsets
+from semel.machines.committed_offsets import NO_EXPIRY, NO_TOPIC_ID, CommittedOffset, CommittedOffsets
 from semel.machines.group_coordinator import GroupSettings, TopicInfo
 from semel.wire import encode
 from semel.wire.messages.offsets import OffsetDeleteRequest, OffsetFetchRequest
@@ -414,12 +414,12 @@ def late_marker() -> None:
 
 def _visible_at_once(self: CommittedOffsets, *place: Any) -> None:
     *key, offset, _ = place
-    self._committed.setdefault(key[1], {})[(key[2], key[3])] = offset
+    self._commit(key[1], (key[2], key[3]), offset)
 
 
 def _last_marker_wins(self: CommittedOffsets, state_partition: int, producer_id: int, *, commit: bool) -> None:
     for (group_id, topic, partition), offset in self._pending.pop((state_partition, producer_id)).items():
-        self._committed.setdefault(group_id, {})[(topic, partition)] = offset
+        self._commit(group_id, (topic, partition), offset)
 
 
 def invisible_until_marker() -> None:
@@ -467,3 +467,40 @@ def test_newer_subscriptions_than_we_know_are_read_as_the_newest_we_do(host: Hos
     members, generation = host.stable_group(1, protocols=[("range", newer)])
     host.commit(member_id=members[0], generation=generation)
     assert delete(host) == (ErrorCode.NONE, ErrorCode.NONE)
+
+
+def test_an_offset_is_the_same_after_it_was_packed() -> None:
+    for offset in (
+        CommittedOffset(2**63 - 1, -1, "", 1, NO_EXPIRY, NO_TOPIC_ID, 1),
+        CommittedOffset(0, 2**31 - 1, "wo ich war: å\U0001f600", 2**60, 2**61, uuid4(), 2**62),
+    ):
+        assert CommittedOffset.unpacked(offset.packed()) == offset
+
+
+def test_a_group_keeps_each_of_its_places_whether_one_or_many() -> None:
+    offsets = CommittedOffsets()
+
+    def commit(partition: int, position: int) -> None:
+        offset = CommittedOffset(position, -1, "", 1, NO_EXPIRY, NO_TOPIC_ID, 0)
+        offsets.replay(0, "group", "orders", partition, offset, -1)
+
+    def kept() -> dict[int, int]:
+        assert len(offsets) == len(offsets.places("group"))
+        return {partition: offset.offset for (_, partition), offset in offsets.of_group("group").items()}
+
+    assert kept() == {}
+    commit(0, 10)
+    commit(0, 11)
+    assert kept() == {0: 11} and offsets.committed("group", "orders", 1) is None
+    commit(1, 20)
+    commit(0, 12)
+    assert kept() == {0: 12, 1: 20}
+    offsets.replay_tombstone(0, "group", "orders", 0)
+    assert kept() == {1: 20}
+    offsets.replay_tombstone(0, "group", "orders", 1)
+    assert kept() == {}
+    commit(1, 30)
+    offsets.replay_tombstone(0, "group", "orders", 0)
+    assert kept() == {1: 30}
+    offsets.replay_tombstone(0, "group", "orders", 1)
+    assert kept() == {}

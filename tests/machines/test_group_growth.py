@@ -10,7 +10,7 @@ from semel.machines.group_coordinator import GroupCoordinator, GroupSettings
 from tests.machines.group_host import TOPICS, Host
 
 GROUPS = 3_000
-MOST_BYTES_PER_GROUP = 1024
+MOST_BYTES_PER_GROUP = 640
 #: Generous: a slow machine that runs other tests beside this one must pass too.
 MOST_SECONDS = 2
 

@@ -161,7 +161,7 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
-        self.members: dict[str, ClassicMember] = {}
+        self.members: dict[str, ClassicMember] = _NOBODY
         self.static_members: dict[str, str] = _NOBODY
         #: Ids given out with MEMBER_ID_REQUIRED and not yet used, each with the time it is given up.
         self.pending_join: dict[str, int] = _NOBODY
@@ -217,6 +217,8 @@ class ClassicGroup:
             self.leader_id = member.member_id
         if member.group_instance_id is not None:
             self.static_members = {**self.static_members, member.group_instance_id: member.member_id}
+        if self.members is _NOBODY:
+            self.members = {}
         self.members[member.member_id] = member
         self.pending_join.pop(member.member_id, None)
 
@@ -226,6 +228,8 @@ class ClassicGroup:
 
     def remove(self, member_id: str) -> ClassicMember | None:
         member = self.members.pop(member_id, None)
+        if not self.members:
+            self.members = _NOBODY
         if member is not None and member.group_instance_id is not None:
             self.static_members.pop(member.group_instance_id, None)
         if self.leader_id == member_id:

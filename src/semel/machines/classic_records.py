@@ -60,16 +60,19 @@ def read_group(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
     group.protocol_type = intern(value.protocol_type) if value.protocol_type else None
     group.protocol_name = value.protocol and intern(value.protocol)
     group.leader_id = value.leader
-    for member in value.members:
-        group.members[member.member_id] = ClassicMember(
-            member.member_id,
-            member.group_instance_id,
-            member.client_id,
-            member.client_host,
-            member.rebalance_timeout if member.rebalance_timeout >= 0 else member.session_timeout,
-            member.session_timeout,
-            ((value.protocol or "", bytes(member.subscription)),),
-            bytes(member.assignment),
-        )
+    if value.members:
+        group.members = {
+            member.member_id: ClassicMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout if member.rebalance_timeout >= 0 else member.session_timeout,
+                member.session_timeout,
+                ((value.protocol or "", bytes(member.subscription)),),
+                bytes(member.assignment),
+            )
+            for member in value.members
+        }
     group.restore(State.STABLE if group.members else State.EMPTY)
     return group

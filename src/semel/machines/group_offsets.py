@@ -337,7 +337,7 @@ class GroupOffsets:
             yield from wanted
             return
         by_topic: dict[str, list[int]] = {}
-        for topic, partition in sorted(self._offsets.of_group(group_id)):
+        for topic, partition in sorted(self._offsets.places(group_id)):
             by_topic.setdefault(topic, []).append(partition)
         yield from by_topic.items()
 
@@ -395,7 +395,7 @@ class GroupOffsets:
 
     def tombstones(self, group_id: str) -> list[StateRecord]:
         """Everything the group committed, or is about to, forgotten."""
-        places = {*self._offsets.of_group(group_id), *self._offsets.pending_places(group_id)}
+        places = {*self._offsets.places(group_id), *self._offsets.pending_places(group_id)}
         return [self._tombstone(group_id, *place) for place in sorted(places)]
 
     def topic_tombstones(self, topics: set[str]) -> Iterator[tuple[str, list[StateRecord]]]:
