@@ -21,7 +21,8 @@ from semel.records.batch import (
     record_size_max,
     split,
 )
-from semel.records.layout import checksum
+from semel.records.building import build_pairs
+from semel.records.layout import TRANSACTIONAL, checksum
 from semel.records.markers import control_batch
 
 from .strategies import codecs, numbered, record_lists, records
@@ -267,3 +268,25 @@ def test_a_builder_takes_any_bytes_like_field() -> None:
     builder.append(bytearray(b"key"), memoryview(b"xvaluex")[1:-1], timestamp=NOW)
     (record,) = read_records(Batch.parse(builder.close()))
     assert (record.key, record.value) == (b"key", b"value")
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.binary(max_size=200), st.none() | st.binary(max_size=200)), min_size=1, max_size=5),
+    st.integers(0, 2**40),
+)
+def test_a_coordinators_batch_is_what_the_general_builder_makes(
+    pairs: list[tuple[bytes | None, bytes | None]], timestamp_ms: int
+) -> None:
+    assert build_pairs(pairs, timestamp_ms) == build(pairs, timestamp_ms=timestamp_ms)
+    owned = build_pairs(
+        pairs, timestamp_ms, producer_id=7, producer_epoch=3, attributes=TRANSACTIONAL, base_offset=9, leader_epoch=2
+    )
+    assert owned == build(
+        pairs,
+        timestamp_ms=timestamp_ms,
+        producer_id=7,
+        producer_epoch=3,
+        transactional=True,
+        base_offset=9,
+        leader_epoch=2,
+    )

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRecord
 from semel.records.batch import read_records, split
-from semel.records.building import build
+from semel.records.building import build_pairs
+from semel.records.layout import TRANSACTIONAL
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -155,9 +157,11 @@ class CoordinatorHost:
             self.reschedule()
             return decision.reply, True
         written = True
-        by_partition: dict[int, list[StateRecord]] = {}
-        for record in decision.records:
-            by_partition.setdefault(record.partition, []).append(record)
+        by_partition: dict[int, Sequence[StateRecord]]
+        if len(decision.records) == 1:
+            by_partition = {decision.records[0].partition: decision.records}
+        else:
+            by_partition = _by_partition(decision.records)
         reply = decision.reply
         for index, records in by_partition.items():
             try:
@@ -175,19 +179,19 @@ class CoordinatorHost:
         self.reschedule()
         return reply, written
 
-    def _append(self, index: int, records: list[StateRecord], producer: ProducerIdentity | None) -> None:
+    def _append(self, index: int, records: Sequence[StateRecord], producer: ProducerIdentity | None) -> None:
         now_ms = self.broker.now_ms()
         partition = self.broker.internal_topic(self.topic_name).partition(index)
-        pairs = [(record.key, record.value) for record in records]
+        pairs = [(key, value) for _, key, value in records]
         if producer is None:
-            data = build(pairs, timestamp_ms=now_ms)
+            data = build_pairs(pairs, now_ms)
         else:
-            data = build(
+            data = build_pairs(
                 pairs,
-                timestamp_ms=now_ms,
+                now_ms,
                 producer_id=producer.producer_id,
                 producer_epoch=producer.producer_epoch,
-                transactional=True,
+                attributes=TRANSACTIONAL,
             )
         partition.log.append_internal(data, now_ms)
         partition.changed()
@@ -224,6 +228,13 @@ class CoordinatorHost:
         """No more ticks."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _by_partition(records: tuple[StateRecord, ...]) -> dict[int, Sequence[StateRecord]]:
+    by_partition: dict[int, list[StateRecord]] = {}
+    for record in records:
+        by_partition.setdefault(record.partition, []).append(record)
+    return dict(by_partition)
 
 
 def _bytes(value: bytes | memoryview | None) -> bytes | None:

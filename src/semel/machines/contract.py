@@ -9,7 +9,7 @@ the stored records, so there is no second code path to go wrong.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Reply = TypeVar("Reply", covariant=True)
 
@@ -17,8 +17,7 @@ Reply = TypeVar("Reply", covariant=True)
 Token = int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPartition:
+class TopicPartition(NamedTuple):
     """A partition by name; sorts and hashes as the pair it is."""
 
     topic: str
@@ -28,16 +27,14 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerIdentity:
+class ProducerIdentity(NamedTuple):
     """Who writes: a producer id and the epoch that fences its predecessors."""
 
     producer_id: int
     producer_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateRecord:
+class StateRecord(NamedTuple):
     """One record of an internal topic; a `value` of None is a tombstone."""
 
     partition: int

@@ -33,7 +33,6 @@ from semel.machines.transaction_fencing import (
 from semel.machines.transaction_log_records import partition_for, record_of, tombstone_of, transactional_id_of
 from semel.machines.transaction_metadata import (
     EPOCH_BUMPING,
-    NO_PRODUCER_EPOCH,
     NO_TIMEOUT_MS,
     NewProducerId,
     TransactionMetadata,
@@ -142,7 +141,7 @@ class TransactionCoordinator:
         shard = self._shards.get(record.partition)
         if transactional_id is None or shard is None:
             return
-        metadata = shard.replay(transactional_id, record.value)
+        metadata = shard.replay(transactional_id, record)
         if metadata is not None and metadata.state is State.ONGOING:
             self._expect_timeout(metadata)
 
@@ -445,9 +444,12 @@ class TransactionCoordinator:
 
     def next_wake_ms(self) -> int | None:
         """When `tick` may have something to do next."""
-        timeout_ms = None if self._next_timeout_ms is None else self._next_timeout_ms + 1
-        times = [at_ms for at_ms in (timeout_ms, self._next_retry_ms, self._next_expiration_ms) if at_ms is not None]
-        return min(times, default=None)
+        wake_ms = self._next_expiration_ms
+        if self._next_timeout_ms is not None and (wake_ms is None or self._next_timeout_ms < wake_ms):
+            wake_ms = self._next_timeout_ms + 1
+        if self._next_retry_ms is not None and (wake_ms is None or self._next_retry_ms < wake_ms):
+            wake_ms = self._next_retry_ms
+        return wake_ms
 
     def _expect_timeout(self, metadata: TransactionMetadata) -> None:
         deadline_ms = metadata.deadline_ms
@@ -490,7 +492,7 @@ class TransactionCoordinator:
                 if batch and size_bytes + len(tombstone.key) > self.settings.expiration_batch_bytes:
                     yield Decision(None, tuple(batch))
                     batch, size_bytes = [], 0
-                shard.pending[transactional_id] = Pending(1, NO_PRODUCER_EPOCH, now_ms)
+                shard.pending[transactional_id] = Pending([(tombstone, None)], now_ms)
                 batch.append(tombstone)
                 size_bytes += len(tombstone.key) + RECORD_OVERHEAD_BYTES
             if batch:
@@ -549,13 +551,17 @@ class TransactionCoordinator:
         transactional_id = new.transactional_id
         invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
         partition = self.partition_for(transactional_id)
-        records = [record_of(new, partition)]
+        record = record_of(new, partition)
+        records: tuple[StateRecord, ...] = (record,)
+        steps: list[tuple[StateRecord, TransactionMetadata | None]] = [(record, new)]
         markers: SendMarkers | None = None
         if new.state in PREPARED:
             if new.partitions:
                 markers = shard.markers_of(new)
             else:
                 # Nothing was written in this transaction, so there is nobody to tell: it is complete at once.
-                records.append(record_of(completed(new, new.last_update_ms), partition))
-        shard.pending[transactional_id] = Pending(len(records), new.last_producer_epoch, new.last_update_ms, markers)
-        return Decision(reply, tuple(records), () if markers is None else (markers,))
+                done = completed(new, new.last_update_ms)
+                steps.append((record_of(done, partition), done))
+                records = (record, steps[1][0])
+        shard.pending[transactional_id] = Pending(steps, new.last_update_ms, markers)
+        return Decision(reply, records, () if markers is None else (markers,))

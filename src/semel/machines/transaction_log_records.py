@@ -6,6 +6,7 @@ A record written here is read by Apache Kafka's own tools, and a record written 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from sys import intern
 
 from semel.machines.contract import StateRecord, TopicPartition
@@ -20,6 +21,8 @@ VALUE_VERSION = 1
 _KEY_PREFIX = KEY_VERSION.to_bytes(2, "big")
 
 _STATES = tuple(State)
+#: Of so many ids in use, what follows from the id alone is worked out once and not with every step of a transaction.
+_REMEMBERED_IDS = 4096
 
 
 def java_hash(text: str) -> int:
@@ -35,6 +38,7 @@ def java_hash(text: str) -> int:
     return value - 0x100000000 if value & 0x80000000 else value
 
 
+@lru_cache(_REMEMBERED_IDS)
 def partition_for(key: str, partition_count: int) -> int:
     """The partition of `__transaction_state` (or, for a group id, of `__consumer_offsets`) that Kafka chooses."""
     value = java_hash(key)
@@ -42,10 +46,12 @@ def partition_for(key: str, partition_count: int) -> int:
     return (0 if value == -0x80000000 else abs(value)) % partition_count
 
 
+@lru_cache(_REMEMBERED_IDS)
 def key_of(transactional_id: str) -> bytes:
     return encode_versioned(TransactionLogKey(transactional_id=transactional_id), KEY_VERSION)
 
 
+@lru_cache(_REMEMBERED_IDS)
 def transactional_id_of(key: bytes) -> str | None:
     """The transactional id of a record's key; None for a kind of record that a newer version may have written."""
     if key[:2] != _KEY_PREFIX:
@@ -113,6 +119,6 @@ def metadata_of(
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     """Partition numbers by topic, both in order, so that equal sets make equal bytes."""
     topics: dict[str, list[int]] = {}
-    for name, partition in sorted((each.topic, each.partition) for each in partitions):
+    for name, partition in sorted(partitions):
         topics.setdefault(name, []).append(partition)
     return topics

@@ -1,6 +1,7 @@
 """What is known about one transactional id, and how each step changes it.
 
-A `TransactionMetadata` is a value: a step returns the next one and touches nothing. The epochs obey three rules that
+A `TransactionMetadata` is a value: a step returns the next one and touches nothing (the three steps of every
+transaction name all its fields in order, which costs a third of `replace`). The epochs obey three rules that
 fencing stands on: an epoch of a producer id never falls, 32767 is never handed to a client (the coordinator needs one
 epoch above the client's to fence it), and when 32766 is used up a fresh producer id takes over at epoch 0.
 """
@@ -166,14 +167,20 @@ def with_partitions(
     old: TransactionMetadata, partitions: frozenset[TopicPartition], client_transaction_version: int, now_ms: int
 ) -> TransactionMetadata:
     """The first partition opens the transaction and starts its clock."""
-    return replace(
-        old,
-        state=State.ONGOING,
-        partitions=old.partitions | partitions,
-        start_ms=old.start_ms if old.state is State.ONGOING else now_ms,
-        last_update_ms=now_ms,
-        previous_producer_id=old.producer_id,
-        client_transaction_version=client_transaction_version,
+    return TransactionMetadata(
+        old.transactional_id,
+        old.producer_id,
+        old.producer_epoch,
+        old.timeout_ms,
+        State.ONGOING,
+        now_ms,
+        old.start_ms if old.state is State.ONGOING else now_ms,
+        old.partitions | partitions,
+        client_transaction_version,
+        old.producer_id,
+        old.next_producer_id,
+        old.next_producer_epoch,
+        old.last_producer_epoch,
     )
 
 
@@ -198,17 +205,20 @@ def prepared(
             if old.is_exhausted() and new_producer_id is not None:
                 next_id = new_producer_id()
             epoch = min(epoch + 1, MAX_EPOCH)
-    return replace(
-        old,
-        state=state,
-        producer_epoch=epoch,
-        last_producer_epoch=last_epoch,
-        previous_producer_id=old.producer_id,
-        next_producer_id=next_id,
-        next_producer_epoch=next_epoch,
-        start_ms=old.start_ms if old.state is State.ONGOING else now_ms,
-        last_update_ms=now_ms,
-        client_transaction_version=client_transaction_version,
+    return TransactionMetadata(
+        old.transactional_id,
+        old.producer_id,
+        epoch,
+        old.timeout_ms,
+        state,
+        now_ms,
+        old.start_ms if old.state is State.ONGOING else now_ms,
+        old.partitions,
+        client_transaction_version,
+        old.producer_id,
+        next_id,
+        next_epoch,
+        last_epoch,
     )
 
 
@@ -241,14 +251,16 @@ def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     state = moved(old, Event.MARKED)
     invariant(state in COMPLETED, f"markers lead to {state.title}")
     identity = old.next_identity
-    return replace(
-        old,
-        state=state,
-        producer_id=identity.producer_id,
-        producer_epoch=identity.producer_epoch,
-        previous_producer_id=old.producer_id,
-        next_producer_id=NO_PRODUCER_ID,
-        next_producer_epoch=NO_PRODUCER_EPOCH,
-        partitions=NO_PARTITIONS,
-        last_update_ms=now_ms,
+    return TransactionMetadata(
+        old.transactional_id,
+        identity.producer_id,
+        identity.producer_epoch,
+        old.timeout_ms,
+        state,
+        now_ms,
+        old.start_ms,
+        NO_PARTITIONS,
+        old.client_transaction_version,
+        old.producer_id,
+        last_producer_epoch=old.last_producer_epoch,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import SendMarkers, TopicPartition
+from semel.machines.contract import SendMarkers, StateRecord, TopicPartition
 from semel.machines.transaction_log_records import by_topic, metadata_of
 from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transaction_states import PREPARED, State
@@ -16,10 +16,9 @@ from semel.machines.transaction_states import PREPARED, State
 
 @dataclass(slots=True)
 class Pending:
-    """A decision that was made and is not yet written."""
+    """A decision that was made and is not yet written: its records, first to last, as they are and as they read."""
 
-    records_left: int
-    last_producer_epoch: int
+    unwritten: list[tuple[StateRecord, TransactionMetadata | None]]
     decided_at_ms: int
     markers: SendMarkers | None = None
 
@@ -49,28 +48,34 @@ class Shard:
         if transactional_id in self.pending:
             raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the previous step is not yet written")
 
-    def replay(self, transactional_id: str, value: bytes | None) -> TransactionMetadata | None:
-        """Remember a record; a decision is no longer pending when its last record is here."""
+    def replay(self, transactional_id: str, record: StateRecord) -> TransactionMetadata | None:
+        """Remember a record; a decision is no longer pending when its last record is here.
+
+        The very record a decision made is known without reading it again; any other is read.
+        """
         pending = self.pending.get(transactional_id)
+        metadata, last_producer_epoch, known = None, NO_PRODUCER_EPOCH, False
+        if pending is not None:
+            decided, metadata = pending.unwritten.pop(0)
+            known = decided is record
+            last_producer_epoch = NO_PRODUCER_EPOCH if metadata is None else metadata.last_producer_epoch
+            if not pending.unwritten:
+                del self.pending[transactional_id]
+        if not known:
+            metadata = None
+            if record.value is not None:
+                metadata = metadata_of(transactional_id, record.value, last_producer_epoch)
         self.ongoing.discard(transactional_id)
         self.completions.pop(transactional_id, None)
-        metadata = None
-        if value is None:
+        if metadata is None:
             self.entries.pop(transactional_id, None)
-        else:
-            last_producer_epoch = NO_PRODUCER_EPOCH if pending is None else pending.last_producer_epoch
-            metadata = metadata_of(transactional_id, value, last_producer_epoch)
-            self.entries[transactional_id] = metadata
-            if metadata.state is State.ONGOING:
-                self.ongoing.add(transactional_id)
-            elif metadata.state in PREPARED:
-                sent = pending.markers if pending is not None else None
-                completion = Completion(sent or self.markers_of(metadata), set(metadata.partitions))
-                self.completions[transactional_id] = completion
-        if pending is not None:
-            pending.records_left -= 1
-            if pending.records_left == 0:
-                del self.pending[transactional_id]
+            return None
+        self.entries[transactional_id] = metadata
+        if metadata.state is State.ONGOING:
+            self.ongoing.add(transactional_id)
+        elif metadata.state in PREPARED:
+            sent = pending.markers if pending is not None else None
+            self.completions[transactional_id] = Completion(sent or self.markers_of(metadata), set(metadata.partitions))
         return metadata
 
     def markers_of(self, metadata: TransactionMetadata) -> SendMarkers:

@@ -11,7 +11,10 @@ from ._select import write_record
 from .compression import NONE, compress
 from .layout import (
     CONTROL,
+    HEADER,
     HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
@@ -19,6 +22,7 @@ from .layout import (
     TRANSACTIONAL,
     Buffer,
     Record,
+    checksum,
     seal,
     with_header_room,
 )
@@ -184,6 +188,46 @@ class BatchBuilder:
         )
         self._payload = bytearray()
         return self._closed
+
+
+def build_pairs(
+    pairs: Sequence[tuple[Buffer | None, Buffer | None]],
+    timestamp_ms: int,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    attributes: int = 0,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytearray:
+    """A coordinator's own batch: keys and values of one moment, uncompressed, without sequences.
+
+    The same bytes as `build` makes, at a fraction of its cost: every step of a transaction writes one. They may be
+    changed, so a log places them without a copy.
+    """
+    data = bytearray(HEADER_SIZE)
+    for position, (key, value) in enumerate(pairs):
+        write_record(data, 0, position, key, value, ())
+    count = len(pairs)
+    HEADER.pack_into(
+        data,
+        0,
+        base_offset,
+        len(data) - LENGTH_OVERHEAD,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        count - 1,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+        NO_SEQUENCE,
+        count,
+    )
+    data[17:21] = checksum(data).to_bytes(4, "big")
+    return data
 
 
 def build(

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from semel.errors import ErrorCode, Refused
 
 from .batch import Batch, read_records
-from .building import build
+from .building import build_pairs
+from .layout import CONTROL, TRANSACTIONAL
 
 #: version, then 0 abort or 1 commit
 _KEY = struct.Struct(">hh")
 #: version, then the coordinator's epoch
 _VALUE = struct.Struct(">hi")
 _ABORT, _COMMIT = 0, 1
+_ABORT_KEY, _COMMIT_KEY = _KEY.pack(0, _ABORT), _KEY.pack(0, _COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,14 @@ def control_batch(
     timestamp_ms: int,
     base_offset: int = 0,
     leader_epoch: int = 0,
-) -> bytes:
+) -> bytearray:
     """The marker that ends this producer's transaction in one partition."""
-    return build(
-        [(_KEY.pack(0, _COMMIT if commit else _ABORT), _VALUE.pack(0, coordinator_epoch))],
-        timestamp_ms=timestamp_ms,
+    return build_pairs(
+        ((_COMMIT_KEY if commit else _ABORT_KEY, _VALUE.pack(0, coordinator_epoch)),),
+        timestamp_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        transactional=True,
-        control=True,
+        attributes=TRANSACTIONAL | CONTROL,
         base_offset=base_offset,
         leader_epoch=leader_epoch,
     )
