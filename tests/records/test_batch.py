@@ -271,7 +271,7 @@ def test_a_builder_takes_any_bytes_like_field() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.none() | st.binary(max_size=200), st.none() | st.binary(max_size=200)), min_size=1, max_size=5),
+    st.lists(st.tuples(*[st.none() | st.binary(max_size=200)] * 2), min_size=1, max_size=5),
     st.integers(0, 2**40),
 )
 def test_a_coordinators_batch_is_what_the_general_builder_makes(
