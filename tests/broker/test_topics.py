@@ -321,22 +321,71 @@ def test_resources_with_settings_can_be_listed(raw: Raw, topic: str) -> None:
 # Metadata
 
 
-def test_asking_for_a_missing_topic_creates_it_if_that_is_allowed(raw: Raw, topic: str) -> None:
+@pytest.mark.parametrize("version", range(14))
+def test_a_missing_topic_is_answered_as_unknown_and_is_there_when_asked_for_again(
+    raw: Raw, topic: str, version: int
+) -> None:
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
+    first = raw.ask(asked, version).topics[0]
+    assert (first.error_code, first.name, first.partitions) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic, [])
+    assert first.topic_id == uuid.UUID(int=0)
+    again = raw.ask(asked, version).topics[0]
+    assert (again.error_code, len(again.partitions)) == (ErrorCode.NONE, 1)
+
+
+@pytest.mark.parametrize("version", [3, 4, 13])
+def test_a_client_that_wants_nothing_created_says_so_from_version_4_on(raw: Raw, topic: str, version: int) -> None:
     row = MetadataRequest.MetadataRequestTopic(name=topic)
     asked = MetadataRequest(topics=[row], allow_auto_topic_creation=False)
-    assert raw.ask(asked).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    created = raw.ask(MetadataRequest(topics=[row])).topics[0]
-    assert (created.error_code, len(created.partitions)) == (ErrorCode.NONE, 1)
-    assert created.topic_id != uuid.UUID(int=0)
-    bad = MetadataRequest.MetadataRequestTopic(name="no/slashes")
-    assert raw.ask(MetadataRequest(topics=[bad])).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    for _ in range(2):
+        code = raw.ask(asked, version).topics[0].error_code
+    assert (code == ErrorCode.NONE) == (version < 4)
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+@pytest.mark.parametrize("name", ["", ".", "..", "no/slashes", "two words", "x" * 250])
+def test_a_name_that_is_not_legal_is_refused_whether_or_not_it_would_be_created(
+    raw: Raw, name: str, may_create: bool
+) -> None:
+    row = MetadataRequest.MetadataRequestTopic(name=name)
+    answer = raw.ask(MetadataRequest(topics=[row], allow_auto_topic_creation=may_create)).topics[0]
+    assert (answer.error_code, answer.name) == (ErrorCode.INVALID_TOPIC_EXCEPTION, name)
+
+
+def test_a_name_that_collides_with_another_topic_stays_unknown(raw: Raw, topic: str) -> None:
+    raw.create(f"{topic}.1")
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=f"{topic}_1")])
+    codes = [raw.ask(asked).topics[0].error_code for _ in range(2)]
+    assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+
+
+def test_a_topic_named_twice_is_answered_once_and_those_that_exist_come_first(raw: Raw, topic: str) -> None:
+    raw.create(f"{topic}-there")
+    rows = [MetadataRequest.MetadataRequestTopic(name=f"{topic}-{end}") for end in ("new", "there", "new", "there")]
+    found = raw.ask(MetadataRequest(topics=rows)).topics
+    assert [row.name for row in found] == [f"{topic}-there", f"{topic}-new"]
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_an_internal_topic_is_created_as_the_internal_topic_it_is(semel_broker: Broker, name: str) -> None:
+    with Raw(semel_broker) as raw:
+        row = MetadataRequest.MetadataRequestTopic(name=name)
+        unwanted = raw.ask(MetadataRequest(topics=[row], allow_auto_topic_creation=False)).topics[0]
+        first, again = (raw.ask(MetadataRequest(topics=[row])).topics[0] for _ in range(2))
+        for missing in (unwanted, first):
+            assert (missing.error_code, missing.is_internal) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, True)
+        assert (again.error_code, again.is_internal, len(again.partitions)) == (ErrorCode.NONE, True, 50)
 
 
 @pytest.mark.semel(**{"auto.create.topics.enable": False})
 def test_automatic_creation_can_be_switched_off(semel_broker: Broker, topic: str) -> None:
     with Raw(semel_broker) as raw:
-        asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
-        assert raw.ask(asked).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for name in (topic, "__consumer_offsets"):
+            asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
+            codes = [raw.ask(asked).topics[0].error_code for _ in range(2)]
+            assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+        bad = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="no/slashes")])
+        assert raw.ask(bad).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_a_topic_can_be_asked_for_by_id(raw: Raw, topic: str) -> None:

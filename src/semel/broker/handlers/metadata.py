@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
+logger = logging.getLogger(__name__)
+
 NO_ID = uuid.UUID(int=0)
 #: What Kafka reports where nobody asked for the operations one may perform.
 NOT_ASKED = -(2**31)
@@ -29,12 +32,16 @@ CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
 def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> MetadataResponse:
-    """The cluster and the topics asked for, created first where that is allowed."""
+    """The cluster and the topics asked for.
+
+    A missing topic is created where that is allowed, and still answered as unknown, as Kafka does: it is there when the
+    client asks again, which clients do by themselves.
+    """
     wanted = request.topics
     if wanted is None or (not wanted and call.version == 0):
         topics = [_described(broker, topic, call.version, request) for topic in broker.topics.topics.values()]
     else:
-        topics = [_one(broker, row, call.version, request) for row in wanted]
+        topics = _asked_for(broker, wanted, call.version, request)
     host, port = broker.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     return MetadataResponse(
@@ -48,34 +55,65 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Meta
     )
 
 
-def _one(
-    broker: BrokerServer, row: MetadataRequest.MetadataRequestTopic, version: int, request: MetadataRequest
+def _asked_for(
+    broker: BrokerServer,
+    wanted: list[MetadataRequest.MetadataRequestTopic],
+    version: int,
+    request: MetadataRequest,
+) -> list[MetadataResponse.MetadataResponseTopic]:
+    """Each topic once, however often it was named: those that are there first, then those that are not."""
+    known: dict[str, MetadataResponse.MetadataResponseTopic] = {}
+    missing: dict[str, MetadataResponse.MetadataResponseTopic] = {}
+    by_neither = []
+    for row in wanted:
+        by_id = version >= 10 and row.topic_id != NO_ID
+        name = str(row.topic_id) if by_id else row.name
+        if name is None:
+            by_neither.append(
+                MetadataResponse.MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="", topic_id=NO_ID)
+            )
+            continue
+        if name in missing:
+            continue
+        topic = broker.topics.by_id.get(row.topic_id) if by_id else broker.topics.topics.get(name)
+        if topic is None:
+            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(broker, name, request, version)
+        elif topic.name not in known:
+            known[topic.name] = _described(broker, topic, version, request)
+    return [*known.values(), *missing.values(), *by_neither]
+
+
+def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> MetadataResponse.MetadataResponseTopic:
+    return MetadataResponse.MetadataResponseTopic(
+        error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=row.name if version >= 12 else row.name or "", topic_id=row.topic_id
+    )
+
+
+def _unknown_name(
+    broker: BrokerServer, name: str, request: MetadataRequest, version: int
 ) -> MetadataResponse.MetadataResponseTopic:
-    by_id = version >= 10 and row.topic_id != NO_ID
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
-        if by_id:
-            topic = broker.topics.by_topic_id(row.topic_id)
-        elif row.name is None:
-            raise Refused(ErrorCode.INVALID_REQUEST, "a topic is asked for by neither name nor id")
-        else:
-            topic = _found_or_created(broker, row.name, request.allow_auto_topic_creation or version < 4)
+        check_topic_name(name)
     except Refused as error:
-        return MetadataResponse.MetadataResponseTopic(
-            error_code=error.code, name=row.name if version >= 12 else row.name or "", topic_id=row.topic_id
-        )
-    return _described(broker, topic, version, request)
+        code = error.code
+    else:
+        if (request.allow_auto_topic_creation or version < 4) and broker.settings["auto.create.topics.enable"]:
+            _create(broker, name)
+    return MetadataResponse.MetadataResponseTopic(
+        error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_id=NO_ID
+    )
 
 
-def _found_or_created(broker: BrokerServer, name: str, may_create: bool) -> Topic:
-    topic = broker.topics.topics.get(name)
-    if topic is not None:
-        return topic
-    check_topic_name(name)
-    if not may_create or not broker.settings["auto.create.topics.enable"]:
-        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-    if name in INTERNAL_TOPICS:
-        return broker.internal_topic(name)
-    return broker.topics.create(name, broker.settings["num.partitions"])
+def _create(broker: BrokerServer, name: str) -> None:
+    try:
+        if name in INTERNAL_TOPICS:
+            broker.internal_topic(name)
+        else:
+            broker.open_soon(broker.topics.create(name, broker.settings["num.partitions"]).partitions)
+    except Refused as error:
+        # The client is told nothing but that the topic is not there, now and whenever it asks again.
+        logger.warning("topic %s was asked for and cannot be created: %s", name, error)
 
 
 def _described(
