@@ -72,6 +72,10 @@ class BrokerServer:
         self.fatal_error: BaseException | None = None
         self._files = files or Files()
         self.dispatcher = Dispatcher(self)
+        if settings["semel.metrics.port"] >= 0:
+            from semel.broker.request_times import TimedDispatcher
+
+            self.dispatcher = TimedDispatcher(self)
         self._connections: set[ServerConnection] = set()
         self._per_address: Counter[str] = Counter()
         self._servers: list[asyncio.Server] = []
@@ -268,6 +272,11 @@ class BrokerServer:
         """How many clients are connected."""
         return len(self._connections)
 
+    @property
+    def connections_not_read(self) -> int:
+        """How many clients leave their answers unread, and are not served until they do."""
+        return sum(connection.is_not_read for connection in self._connections)
+
     def _connected(self) -> ServerConnection:
         return _Connection(self)
 
@@ -283,6 +292,7 @@ class BrokerServer:
         self._connections.add(connection)
         self._all_gone.clear()
         self._per_address[address] += 1
+        self.metrics.connections_created += 1
         return True
 
     def forget_connection(self, connection: ServerConnection) -> None:
@@ -300,6 +310,7 @@ class BrokerServer:
         """Close those that were silent since this was last called."""
         for connection in tuple(self._connections):
             if not connection.was_active():
+                self.metrics.connections_expired += 1
                 connection.close()
 
     # What handlers ask

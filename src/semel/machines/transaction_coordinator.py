@@ -527,11 +527,14 @@ class TransactionCoordinator:
         """The ids that pass every filter; a state nobody knows is named in the answer."""
         if any(shard.loading for shard in self._shards.values()):
             return Decision(ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        entries = (metadata for shard in self._shards.values() for metadata in shard.entries.values())
         try:
-            return Decision(listed(entries, request, now_ms))
+            return Decision(listed(self.entries(), request, now_ms))
         except Refused as refusal:
             return Decision(ListTransactionsResponse(error_code=refusal.code))
+
+    def entries(self) -> Iterator[TransactionMetadata]:
+        """Everything that is known, to look at."""
+        return (metadata for shard in self._shards.values() for metadata in shard.entries.values())
 
     # Shared steps
 

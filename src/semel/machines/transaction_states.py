@@ -38,6 +38,8 @@ STATES_BY_TITLE: dict[str, State] = {state.title: state for state in State}
 #: The outcome is decided and on its way into the partitions.
 PREPARED = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
 COMPLETED = frozenset((State.COMPLETE_COMMIT, State.COMPLETE_ABORT))
+#: Begun, and not over before every marker is written.
+OPEN = PREPARED | {State.ONGOING}
 
 
 class Event(enum.Enum):

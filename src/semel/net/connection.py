@@ -42,16 +42,24 @@ class MemoryPool:
     frame larger than the limit cannot wait for ever; the next taker then waits until enough came back.
     """
 
-    __slots__ = ("_limit_bytes", "_waiting", "used_bytes")
+    __slots__ = ("_limit_bytes", "_waiting", "refusals", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._waiting: deque[Callable[[], None]] = deque()
         self.used_bytes = 0
+        #: How often somebody had to wait, since the start.
+        self.refusals = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for something to come back."""
+        return len(self._waiting)
 
     def take(self, size_bytes: int) -> bool:
         """Take `size_bytes`, or refuse when the pool is exhausted."""
         if 0 < self._limit_bytes <= self.used_bytes:
+            self.refusals += 1
             return False
         self.used_bytes += size_bytes
         return True
@@ -140,6 +148,11 @@ class FramedProtocol(asyncio.BufferedProtocol):
         """Tell whether anything arrived since the last time this was asked."""
         active, self._received_anything = self._received_anything or self._busy, False
         return active
+
+    @property
+    def is_not_read(self) -> bool:
+        """Whether the peer leaves its answers on the socket."""
+        return self._writing_paused
 
     def close(self) -> None:
         """Close after what was already written."""
