@@ -12,67 +12,94 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from semel.errors import ErrorCode, Misuse
+from semel.errors import ErrorCode, Misuse, RequestTimedOut
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for callers in other threads, until closed."""
+    """Runs coroutines for callers in other threads, until closed. Whoever waits when it closes is told."""
 
     def __init__(self, name: str) -> None:
         self._owner = os.getpid()
         self._name = name
         self.loop = _new_loop()
+        self._gate = threading.Lock()  # nothing may be handed to the loop after the decision to stop it
+        self._closing = False
+        self._awaited: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
+        try:
+            self.loop.run_forever()  # also ended by a SystemExit that a callback raised
+        finally:
+            with self._gate:
+                self._closing = True
+            self.loop.close()
+            for future in self._awaited.copy():
+                future.cancel()  # what would not be cancelled will not end any more either
 
     @property
     def is_closed(self) -> bool:
-        return not self._thread.is_alive()
+        return self._closing
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work's result. An interrupt of the caller cancels the work."""
-        if os.getpid() != self._owner:
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_ms: float | None = None) -> T:
+        """Wait for the work's result. An interrupt of the caller, or the end of `timeout_ms`, cancels the work."""
+        try:
+            future = self._hand_over(work)
+        except BaseException:
             work.close()
+            raise
+        try:
+            return future.result(None if timeout_ms is None else timeout_ms / 1000)
+        except concurrent.futures.CancelledError:
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} was closed during the call") from None
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not future.done():
+                future.cancel()
+                raise RequestTimedOut(
+                    ErrorCode.REQUEST_TIMED_OUT, f"{self._name}: still at it after {timeout_ms:g} ms"
+                ) from None
+            future.cancel()
+            raise
+        finally:
+            self._awaited.discard(future)
+
+    def _hand_over(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if os.getpid() != self._owner:
             raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} was made before a fork: make it in this process")
         if threading.current_thread() is self._thread:
-            work.close()
             raise Misuse(
                 ErrorCode.INVALID_REQUEST,
                 f"{self._name}: a blocking call inside one of its own callbacks would wait for itself",
             )
-        if not self._thread.is_alive():
-            work.close()
-            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} was closed during the call") from None
-        except BaseException:
-            future.cancel()
-            raise
+        with self._gate:
+            if self._closing:
+                raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+            self._awaited.add(future)
+            return future
 
-    def close(self) -> None:
-        """Stop the loop; what still runs on it is cancelled first."""
-        if os.getpid() != self._owner or not self._thread.is_alive():
+    def close(self, patience_s: float = 10.0) -> None:
+        """Stop the loop; what still runs on it is cancelled first, and given `patience_s` to end."""
+        if os.getpid() != self._owner:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._gate:
+            first, self._closing = not self._closing, True
+        if first:
+            asyncio.run_coroutine_threadsafe(_cancel_all(patience_s), self.loop).result()
+            self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
 
-async def _cancel_all() -> None:
+async def _cancel_all(patience_s: float) -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=patience_s)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
