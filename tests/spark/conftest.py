@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.requirements import CHECKOUT, require_spark
+
+#: No test takes this long, and none has given up by then: a query is waited for 150 s.
+_TOO_LONG_S = 120
+
+
+@pytest.fixture(autouse=True)
+def a_hang_names_itself() -> Iterator[None]:
+    """After two minutes the stacks of every thread, here and in the JVM, are in the test's captured output."""
+    faulthandler.dump_traceback_later(_TOO_LONG_S, file=2)
+    timer = threading.Timer(_TOO_LONG_S, _print_stacks_of_the_jvm)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _print_stacks_of_the_jvm() -> None:
+    context = sys.modules["pyspark"].SparkContext if "pyspark" in sys.modules else None
+    if context is not None and context._gateway is not None and context._gateway.proc is not None:
+        os.kill(context._gateway.proc.pid, signal.SIGQUIT)  # a JVM prints its stacks at this, and runs on
 
 
 @pytest.fixture(scope="session")

@@ -54,9 +54,7 @@ def transaction(stage: Stage) -> Iterator[DriverTransaction]:
     loop.close()
 
 
-def test_batches_are_committed_with_their_offsets_and_what_was_opened_is_closed(
-    stage: Stage, transaction: Any
-) -> None:
+def test_batches_are_committed_with_their_offsets_and_what_was_opened_is_closed(stage: Stage, transaction: Any) -> None:
     values = stage.put_numbers(40)
     steps = stage.run(stage.source(maxOffsetsPerTrigger=20))
     assert [batch for step, batch in steps if step is COMMITTED] == [0, 1]

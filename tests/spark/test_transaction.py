@@ -17,6 +17,7 @@ from semel.spark.writer import WritePlan, write
 from semel.testing.fault_proxy import Cut, FaultProxy, every
 from semel.wire.apis import ApiKey
 from tests.spark.driver import SOURCE, Driver, rows_of
+from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 
 
@@ -74,6 +75,16 @@ def test_the_identity_that_end_txn_returned_serves_the_next_batch(driver: Driver
     driver.task([b"2"])
     driver.commit(1)
     assert committed_values(topics) == [b"1", b"2"]
+
+
+def test_a_broker_that_is_down_when_a_batch_begins_is_waited_for(broker_process: BrokerProcess) -> None:
+    driver = Driver(broker_process.bootstrap_servers)
+    broker_process.kill9()
+    try:
+        broker_process.launch()  # it takes a while to answer: the first tries find nobody there
+        assert driver.begin().producer_epoch == 0
+    finally:
+        driver.close()
 
 
 def test_a_driver_that_dies_before_end_txn_leaves_nothing_visible_and_its_successor_can_write(

@@ -13,6 +13,7 @@ from typing import Any
 
 from semel.client.loop_thread import LoopThread
 
+from .callbacks import answering, require_callbacks
 from .checkpoint import Checkpoint
 from .claims import ClaimServer
 from .connections import opened
@@ -63,6 +64,7 @@ def start(
     options = dict(options or {})
     _refuse_what_breaks_the_promise(frame, checkpoint, trigger, options)
     spark = frame.sparkSession
+    require_callbacks(spark)
     side = _DriverSide(spark, bootstrap_servers, transactional_id, transaction_timeout_ms)
     try:
         settings = SinkSettings(
@@ -76,7 +78,8 @@ def start(
         )
         where = Checkpoint(spark, checkpoint)
         sink = ExactlyOnceSink(side.loop, side.transaction, side.claims, settings, where, observer)
-        stream = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).options(**options)
+        stream = frame.writeStream.foreachBatch(answering(sink))
+        stream = stream.option("checkpointLocation", checkpoint).options(**options)
         if trigger:
             stream = stream.trigger(**trigger)
         if query_name:

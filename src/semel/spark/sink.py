@@ -7,10 +7,10 @@ was committed is never written again; a failed attempt is aborted and fenced bef
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.client.loop_thread import LoopThread
 from semel.machines.contract import ProducerIdentity, TopicPartition
@@ -24,6 +24,8 @@ from .transaction import CommitUnknown, DriverFenced, DriverTransaction, Progres
 from .writer import REPORT_SCHEMA, WritePlan, write
 
 log = logging.getLogger("semel.spark")
+
+T = TypeVar("T")
 
 #: Past this share of its timeout a batch is worth a word.
 _NEAR_TIMEOUT = 0.8
@@ -101,10 +103,10 @@ class ExactlyOnceSink:
     def _attempt(self, frame: Any, marker: Marker, offsets: BatchOffsets) -> None:
         transaction = self._transaction
         fresh = transaction.identity is None
-        identity = self._loop.run(transaction.begin())
+        identity = self._wait(transaction.begin())
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId settled whatever was left half-finished.
-            self._committed = self._loop.run(transaction.progress())
+            self._committed = self._wait(transaction.progress())
         committed = self._committed
         if (
             judge(committed.marker, marker, transaction.transactional_id, committed.offsets, offsets.ends)
@@ -120,7 +122,7 @@ class ExactlyOnceSink:
             self._claims.book.close()
         self._observer(Step.PRODUCED, marker.batch_id)
         progress = self._progress_of(marker, offsets)
-        self._loop.run(transaction.commit_offsets(progress, marker))
+        self._wait(transaction.commit_offsets(progress, marker))
         self._observer(Step.OFFSETS_ADDED, marker.batch_id)
         if transaction.age_ms > _NEAR_TIMEOUT * transaction.timeout_ms:
             log.warning(
@@ -128,7 +130,7 @@ class ExactlyOnceSink:
                 "broker's limit is transaction.max.timeout.ms)",
                 marker.batch_id, transaction.age_ms / 1000, transaction.timeout_ms,
             )  # fmt: skip
-        self._loop.run(transaction.end(commit=True))
+        self._wait(transaction.end(commit=True))
         self._committed = Progress({**committed.offsets, **progress}, marker)
         self._observer(Step.COMMITTED, marker.batch_id)
 
@@ -168,8 +170,12 @@ class ExactlyOnceSink:
                     f"{row.last_offset}"
                 )
 
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Everything the transaction does has a deadline of its own; this one is for what nobody foresaw."""
+        return self._loop.run(work, timeout_ms=self._transaction.longest_wait_ms)
+
     def _partition_count(self, topic: str) -> int:
-        return len(self._loop.run(self._transaction.topic(topic)).partitions)
+        return len(self._wait(self._transaction.topic(topic)).partitions)
 
     def _progress_of(self, marker: Marker, offsets: BatchOffsets) -> dict[TopicPartition, int]:
         """The offsets to commit; for a source that is not on this cluster, the batch id in a partition that is."""
@@ -186,7 +192,7 @@ class ExactlyOnceSink:
 
     def _is_here(self, topic: str) -> bool:
         if topic not in self._topics_here:
-            self._topics_here[topic] = self._loop.run(self._transaction.knows_topic(topic))
+            self._topics_here[topic] = self._wait(self._transaction.knows_topic(topic))
         return self._topics_here[topic]
 
     def _stop_if_another_driver_took_over(self, error: Exception, marker: Marker) -> None:
@@ -204,7 +210,7 @@ class ExactlyOnceSink:
         """Best effort: what counts is the new epoch, which fences every straggler of the old one."""
         if self._transaction.identity is not None:
             try:
-                self._loop.run(self._transaction.end(commit=False))
+                self._wait(self._transaction.end(commit=False))
             except Exception as error:  # the InitProducerId that follows aborts it for certain
                 self._stop_if_another_driver_took_over(error, marker)
                 log.warning("could not abort, InitProducerId will: %s", error)

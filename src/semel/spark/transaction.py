@@ -98,6 +98,11 @@ class DriverTransaction:
         return self._cluster.transaction_version >= 2
 
     @property
+    def longest_wait_ms(self) -> float:
+        """More than any one step can take: two requests to the coordinators, and finding them."""
+        return 2.0 * (self._deadline_ms + float(self._cluster.config["request.timeout.ms"]))
+
+    @property
     def age_ms(self) -> float:
         """How long ago `begin` was called: the broker's clock for the timeout starts later, never earlier."""
         return (self._clock() - self._begun_at) * 1000
@@ -111,7 +116,6 @@ class DriverTransaction:
         """The identity for the next transaction; a new epoch fences every straggler and settles what was left open."""
         self._begun_at = self._clock()
         if self.identity is None:
-            await self._cluster.connect()
             answer = await self._cluster.request_retrying(
                 InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=self.timeout_ms),
                 to=self._coordinator,
