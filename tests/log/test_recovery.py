@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def test_a_bit_flipped_anywhere_before_the_last_batches_is_reported_and_changes_
     path = tmp_path / "a" / "t-0" / LOG
     whole = path.read_bytes()
     safe = len(whole) - sum(each.size_bytes for each in found[-3:])
+    open_before = len(os.listdir("/proc/self/fd"))
     for position in range(safe):
         harmed = bytearray(whole)
         harmed[position] ^= 1 << (position % 8)
@@ -72,6 +74,7 @@ def test_a_bit_flipped_anywhere_before_the_last_batches_is_reported_and_changes_
             open_log(tmp_path / "a", clean=False)
         assert damage.value.position <= position
         assert path.read_bytes() == harmed
+    assert len(os.listdir("/proc/self/fd")) <= open_before, "a log that could not be opened left files open"
     path.write_bytes(whole)
     assert open_log(tmp_path / "a", clean=False).end_offset == log.end_offset
 

@@ -133,7 +133,13 @@ def replay(producers: ProducerStates, batch: Batch) -> CompletedTransaction | No
 
 def load(files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circumstances) -> Loaded:
     """Everything the partition holds; raises `DamagedLog` rather than lose a record silently."""
-    return _Loader(files, directory, leader_epochs, given).run()
+    loader = _Loader(files, directory, leader_epochs, given)
+    try:
+        return loader.run()
+    except BaseException:
+        for segment in loader.segments:
+            segment.close()  # nobody else knows of them
+        raise
 
 
 class _Loader:
@@ -148,12 +154,13 @@ class _Loader:
         self.repairs: list[str] = []
         self.sizes = files.sizes(directory)
         self.producers = ProducerStates()
+        self.segments: list[Segment] = []
         self.contiguous_from = given.contiguous_from
 
     def run(self) -> Loaded:
         if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
             self._settle_interrupted_changes()
-        segments = self._segments()
+        segments = self.segments = self._segments()
         snapshots = sorted(
             int(name[: -len(SNAPSHOT_SUFFIX)])
             for name in self.sizes
