@@ -1,0 +1,39 @@
+"""Every setting once, under Kafka's own name.
+
+A row says what a setting is called, what it holds, its default, its bounds and what it is for. The properties file,
+the dict given to a client, `--set`, DescribeConfigs and the generated reference all read the same rows, so none of
+them can disagree. A name nobody knows is refused, and the refusal names the nearest one that exists.
+
+>>> values = BROKER.parse({"log.segment.bytes": "1048576"})
+>>> values["log.segment.bytes"], values.num_partitions
+(1048576, 1)
+>>> BROKER.parse({"log.segment.byte": "1"})
+Traceback (most recent call last):
+...
+semel.config.ConfigError: unknown broker setting 'log.segment.byte'; did you mean 'log.segment.bytes'?
+"""
+
+from semel.config.broker import BROKER, GROUP, TOPIC, group_values, topic_values
+from semel.config.clients import ADMIN, CONSUMER, PRODUCER
+from semel.config.table import INT32_MAX, INT64_MAX, KIND_CODES, ConfigError, Setting, Table, Values
+
+__all__ = [
+    "ADMIN",
+    "BROKER",
+    "CONSUMER",
+    "GROUP",
+    "INT32_MAX",
+    "INT64_MAX",
+    "KIND_CODES",
+    "PRODUCER",
+    "TOPIC",
+    "ConfigError",
+    "Setting",
+    "Table",
+    "Values",
+    "group_values",
+    "topic_values",
+]
+
+# The name it is caught by is the one a traceback shows.
+ConfigError.__module__ = __name__

@@ -1,0 +1,182 @@
+"""What a setting is, and what a table of settings does: read what was given, refuse what is wrong, write it back.
+
+A value is checked when it is read, never when it is used. A name nobody knows is refused, and the refusal names the
+nearest one that exists; Kafka's settings that mean nothing here are passed by, those whose promise cannot be kept are
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+#: How a row's kind is reported by DescribeConfigs (Kafka's ConfigResponse types).
+KIND_CODES = {
+    "bool": 1,
+    "string": 2,
+    "int": 3,
+    "short": 4,
+    "long": 5,
+    "double": 6,
+    "list": 7,
+    "class": 8,
+    "password": 9,
+}
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist or cannot hold what it was given; the text says which and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: a name, what it holds, and why it is there."""
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    #: The broker-wide setting a topic falls back to, under Kafka's name for it.
+    broker_name: str | None = None
+
+    def read(self, given: object) -> Any:
+        """Turn what a person or a program gave into the value, or say what is wrong with it."""
+        if given is None:
+            return None
+        value = self._converted(given)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.least is not None and value < self.least:
+                raise ConfigError(f"{self.name}={given}: must be at least {self.least:g}")
+            if self.most is not None and value > self.most:
+                raise ConfigError(f"{self.name}={given}: must be at most {self.most:g}")
+        if self.choices:
+            for item in value if isinstance(value, tuple) else (value,):
+                if self.write(item) not in self.choices:
+                    raise ConfigError(f"{self.name}={given}: must be one of {', '.join(self.choices)}")
+        return value
+
+    def _converted(self, given: object) -> Any:
+        text = given.strip() if isinstance(given, str) else given
+        try:
+            if self.kind == "bool":
+                if isinstance(text, bool):
+                    return text
+                return {"true": True, "false": False}[str(text).lower()]
+            if self.kind in ("int", "long", "short"):
+                if isinstance(text, (bool, float)):
+                    raise ValueError
+                return int(text)  # type: ignore[call-overload]
+            if self.kind == "double":
+                return float(text)  # type: ignore[arg-type]
+        except (ValueError, KeyError, TypeError):
+            wanted = {"bool": "true or false", "double": "a number"}.get(self.kind, "a whole number")
+            raise ConfigError(f"{self.name}={given}: must be {wanted}") from None
+        if self.kind == "list":
+            items = text.split(",") if isinstance(text, str) else list(text)  # type: ignore[call-overload]
+            return tuple(str(item).strip() for item in items if str(item).strip())
+        return text if isinstance(text, str) else given
+
+    def write(self, value: Any) -> str | None:
+        """The value as Kafka's tools print it."""
+        if value is None:
+            return None
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return str(value)
+
+
+class Values:
+    """Parsed settings: by Kafka's name with `[]`, or as an attribute with underscores for dots."""
+
+    __slots__ = ("_by_attribute", "_values", "explicit", "table")
+
+    def __init__(self, table: Table, values: dict[str, Any], explicit: frozenset[str]) -> None:
+        self.table = table
+        self._values = values
+        self.explicit = explicit
+        self._by_attribute = {name.replace(".", "_").replace("-", "_"): value for name, value in values.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._by_attribute[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={self._values[name]!r}" for name in sorted(self.explicit))
+        return f"<{self.table.noun} settings: {given or 'all defaults'}>"
+
+    def text(self, name: str) -> str | None:
+        """One value as Kafka's tools print it."""
+        return self.table[name].write(self._values[name])
+
+
+class Table:
+    """The settings one kind of thing has."""
+
+    def __init__(
+        self,
+        noun: str,
+        rows: list[Setting],
+        passed_by: tuple[str, ...] = (),
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        self.noun = noun
+        self.rows = {row.name: row for row in rows}
+        #: Kafka's settings, or prefixes of them that end in a dot, that are accepted and mean nothing on one node.
+        self.passed_by = passed_by
+        #: Kafka's settings whose promise cannot be kept here, so that nobody relies on it.
+        self.refused = refused or {}
+
+    def __getitem__(self, name: str) -> Setting:
+        return self.rows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+    def __iter__(self) -> Iterator[Setting]:
+        return iter(self.rows.values())
+
+    def row(self, name: str) -> Setting:
+        """The row of this name, or an error that names the nearest one."""
+        if name in self.rows:
+            return self.rows[name]
+        if name in self.refused:
+            raise ConfigError(f"{self.noun} setting '{name}' is not served: {self.refused[name]}")
+        import difflib  # only a mistake pays for it
+
+        near = difflib.get_close_matches(name, self.rows, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"unknown {self.noun} setting '{name}'{hint}")
+
+    def passes_by(self, name: str) -> bool:
+        """Whether a setting is one of Kafka's that is accepted without a meaning."""
+        if name in self.rows:
+            return False
+        return any(name.startswith(one) if one.endswith(".") else name == one for one in self.passed_by)
+
+    def parse(self, given: Mapping[str, object] | None = None) -> Values:
+        """Defaults with what was given laid over them."""
+        values = {row.name: row.default for row in self.rows.values()}
+        explicit = set()
+        for name, value in (given or {}).items():
+            if self.passes_by(name):
+                continue
+            values[name] = self.row(name).read(value)
+            explicit.add(name)
+        return Values(self, values, frozenset(explicit))
