@@ -200,6 +200,39 @@ def test_scenario_30_a_topic_deleted_during_commit_does_not_hold_the_transaction
     assert producer.end(True) is E.NONE
 
 
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_marker_that_somebody_else_forged_holds_neither_the_other_partitions_nor_the_id(
+    stage: Stage, durability: str
+) -> None:
+    scene = stage.start(semel_durability=durability)
+    producer = scene.producer()
+    for topic in ("first", "forged", "last"):
+        scene.raw.create(topic)
+        assert producer.write(topic, b"record") is E.NONE
+    assert scene.mark((producer.producer_id, producer.epoch + 100), "forged", commit=False) == [E.NONE]
+    assert producer.end(True) is E.NONE
+    scene.until_state("CompleteCommit")
+    assert [scene.committed(topic) for topic in ("first", "forged", "last")] == [[b"record"], [], [b"record"]]
+
+
+def test_a_marker_that_a_partition_refuses_is_tried_again_while_the_transaction_is_open_there(stage: Stage) -> None:
+    scene = stage.start()
+    producer = scene.producer()
+    for topic in ("first", "last"):
+        scene.raw.create(topic)
+    assert scene.mark(producer.identity, "first", commit=False, coordinator_epoch=70) == [E.NONE]
+    for topic in ("first", "last"):
+        assert producer.write(topic, b"record") is E.NONE
+    decided = (producer.producer_id, producer.epoch + 1)
+    assert producer.end(True) is E.NONE
+    assert scene.state() == "PrepareCommit"
+    assert (scene.committed("first"), scene.committed("last")) == ([], [b"record"])
+    # What the coordinator decided is written in the name of the coordinator that the partition obeys.
+    assert scene.mark(decided, "first", commit=True, coordinator_epoch=70) == [E.NONE]
+    scene.until_state("CompleteCommit")
+    assert scene.committed("first") == [b"record"]
+
+
 def test_the_handler_and_the_coordinator_write_markers_through_the_same_door() -> None:
     """So that what is shown here with WriteTxnMarkers holds for the coordinator's own markers."""
     assert vars(transaction_handlers)["write_marker"] is marker_sender.write_marker

@@ -2,8 +2,9 @@
 
 Guarantees:
 
-- Every partition of the transaction gets its marker, or does not exist any more; what cannot be written now is tried
-  again until it can.
+- Every partition of the transaction gets its marker, or has nothing left that a marker could end (it does not exist
+  any more, or somebody else ended the transaction there); what cannot be written now is tried again until it can. One
+  partition that refuses never keeps the others from theirs.
 - A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with
   the marker and never before (and are visible when the commit is answered).
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1000
-#: The partition knows better than we do: a newer epoch or coordinator has already settled it.
+#: The partition has seen a newer epoch or coordinator than ours.
 _OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 
@@ -77,10 +78,9 @@ class MarkerSender:
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
                 if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
-                    if code in _OVERTAKEN:
-                        return
-                    left.append(target)
-                    continue
+                    if code not in _OVERTAKEN or self._is_open(target, markers.producer_id):
+                        left.append(target)
+                        continue
             done.append(target)
         if done and self._broker.flusher is None:
             self._report(markers, done)
@@ -88,6 +88,11 @@ class MarkerSender:
             self._broker.spawn(self._report_after_flush(markers, done))
         if left:
             self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
+
+    def _is_open(self, target: TopicPartition, producer_id: int) -> bool:
+        """Whether the producer has a transaction in this partition that still waits for its end."""
+        entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
+        return entry is not None and entry.has_open_transaction
 
     def _report(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
         self._host.settle(self._host.machine.markers_written(markers, self._broker.now_ms(), done))
