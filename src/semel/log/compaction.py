@@ -171,7 +171,7 @@ class Compaction:
             following = self._upper_bound if is_last else self._segments[number + 1].base_offset
             segment = self._private(original)
             try:
-                for batch in segment.batches():
+                for batch in segment.checked_batches():
                     if transactions.discards(batch) or batch.is_control or batch.last_offset < self._first_dirty_offset:
                         continue
                     for record in read_records(batch):
@@ -222,7 +222,7 @@ class Compaction:
         for original in group:
             segment = self._private(original)
             try:
-                for batch in segment.batches():
+                for batch in segment.checked_batches():
                     data = self._cleaned(batch, latest, mapped_to, transactions.discards(batch))
                     if data is not None:
                         kept = Batch.parse(data)

@@ -417,6 +417,9 @@ class PartitionLog(Reading, TimestampSearch):
         try:
             compaction.run()
             return compaction.apply()
+        except Refused:
+            compaction.abandon()
+            raise
         except OSError as error:
             compaction.abandon()
             raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"compaction did not finish: {error}") from error

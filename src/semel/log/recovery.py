@@ -322,15 +322,24 @@ class _Loader:
         return 0
 
     def _rebuild_producers(self, segments: list[Segment], snapshots: list[int], end_offset: int) -> None:
-        start = self._start_producers(snapshots, end_offset)
-        for segment in segments:
-            self._replay_segment(segment, start)
+        self._replay(segments, len(segments), self._start_producers(snapshots, end_offset))
 
-    def _replay_segment(self, segment: Segment, start: int) -> None:
-        """Producer state only: the segment itself is trusted."""
-        for batch in segment.batches():
-            if batch.base_offset >= start:
-                replay(self.producers, batch)
+    def _replay(self, segments: list[Segment], count: int, start: int) -> None:
+        """Producer state only, from `start` on, out of the first `count` segments: they are trusted to be all there."""
+        for number, segment in enumerate(segments[:count]):
+            if number + 1 < len(segments) and segments[number + 1].base_offset <= start:
+                continue
+            end = 0
+            for position, batch in segment.batches_with_positions():
+                try:
+                    check(batch, stored=True)
+                except Refused as refused:
+                    raise DamagedLog(segment.log_path, position, refused.why) from None
+                if batch.base_offset >= start:
+                    replay(self.producers, batch)
+                end = position + batch.size_bytes
+            if end < segment.size_bytes:
+                raise DamagedLog(segment.log_path, end, "the bytes there are no record batch")
 
     # Recovery
 
@@ -338,9 +347,7 @@ class _Loader:
         if self.given.compacted:
             self.contiguous_from = max(self.contiguous_from, segments[-1].base_offset)
         start = self._start_producers(snapshots, segments[suspect].base_offset)
-        for number, segment in enumerate(segments[:suspect]):
-            if segments[number + 1].base_offset > start:
-                self._replay_segment(segment, start)
+        self._replay(segments, suspect, start)
         end_offset = segments[suspect].base_offset
         for number in range(suspect, len(segments)):
             segment = segments[number]

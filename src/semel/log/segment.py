@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from semel.errors import Refused
+from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
@@ -21,7 +21,7 @@ from semel.log.indexes import (
     TimeIndex,
     TransactionIndex,
 )
-from semel.records.batch import HEADER_SIZE, Batch
+from semel.records.batch import HEADER_SIZE, Batch, check
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -245,21 +245,25 @@ class Segment:
         return self.files.read_at(self.descriptor, size_bytes, position)
 
     def walk(self, position: int) -> Iterator[Placed]:
-        """Every batch from `position` on, by its header alone."""
+        """Every batch from `position` on, by its header alone; `Refused` where there is something else."""
         end = self.size_bytes
         chunk, start = b"", position
-        while position + HEADER_SIZE <= end:
+        while position < end:
             if position + HEADER_SIZE > start + len(chunk):
                 start = position
                 chunk = self.read(start, min(_WALK_BYTES, end - start))
                 if len(chunk) < HEADER_SIZE:
-                    return
+                    raise self._no_batch_at(position)
             base_offset, length, last_delta = _PLACE.unpack_from(chunk, position - start)
             size = length + 12
             if size < HEADER_SIZE or position + size > end:
-                return
+                raise self._no_batch_at(position)
             yield Placed(position, size, base_offset, base_offset + last_delta)
             position += size
+
+    def _no_batch_at(self, position: int) -> Refused:
+        """What was written whole is not whole any more: whoever reads on would skip records without knowing."""
+        return Refused(ErrorCode.CORRUPT_MESSAGE, f"{self.log_path} is damaged: no batch begins at byte {position}")
 
     def locate(self, offset: int) -> Placed | None:
         """The first batch that ends at or after `offset`."""
@@ -279,7 +283,7 @@ class Segment:
             base_offset, length, last_delta = _PLACE.unpack_from(data, here)
             if next_offset < 0:
                 next_offset = base_offset
-            if here + length + 12 > len(data):
+            if length + 12 < HEADER_SIZE or here + length + 12 > len(data):
                 break
             here += length + 12
             next_offset = base_offset + last_delta + 1
@@ -315,6 +319,16 @@ class Segment:
             if here == 0:
                 return
             position += here
+
+    def checked_batches(self) -> Iterator[Batch]:
+        """Every batch to the very end, each with its CRC checked; `Refused` where there is something else."""
+        end = 0
+        for position, batch in self.batches_with_positions():
+            check(batch, stored=True)
+            yield batch
+            end = position + batch.size_bytes
+        if end < self.size_bytes:
+            raise self._no_batch_at(end)
 
     def paths(self) -> list[str]:
         return [self.stem + suffix for suffix in SEGMENT_SUFFIXES]

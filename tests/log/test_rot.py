@@ -1,0 +1,80 @@
+"""Bytes that were safely on disk go bad later: whoever comes across them is told, and nothing is skipped over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel.errors import Refused
+from semel.log.partition_log import PartitionLog
+from semel.log.recovery import DamagedLog
+from tests.log.disk import NOW, batch, open_log, stored
+
+FIRST = "00000000000000000000"
+#: Where a batch says how long it is.
+LENGTH_AT = slice(8, 12)
+
+
+def two_segments(data: Path, **changes: object) -> PartitionLog:
+    log = open_log(data, **changes)
+    for number in range(6):
+        log.append(batch(1, number, b"x" * 200, keys=[b"%d" % number]), NOW)
+    log.roll(NOW)
+    log.append(batch(1, 6, keys=[b"6"]), NOW)
+    return log
+
+
+def harm(path: Path, position: int, data: bytes) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[position : position + len(data)] = data
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("length", [-12, -13, 0, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("max_bytes", [1, 700, 1 << 20])
+def test_a_reader_is_told_of_a_batch_whose_length_went_bad_and_never_gets_past_it(
+    tmp_path: Path, length: int, max_bytes: int
+) -> None:
+    log = two_segments(tmp_path)
+    found = stored(log)
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    harm(path, found[0].size_bytes * 2 + LENGTH_AT.start, length.to_bytes(4, "big", signed=True))
+    assert log.read(0, 300, 0).data == bytes(found[0].data)
+    if max_bytes < 1 << 20:
+        with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+            log.read(2, max_bytes, 0)
+    for offset in (3, 5):
+        with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+            log.read(offset, max_bytes, 0)
+    assert log.read(6, max_bytes, 0).data
+
+
+@pytest.mark.parametrize("at", [LENGTH_AT.start, 200], ids=["a length", "a value"])
+def test_compaction_leaves_a_segment_alone_that_went_bad(tmp_path: Path, at: int) -> None:
+    """Else what follows the bad batch would be gone, or the bad bytes would get a CRC that says they are good."""
+    log = open_log(tmp_path, cleanup_policy="compact")
+    for number in range(6):
+        log.append(batch(-1, 0, b"x" * 200, b"y", keys=[b"%d" % number, b"same"]), NOW)
+    log.roll(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    harm(path, stored(log)[0].size_bytes * 3 + at, b"\xee\xee")
+    before = path.read_bytes()
+    with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+        log.compact(NOW, force=True)
+    assert path.read_bytes() == before
+    assert not list((tmp_path / "t-0").glob("*.cleaned"))
+
+
+def test_a_start_that_must_replay_what_went_bad_is_told(tmp_path: Path) -> None:
+    """C4: state rebuilt from half a segment would take a retry for something new."""
+    log = two_segments(tmp_path)
+    first = stored(log)[0].size_bytes
+    log.close(NOW)
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    harm(path, first * 2 + LENGTH_AT.start, b"\xff\xff")
+    with pytest.raises(DamagedLog) as damage:
+        open_log(tmp_path)
+    assert (damage.value.path, damage.value.position) == (str(path), first * 2)
