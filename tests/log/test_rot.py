@@ -9,7 +9,7 @@ import pytest
 from semel.errors import Refused
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
-from tests.log.disk import NOW, batch, open_log, stored
+from tests.log.disk import NOW, batch, end, open_log, read_all, send, stored
 
 FIRST = "00000000000000000000"
 #: Where a batch says how long it is.
@@ -78,3 +78,34 @@ def test_a_start_that_must_replay_what_went_bad_is_told(tmp_path: Path) -> None:
     with pytest.raises(DamagedLog) as damage:
         open_log(tmp_path)
     assert (damage.value.path, damage.value.position) == (str(path), first * 2)
+
+
+def with_aborts(data: Path) -> PartitionLog:
+    log = open_log(data, index_interval_bytes=100)
+    for number in range(4):
+        send(log, 7, number, b"x" * 200)
+        end(log, 7, commit=number % 2 == 0)
+    log.roll(NOW)
+    log.append(batch(), NOW)
+    return log
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
+def test_an_index_that_went_bad_is_told_and_the_next_start_rebuilds_it(tmp_path: Path, suffix: str) -> None:
+    """A start looks at the sizes of old indexes only, so finding one bad must leave something for it to see."""
+    log = with_aborts(tmp_path)
+    expected = read_all(log, 1)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}{suffix}"
+    whole = path.read_bytes()
+    harm(path, 8 if suffix == ".timeindex" else 0, b"\xf7" * 4)
+    log = open_log(tmp_path, index_interval_bytes=100)
+    with pytest.raises(Refused, match="the next start rebuilds it"):
+        if suffix == ".timeindex":
+            log.offset_for_timestamp(NOW)
+        else:
+            read_all(log, 1)
+    log.close(NOW)
+    log = open_log(tmp_path, index_interval_bytes=100)
+    assert read_all(log, 1) == expected
+    assert path.read_bytes() == whole

@@ -14,8 +14,10 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
+from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 
 OFFSET_ENTRY_SIZE = 8
@@ -27,8 +29,14 @@ _TIME_ENTRY = struct.Struct(">qi")
 _TRANSACTION_ENTRY = struct.Struct(">hqqqq")
 
 
-class DamagedIndex(Exception):
+_Entries = TypeVar("_Entries")
+
+
+class DamagedIndex(Refused):
     """An index file that cannot be what was written; it is rebuilt from the log."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, why)
 
 
 class OffsetIndex:
@@ -48,7 +56,7 @@ class OffsetIndex:
         """Read the file, once; refuses one whose entries do not rise."""
         if self._loaded:
             return
-        offsets, positions = decode_offset_entries(_read(files, self.path))
+        offsets, positions = _read(files, self.path, decode_offset_entries, OFFSET_ENTRY_SIZE)
         self._offsets, self._positions = offsets, positions
         self._written = len(offsets)
         self._loaded = True
@@ -115,7 +123,7 @@ class TimeIndex:
     def load(self, files: Files) -> None:
         if self._loaded:
             return
-        timestamps, offsets = decode_time_entries(_read(files, self.path))
+        timestamps, offsets = _read(files, self.path, decode_time_entries, TIME_ENTRY_SIZE)
         self._timestamps, self._offsets = timestamps, offsets
         self._written = len(timestamps)
         self._loaded = True
@@ -180,7 +188,7 @@ class TransactionIndex:
 
     def load(self, files: Files) -> None:
         if not self._loaded:
-            self._entries = decode_transaction_entries(_read(files, self.path))
+            self._entries = _read(files, self.path, decode_transaction_entries, TRANSACTION_ENTRY_SIZE)
             self._loaded = True
 
     def append(self, files: Files, aborted: AbortedTransaction) -> None:
@@ -269,8 +277,15 @@ def _rises(values: array[int]) -> bool:
     return all(map(int.__lt__, values, values[1:]))
 
 
-def _read(files: Files, path: str) -> bytes:
+def _read(files: Files, path: str, decode: Callable[[bytes], _Entries], entry_size: int) -> _Entries:
     try:
-        return files.read(path)
+        data = files.read(path)
     except FileNotFoundError:
-        return b""
+        data = b""
+    try:
+        return decode(data)
+    except DamagedIndex as damage:
+        if len(data) % entry_size == 0:
+            # A start looks at sizes only: one that no index has makes it rebuild this one.
+            files.write_into(path, b"\0", len(data))
+        raise DamagedIndex(f"{path}: {damage.why}; the next start rebuilds it from the log") from None

@@ -59,7 +59,9 @@ def inspect(path: str, *, records: bool = False) -> Inspection:
                     _inspect_log(inspection, records)
                 else:
                     reader(inspection, Files().read(path))
-            except (DamagedIndex, DamagedSnapshot, DamagedCheckpoint, UnicodeError) as error:
+            except DamagedIndex as damage:
+                inspection.problems.append(damage.why)
+            except (DamagedSnapshot, DamagedCheckpoint, UnicodeError) as error:
                 inspection.problems.append(str(error))
             except OSError as error:
                 inspection.problems.append(f"cannot be read: {error.strerror}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
-from semel.log.indexes import AbortedTransaction, DamagedIndex
+from semel.log.indexes import AbortedTransaction
 from semel.log.segment import Segment
 from semel.machines.producer_state import ProducerStates
 
@@ -148,12 +148,7 @@ class Reading:
         """Aborted transactions with data in [offset, upper_bound), as (producer id, first offset)."""
         found: list[AbortedTransaction] = []
         for segment in self.segments[self._segment_holding(offset) :]:
-            try:
-                segment.transaction_index.load(self.files)
-            except DamagedIndex as error:
-                raise Refused(
-                    ErrorCode.KAFKA_STORAGE_ERROR, f"{segment.transaction_index.path}: {error}; restart to rebuild it"
-                ) from error
+            segment.transaction_index.load(self.files)
             if segment.transaction_index.collect(offset, upper_bound, found):
                 break
         return [(entry.producer_id, entry.first_offset) for entry in found]

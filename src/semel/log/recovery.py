@@ -296,7 +296,7 @@ class _Loader:
         try:
             return segment.load_tail()
         except DamagedIndex as error:
-            self.repairs.append(f"{segment.offset_index.path}: {error}")
+            self.repairs.append(error.why)
             return None
 
     # Producers
