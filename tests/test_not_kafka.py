@@ -8,7 +8,7 @@ import struct
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
-    AclBindingFilter,
+    AclBinding,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -49,10 +49,10 @@ def test_tiered_storage_is_refused_by_name(admin) -> None:
 
 
 def test_access_rules_are_refused_because_there_is_no_authorizer(admin) -> None:
-    everything = AclBindingFilter(
-        ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    rule = AclBinding(
+        ResourceType.TOPIC, "t", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ, AclPermissionType.ALLOW
     )
-    assert refusal(admin.describe_acls(everything)).code() == KafkaError.SECURITY_DISABLED
+    assert refusal(admin.create_acls([rule])[rule]).code() == KafkaError.SECURITY_DISABLED
 
 
 def test_a_client_that_wants_sasl_is_told_that_there_is_none(semel_broker) -> None:

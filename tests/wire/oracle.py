@@ -28,6 +28,12 @@ KIO_VALUES: tuple[tuple[str, st.SearchStrategy[Any]], ...] = (
     ("transaction_start_time_ms", _SECONDS),
     ("retention_time_ms", _SECONDS),
     ("session_lifetime_ms", _SECONDS),
+    ("max_lifetime_ms", _SECONDS),
+    ("issue_timestamp_ms", _SECONDS),
+    ("expiry_timestamp_ms", _SECONDS),
+    ("max_timestamp_ms", _SECONDS),
+    ("renew_period_ms", _SECONDS),
+    ("expiry_time_period_ms", _SECONDS),
 )
 
 

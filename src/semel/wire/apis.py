@@ -45,9 +45,14 @@ class ApiKey(IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    CREATE_DELEGATION_TOKEN = 38
+    RENEW_DELEGATION_TOKEN = 39
+    EXPIRE_DELEGATION_TOKEN = 40
+    DESCRIBE_DELEGATION_TOKEN = 41
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -137,9 +142,14 @@ APIS: dict[int, Api] = {
         Api("DeleteAcls", "security", ApiKey.DELETE_ACLS, "1-3", 2),
         Api("DescribeConfigs", "configs", ApiKey.DESCRIBE_CONFIGS, "1-4", 4),
         Api("AlterConfigs", "configs", ApiKey.ALTER_CONFIGS, "0-2", 2),
+        Api("AlterReplicaLogDirs", "admin", ApiKey.ALTER_REPLICA_LOG_DIRS, "1-2", 2),
         Api("DescribeLogDirs", "admin", ApiKey.DESCRIBE_LOG_DIRS, "1-5", 2),
         Api("SaslAuthenticate", "security", ApiKey.SASL_AUTHENTICATE, "0-2", 2),
         Api("CreatePartitions", "admin", ApiKey.CREATE_PARTITIONS, "0-3", 2),
+        Api("CreateDelegationToken", "tokens", ApiKey.CREATE_DELEGATION_TOKEN, "1-3", 2),
+        Api("RenewDelegationToken", "tokens", ApiKey.RENEW_DELEGATION_TOKEN, "1-2", 2),
+        Api("ExpireDelegationToken", "tokens", ApiKey.EXPIRE_DELEGATION_TOKEN, "1-2", 2),
+        Api("DescribeDelegationToken", "tokens", ApiKey.DESCRIBE_DELEGATION_TOKEN, "1-3", 2),
         Api("DeleteGroups", "groups", ApiKey.DELETE_GROUPS, "0-2", 2),
         Api("ElectLeaders", "admin", ApiKey.ELECT_LEADERS, "0-2", 2),
         Api("IncrementalAlterConfigs", "configs", ApiKey.INCREMENTAL_ALTER_CONFIGS, "0-1", 1),

@@ -1,13 +1,19 @@
-"""DescribeLogDirs and DescribeProducers: what lies on disk, and who writes into a partition."""
+"""DescribeLogDirs, AlterReplicaLogDirs, DescribeProducers: what lies where on disk, and who writes into a partition."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
-from semel.wire.messages.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
+from semel.wire.messages.admin import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
 from semel.wire.messages.transactions import DescribeProducersRequest, DescribeProducersResponse
 
 if TYPE_CHECKING:
@@ -81,3 +87,30 @@ def describe_producers(
             ]
         topics.append(DescribeProducersResponse.TopicResponse(name=row.name, partitions=answers))
     return DescribeProducersResponse(topics=topics)
+
+
+def alter_replica_log_dirs(
+    broker: BrokerServer, request: AlterReplicaLogDirsRequest, call: Call
+) -> AlterReplicaLogDirsResponse:
+    """A partition may be moved into the one data directory, where it is already."""
+    directory = broker.data_path.resolve()
+    answers: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
+    for asked in request.dirs:
+        is_ours = Path(asked.path).is_absolute() and Path(asked.path).resolve() == directory
+        for topic in asked.topics:
+            for index in topic.partitions:
+                code = ErrorCode.NONE if is_ours else ErrorCode.LOG_DIR_NOT_FOUND
+                if is_ours:
+                    try:
+                        broker.topics.partition(topic.name, index)
+                    except Refused as error:
+                        code = error.code
+                answers.setdefault(topic.name, []).append(
+                    AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult(
+                        partition_index=index, error_code=code
+                    )
+                )
+    row = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
+    return AlterReplicaLogDirsResponse(
+        results=[row(topic_name=name, partitions=partitions) for name, partitions in answers.items()]
+    )

@@ -309,3 +309,38 @@ class ElectLeadersResponse:
     throttle_time_ms: Int32 = 0
     error_code: Int16 = field(0, since=1)
     replica_election_results: list[ReplicaElectionResult] = field(list)
+
+
+@message(key=34, versions="1-2", flexible=2)
+class AlterReplicaLogDirsRequest:
+    """Move partitions into these directories."""
+
+    @struct
+    class AlterReplicaLogDirTopic:
+        name: String = ""
+        partitions: list[Int32] = field(list)
+
+    @struct
+    class AlterReplicaLogDir:
+        path: String = ""
+        topics: list[AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic] = field(list)
+
+    dirs: list[AlterReplicaLogDir] = field(list)
+
+
+@message(key=34, versions="1-2", flexible=2)
+class AlterReplicaLogDirsResponse:
+    """What became of each partition."""
+
+    @struct
+    class AlterReplicaLogDirPartitionResult:
+        partition_index: Int32 = 0
+        error_code: Int16 = 0
+
+    @struct
+    class AlterReplicaLogDirTopicResult:
+        topic_name: String = ""
+        partitions: list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult] = field(list)
+
+    throttle_time_ms: Int32 = 0
+    results: list[AlterReplicaLogDirTopicResult] = field(list)

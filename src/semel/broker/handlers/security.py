@@ -1,0 +1,150 @@
+"""What a broker without security says to those who ask for it: Kafka's answers without an authorizer, on PLAINTEXT.
+
+Guarantees:
+
+- Access rules are neither kept nor checked, and whoever sets or reads them is told so (SECURITY_DISABLED).
+- Nobody authenticates, and nobody gets a delegation token: on a PLAINTEXT listener everybody is let in as ANONYMOUS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.errors import ErrorCode
+from semel.wire.messages.security import (
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from semel.wire.messages.tokens import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+#: Who everybody is.
+ANONYMOUS = ("User", "ANONYMOUS")
+NO_AUTHORIZER = "there is no authorizer, so there are no access rules"
+#: The highest number that means something, of each thing an access rule names; 0 means that the client knows more.
+LAST_RESOURCE_TYPE, LAST_PATTERN_TYPE, LAST_OPERATION, LAST_PERMISSION = 7, 4, 15, 3
+
+
+def _is_understood(call: Call, resource_type: int, pattern_type: int, operation: int, permission: int) -> bool:
+    """Whether a rule names only things there are. Kafka takes any other for a broken request and hangs up."""
+    if (
+        1 <= resource_type <= LAST_RESOURCE_TYPE
+        and 1 <= pattern_type <= LAST_PATTERN_TYPE
+        and 1 <= operation <= LAST_OPERATION
+        and 1 <= permission <= LAST_PERMISSION
+    ):
+        return True
+    call.connection.refuse("an access rule names something unknown")
+    return False
+
+
+def describe_acls(broker: BrokerServer, request: DescribeAclsRequest, call: Call) -> DescribeAclsResponse | None:
+    """There are no rules to describe."""
+    if not _is_understood(
+        call, request.resource_type_filter, request.pattern_type_filter, request.operation, request.permission_type
+    ):
+        return None
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+
+
+def create_acls(broker: BrokerServer, request: CreateAclsRequest, call: Call) -> CreateAclsResponse | None:
+    """No rule is taken that nobody would keep to."""
+    for rule in request.creations:
+        if not _is_understood(
+            call, rule.resource_type, rule.resource_pattern_type, rule.operation, rule.permission_type
+        ):
+            return None
+    row = CreateAclsResponse.AclCreationResult
+    return CreateAclsResponse(
+        results=[row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER) for _ in request.creations]
+    )
+
+
+def delete_acls(broker: BrokerServer, request: DeleteAclsRequest, call: Call) -> DeleteAclsResponse | None:
+    """There are no rules to delete."""
+    for rule in request.filters:
+        if not _is_understood(
+            call, rule.resource_type_filter, rule.pattern_type_filter, rule.operation, rule.permission_type
+        ):
+            return None
+    row = DeleteAclsResponse.DeleteAclsFilterResult
+    return DeleteAclsResponse(
+        filter_results=[
+            row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER) for _ in request.filters
+        ]
+    )
+
+
+def sasl_handshake(broker: BrokerServer, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:
+    """A connection that is let in already has nothing to agree on."""
+    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+
+
+def sasl_authenticate(broker: BrokerServer, request: SaslAuthenticateRequest, call: Call) -> SaslAuthenticateResponse:
+    """As for the handshake."""
+    return SaslAuthenticateResponse(
+        error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="nobody authenticates on a PLAINTEXT listener"
+    )
+
+
+def create_delegation_token(
+    broker: BrokerServer, request: CreateDelegationTokenRequest, call: Call
+) -> CreateDelegationTokenResponse:
+    """A token stands for somebody who authenticated, and here nobody did."""
+    owner_type, owner_name = request.owner_principal_type, request.owner_principal_name
+    given = call.version >= 3 and owner_name
+    return CreateDelegationTokenResponse(
+        error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        principal_type=(owner_type or "") if given else ANONYMOUS[0],
+        principal_name=(owner_name or "") if given else ANONYMOUS[1],
+        token_requester_principal_type=ANONYMOUS[0],
+        token_requester_principal_name=ANONYMOUS[1],
+        issue_timestamp_ms=-1,
+        expiry_timestamp_ms=-1,
+        max_timestamp_ms=-1,
+    )
+
+
+def renew_delegation_token(
+    broker: BrokerServer, request: RenewDelegationTokenRequest, call: Call
+) -> RenewDelegationTokenResponse:
+    """There are no tokens."""
+    return RenewDelegationTokenResponse(
+        error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
+    )
+
+
+def expire_delegation_token(
+    broker: BrokerServer, request: ExpireDelegationTokenRequest, call: Call
+) -> ExpireDelegationTokenResponse:
+    """There are no tokens."""
+    return ExpireDelegationTokenResponse(
+        error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
+    )
+
+
+def describe_delegation_token(
+    broker: BrokerServer, request: DescribeDelegationTokenRequest, call: Call
+) -> DescribeDelegationTokenResponse:
+    """There are no tokens."""
+    return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
