@@ -18,7 +18,8 @@ from semel.records.batch import Record
 from semel.records.building import build
 from semel.wire.messages.admin import CreateTopicsRequest
 from semel.wire.messages.produce import ProduceRequest
-from semel.wire.messages.transactions import EndTxnRequest, InitProducerIdRequest
+from semel.wire.messages.transactions import EndTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker
@@ -162,6 +163,41 @@ def test_the_doctor_writes_the_marker_that_a_hanging_transaction_waits_for(perso
     assert cured.exit_code == 0
     assert "wrote the missing abort marker into ledger-0" in cured.output
     assert person.reads("doctor") == []
+
+
+def test_the_doctor_writes_a_decided_outcome_that_the_partition_does_not_take_from_the_coordinator(
+    person: Person,
+) -> None:
+    producer = person.init()
+    forged = WriteTxnMarkersRequest.WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        transaction_result=False,
+        coordinator_epoch=70,
+        topics=[WriteTxnMarkersRequest.WritableTxnMarkerTopic(name="ledger", partition_indexes=[0])],
+    )
+    person.cluster.request_retrying(WriteTxnMarkersRequest(markers=[forged]), to=Leader("ledger", 0))
+    person.produce(producer)
+    end = EndTxnRequest(
+        transactional_id="payments",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        committed=True,
+    )
+    assert person.cluster.request_retrying(end, to=Coordinator("transaction", "payments")).error_code == 0
+    finding = person.reads("doctor", "ledger-0")[0]
+    assert (finding["verdict"], finding["last_stable_offset"]) == ("completing", 1)
+    assert "refuses it" in finding["meaning"]
+    fixed = person.types("doctor", "ledger", "--fix", answer="y\n")
+    assert "wrote the commit that was decided into ledger-0" in fixed.output, fixed.output
+    assert person.reads("doctor") == []
+    until(lambda: person.reads("describe", "payments")[0]["state"] == "CompleteCommit", what="the commit")
+
+
+@pytest.mark.semel(**{"transaction.max.timeout.ms": 500})
+def test_a_transaction_is_aborted_also_where_only_short_ones_are_allowed(person: Person) -> None:
+    person.produce(person.init(timeout_ms=400))
+    assert person.types("abort", "payments", "--yes").exit_code == 0
 
 
 def test_yes_ends_only_what_will_not_end_by_itself(person: Person) -> None:

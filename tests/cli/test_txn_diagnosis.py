@@ -82,10 +82,11 @@ def test_a_hanging_one_is_said_to_be_unknown_and_safe_to_end() -> None:
     assert "says 'payments' is CompleteCommit, without this partition" in meaning(finished)
 
 
-def test_a_decided_outcome_is_to_be_left_alone() -> None:
+def test_a_decided_outcome_is_waited_for_and_never_changed() -> None:
     finding = judged(replace(ONGOING, state="PrepareCommit"))
     assert "it will be committed" in meaning(finding)
-    assert advice(finding).startswith("Leave it")
+    assert advice(finding).startswith("Wait")
+    assert "the outcome that was decided" in advice(finding)
     assert "it will be aborted" in meaning(judged(replace(ONGOING, state="PrepareAbort")))
 
 

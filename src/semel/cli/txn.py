@@ -19,7 +19,7 @@ from semel.cli.txn_questions import (
     is_unchanged,
     listed,
     mend,
-    write_abort_marker,
+    write_marker,
 )
 from semel.client.blocking import BlockingCluster
 from semel.machines.contract import TopicPartition
@@ -29,6 +29,7 @@ from semel.wire.messages.transactions import ListTransactionsRequest
 
 #: The states a transactional id can be seen in.
 VISIBLE_STATES = [state.title for state in State if state not in (State.DEAD, State.PREPARE_EPOCH_FENCE)]
+
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
@@ -185,7 +186,7 @@ def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer
     if not yes:
         click.echo(explain(finding), err=True)
         click.confirm(f"Write an abort marker into {partition}?", abort=True, err=True)
-    write_abort_marker(cluster, partition, finding.opened)
+    write_marker(cluster, partition, finding.opened, commit=False)
     return f"Wrote an abort marker for producer id {producer_id} into {partition}."
 
 
@@ -207,7 +208,7 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
         if not as_json:
             _report(len(partitions), [explain(finding) for finding in found])
         for number, finding in enumerate(found):
-            wanted = fix and (finding.verdict.is_trouble if yes else finding.verdict is not Verdict.COMPLETING)
+            wanted = fix and (finding.verdict.is_trouble or not yes)
             if wanted and (yes or click.confirm(f"End the transaction in {finding.partition}?", err=True)):
                 if is_unchanged(cluster, finding, _now_ms()):
                     done[number] = mend(cluster, finding)

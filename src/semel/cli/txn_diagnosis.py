@@ -155,7 +155,8 @@ def meaning(finding: Finding) -> str:
             outcome = "committed" if coordinated.state == State.PREPARE_COMMIT.title else "aborted"
             return (
                 f"The transaction is decided: it will be {outcome}. Its marker is on the way to this partition and is "
-                "retried until it is written."
+                "retried until it is written. If that never ends, the partition refuses it: it has seen a marker of a "
+                "higher epoch, which was not this coordinator's."
             )
         case Verdict.PREPARED_OUTSIDE:
             return (
@@ -184,8 +185,8 @@ def advice(finding: Finding) -> str:
             return "It is safe to write the missing abort marker (--fix): no record of it was ever committed."
         case Verdict.COMPLETING:
             return (
-                "Leave it: an outcome that is decided must not be changed. If it stays like this, look at the log of "
-                "the broker that leads this partition."
+                "Wait a moment. If it stays like this, it is safe to write the outcome that was decided (--fix), which "
+                "the partition then takes; the log of the broker that leads it says why it took no other."
             )
         case Verdict.PREPARED_OUTSIDE:
             return (

@@ -1,8 +1,9 @@
-"""What `semel txn` asks the brokers, and the two ways it ends a transaction."""
+"""What `semel txn` asks the brokers, and how it ends a transaction: by its coordinator, or by a marker in one place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from semel.cli.txn_diagnosis import Coordinated, Finding, OpenInPartition, Verdict, judge
 from semel.client.answers import check
@@ -10,6 +11,7 @@ from semel.client.blocking import BlockingCluster
 from semel.client.cluster import Coordinator, Leader
 from semel.errors import ErrorCode, error_for
 from semel.machines.contract import TopicPartition
+from semel.machines.transaction_states import State
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.transactions import (
@@ -24,8 +26,9 @@ from semel.wire.messages.transactions import (
 
 LATEST = -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-#: The timeout an id gets when it is fenced by hand; its next producer sets its own.
-FENCING_TIMEOUT_MS = 60_000
+#: The timeout an id gets when it is fenced by hand: the shortest, which every broker allows; its next producer sets its
+#: own.
+FENCING_TIMEOUT_MS = 1
 
 
 def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[TopicPartition]:
@@ -184,9 +187,16 @@ def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> boo
 def mend(cluster: BlockingCluster, finding: Finding) -> str:
     """Do what is safe, and say what was done."""
     if finding.verdict is Verdict.HANGING:
-        write_abort_marker(cluster, finding.partition, finding.opened)
+        write_marker(cluster, finding.partition, finding.opened, commit=False)
         return f"wrote the missing abort marker into {finding.partition}"
     assert finding.coordinated is not None
+    if finding.verdict is Verdict.COMPLETING:
+        commit = finding.coordinated.state == State.PREPARE_COMMIT.title
+        decided = replace(
+            finding.opened, producer_epoch=max(finding.opened.producer_epoch, finding.coordinated.producer_epoch)
+        )
+        write_marker(cluster, finding.partition, decided, commit=commit)
+        return f"wrote the {'commit' if commit else 'abort'} that was decided into {finding.partition}"
     transactional_id = finding.coordinated.transactional_id
     fence(cluster, transactional_id)
     return f"aborted the transaction of {transactional_id!r} and fenced its producer"
@@ -201,12 +211,12 @@ def fence(cluster: BlockingCluster, transactional_id: str) -> None:
     check(answer.error_code, f"fencing {transactional_id!r}")
 
 
-def write_abort_marker(cluster: BlockingCluster, partition: TopicPartition, opened: OpenInPartition) -> None:
-    """End a transaction that its coordinator knows nothing of, in this partition only."""
+def write_marker(cluster: BlockingCluster, partition: TopicPartition, opened: OpenInPartition, *, commit: bool) -> None:
+    """End a transaction in this partition only, in the name of the coordinator that the partition obeys."""
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=opened.producer_id,
         producer_epoch=opened.producer_epoch,
-        transaction_result=False,
+        transaction_result=commit,
         topics=[
             WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])
         ],
@@ -216,4 +226,4 @@ def write_abort_marker(cluster: BlockingCluster, partition: TopicPartition, open
         WriteTxnMarkersRequest(markers=[marker]), to=Leader(partition.topic, partition.partition)
     )
     code = answer.markers[0].topics[0].partitions[0].error_code
-    check(ErrorCode.of(code), f"writing an abort marker into {partition}")
+    check(ErrorCode.of(code), f"writing a marker into {partition}")
