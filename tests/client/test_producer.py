@@ -59,6 +59,27 @@ def test_records_come_back_as_they_were_sent(bootstrap: str, name: str, codec: s
     assert (two.key, two.value, two.headers) == (b"\x00", None, ())
 
 
+@pytest.mark.parametrize(
+    ("codec", "quick", "thorough"), [("gzip", 1, 9), ("lz4", 9, 17), ("zstd", -5, 19)], ids=["gzip", "lz4", "zstd"]
+)
+@pytest.mark.parametrize("way", ["records", "arrow"])
+def test_a_producer_compresses_as_hard_as_it_is_told(
+    session_broker: Broker, name: str, codec: str, quick: int, thorough: int, way: str
+) -> None:
+    value = b" ".join(b"%d shillings and %d pence" % (n * n % 97, n % 12) for n in range(4000))
+    sizes = []
+    for level in (quick, thorough):
+        config = {"bootstrap.servers": session_broker.bootstrap_servers, "compression.type": codec}
+        with Producer({**config, f"compression.{codec}.level": level}) as producer:
+            if way == "arrow":
+                producer.send_arrow(f"{name}{level}", pa.table({"value": [value]})).result(30)
+            else:
+                producer.send(f"{name}{level}", value).result(30)
+        assert [record.value for record in read(session_broker.bootstrap_servers, f"{name}{level}", 1)] == [value]
+        sizes.append(session_broker.server.topics.topics[f"{name}{level}"].partitions[0].log.size_bytes)
+    assert sizes[1] < sizes[0]
+
+
 def test_many_records_keep_their_order(bootstrap: str, name: str) -> None:
     with Producer({"bootstrap.servers": bootstrap, "batch.size": 2_000}) as producer:
         deliveries = [producer.send(name, b"%d" % number) for number in range(5_000)]

@@ -261,6 +261,21 @@ def test_records_are_compressed_anew_where_the_topic_wants_it(tmp_path: Path) ->
     assert [record.value for record in read_all(log)] == [b"a" * 500, b"b"]
 
 
+@pytest.mark.parametrize(
+    ("codec", "quick", "thorough"), [("gzip", 1, 9), ("lz4", 9, 17), ("zstd", -5, 19)], ids=["gzip", "lz4", "zstd"]
+)
+def test_the_topic_decides_how_hard_its_codec_tries(tmp_path: Path, codec: str, quick: int, thorough: int) -> None:
+    value = b" ".join(b"%d shillings and %d pence" % (n * n % 97, n % 12) for n in range(4000))
+    sizes = []
+    for level in (quick, thorough):
+        settings = {"compression_type": codec, f"compression_{codec}_level": level}
+        log = open_log(tmp_path / str(level), **settings)
+        log.append(batch(1, 0, value), NOW)
+        assert [record.value for record in read_all(log)] == [value]
+        sizes.append(log.size_bytes)
+    assert sizes[1] < sizes[0]
+
+
 # By time
 
 

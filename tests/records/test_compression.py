@@ -31,6 +31,24 @@ def test_what_was_compressed_comes_back(codec: int, piece: bytes, times: int) ->
     assert bytes(decompress(codec, memoryview(bytearray(packed)), max(len(data), 1))) == data
 
 
+#: Text of few words in many orders: a codec that looks longer finds more in it.
+WORDS = b" ".join(b"%d shillings and %d pence" % (n * n % 97, n % 12) for n in range(4000))
+
+
+@pytest.mark.parametrize(("codec", "quick", "thorough"), [(1, 1, 9), (3, 9, 17), (4, -5, 19)])
+def test_a_level_decides_how_small_a_payload_gets(codec: int, quick: int, thorough: int) -> None:
+    sizes = []
+    for level in (quick, thorough):
+        packed = compress(codec, WORDS, level)
+        assert bytes(decompress(codec, packed, len(WORDS))) == WORDS
+        sizes.append(len(packed))
+    assert sizes[1] < sizes[0]
+
+
+def test_nine_is_the_level_at_which_lz4_is_quick() -> None:
+    assert compress(3, WORDS, 9) == compress(3, WORDS)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_payload_may_fill_its_bound_and_not_one_byte_more(codec: int) -> None:
     data = bytes(range(256)) * 400

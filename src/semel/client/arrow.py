@@ -19,11 +19,14 @@ def encode_by_partition(
     keyless_partition: int,
     timestamp_ms: int,
     codec: int,
+    level: int | None,
     max_batch_bytes: int,
 ) -> Iterator[tuple[int, bytes, int]]:
     """(partition, batch, record count) for all rows; rows of a partition keep their order."""
     for number, part in _by_partition(rows, partition_count, partition, keyless_partition):
-        for data in from_arrow(part, timestamp_ms=timestamp_ms, codec=codec, max_batch_bytes=max_batch_bytes):
+        for data in from_arrow(
+            part, timestamp_ms=timestamp_ms, codec=codec, level=level, max_batch_bytes=max_batch_bytes
+        ):
             yield number, data, Batch.parse(data).record_count
 
 

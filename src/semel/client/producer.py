@@ -187,6 +187,7 @@ class AsyncProducer:
             keyless_partition=keyless,
             timestamp_ms=self._clock_ms(),
             codec=self._sending.codec,
+            level=self._sending.level,
             max_batch_bytes=min(self._accumulator.max_request_bytes, max(self._accumulator.batch_size_bytes, 1 << 18)),
         )
         batches = []

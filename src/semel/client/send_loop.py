@@ -18,6 +18,7 @@ from semel.machines.accumulator import Accumulator
 from semel.machines.contract import TopicPartition
 from semel.machines.sender import Answer, Produce, Sender
 from semel.machines.transaction_manager import Send, State, TransactionManager
+from semel.records.compression import LEVEL_SETTINGS
 from semel.records.compression import NAMES as CODEC_NAMES
 from semel.wire.messages.produce import ProduceRequest
 
@@ -31,6 +32,7 @@ class SendLoop:
         self.config = values
         self.cluster = cluster
         self.codec = CODEC_NAMES.index(values["compression.type"])
+        self.level = values[LEVEL_SETTINGS[self.codec]] if self.codec in LEVEL_SETTINGS else None
         self.manager: TransactionManager | None = None
         if values["enable.idempotence"]:
             self.manager = TransactionManager(
@@ -44,6 +46,7 @@ class SendLoop:
             buffer_memory_bytes=values["buffer.memory"],
             max_request_bytes=values["max.request.size"],
             codec=self.codec,
+            level=self.level,
         )
         self.sender = Sender(
             self.accumulator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from semel.config import Values
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.records.batch import Batch, build, check, read_records
+from semel.records.compression import LEVEL_SETTINGS
 from semel.records.layout import CODEC_MASK
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -21,6 +22,7 @@ class Admission:
         "_segment_bytes",
         "append_time",
         "codec",
+        "level",
     )
 
     def __init__(self, config: Values) -> None:
@@ -33,6 +35,9 @@ class Admission:
         self.append_time = config["message.timestamp.type"] == "LogAppendTime"
         #: What records are compressed with here; None: as they come.
         self.codec: int | None = _CODECS.get(config["compression.type"])
+        setting = LEVEL_SETTINGS.get(self.codec) if self.codec is not None else None
+        #: How hard that codec tries; None: it knows no levels.
+        self.level: int | None = None if setting is None else config[setting]
 
     def check(self, data: bytes | bytearray | memoryview, now_ms: int) -> Batch:
         """The one batch that `data` is, or `Refused`."""
@@ -92,12 +97,13 @@ def _for_missing_keys(batch: Batch, why: str) -> RecordsRefused:
     return RecordsRefused(ErrorCode.INVALID_RECORD, why, keyless)
 
 
-def recompressed(batch: Batch, codec: int) -> Batch:
+def recompressed(batch: Batch, codec: int, level: int | None = None) -> Batch:
     """The same records under the codec the topic asks for."""
     return Batch.parse(
         build(
             read_records(batch),
             codec=codec,
+            level=level,
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,
             base_sequence=batch.base_sequence,

@@ -134,7 +134,9 @@ class PartitionLog(Reading, TimestampSearch):
             # Only the batches know which epochs there were: all of them are looked at.
             epochs, clean, recovery_point = LeaderEpochs(), False, 0
         contiguous_from = 0
-        if not clean and not fresh:
+        if fresh:
+            recovery_point = None
+        else:
             contiguous_from = checkpoints.read_offsets(files, parent, checkpoints.CLEANER_OFFSETS).get(name, 0)
         loaded = recovery.load(
             files,
@@ -234,7 +236,7 @@ class PartitionLog(Reading, TimestampSearch):
                 self.producers.check_verified(producer_id, batch.producer_epoch, guard)
         codec = self._admission.codec
         if codec is not None and codec != batch.codec:
-            batch = recompressed(batch, codec)
+            batch = recompressed(batch, codec, self._admission.level)
         return self._write(batch, now_ms)
 
     def append_internal(

@@ -146,6 +146,7 @@ class Accumulator:
     buffer_memory_bytes: int = 33_554_432
     max_request_bytes: int = 1_048_576
     codec: int = 0
+    level: int | None = None
     waiting: dict[TopicPartition, deque[ProducerBatch]] = field(default_factory=dict)
     used_bytes: int = 0
     #: Until flush is over, nothing lingers.
@@ -180,7 +181,7 @@ class Accumulator:
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a record of {size} bytes for {partition}: max.request.size is {self.max_request_bytes}",
             )
-        batch = ProducerBatch(partition, now_ms, BatchBuilder(codec=self.codec))
+        batch = ProducerBatch(partition, now_ms, BatchBuilder(codec=self.codec, level=self.level))
         queue.append(batch)
         self.used_bytes += HEADER_SIZE + size
         # The sender has to look: at a batch that just closed, or to know when this one will have lingered enough.

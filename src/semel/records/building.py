@@ -235,6 +235,7 @@ def build(
     *,
     timestamp_ms: int,
     codec: int = NONE,
+    level: int | None = None,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
@@ -248,7 +249,7 @@ def build(
     A `Record` brings its own timestamp and headers (its offset is ignored); a plain tuple is (key, value[, headers[,
     timestamp]]) and takes `timestamp_ms` where it has none.
     """
-    builder = BatchBuilder(codec=codec, transactional=transactional, control=control)
+    builder = BatchBuilder(codec=codec, level=level, transactional=transactional, control=control)
     for record in records:
         if isinstance(record, Record):
             builder.append(record.key, record.value, record.headers, record.timestamp)

@@ -156,6 +156,7 @@ def from_arrow(
     base_sequence: int = NO_SEQUENCE,
     transactional: bool = False,
     codec: int = NONE,
+    level: int | None = None,
     max_batch_bytes: int = 1_048_576,
     timestamp_column: str | None = None,
 ) -> list[bytes]:
@@ -180,7 +181,7 @@ def from_arrow(
                 keys, values, headers, timestamps, start, part.num_rows, timestamp_ms, max_batch_bytes, HEADER_SIZE
             )
             if codec != NONE:
-                data = with_header_room(compress(codec, memoryview(data)[HEADER_SIZE:]))
+                data = with_header_room(compress(codec, memoryview(data)[HEADER_SIZE:], level))
             if len(data) > max_batch_bytes:
                 why = f"row {start} makes a batch of {len(data)} bytes, and {max_batch_bytes} are allowed"
                 raise Refused(ErrorCode.MESSAGE_TOO_LARGE, why)

@@ -26,6 +26,15 @@ _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x80000000
 _LZ4_END = b"\0\0\0\0"
+#: The level of Kafka's that stands for lz4's own quick way; every other is one of its thorough way.
+_LZ4_QUICK = 9
+
+#: The setting, of a topic or a producer, that says how hard a codec tries.
+LEVEL_SETTINGS = {
+    GZIP: "compression.gzip.level",
+    LZ4: "compression.lz4.level",
+    ZSTD: "compression.zstd.level",
+}
 
 
 def codec_named(name: str) -> int:
@@ -34,7 +43,7 @@ def codec_named(name: str) -> int:
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`data` as codec number `codec` writes it; codec 0 gives the bytes themselves. Gzip and zstd know levels."""
+    """`data` as codec number `codec` writes it; codec 0 gives the bytes themselves. Gzip, lz4 and zstd know levels."""
     if codec == NONE:
         return bytes(data)
     if codec == GZIP:
@@ -43,7 +52,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
     if codec == SNAPPY:
         return _compress_xerial(data)
     if codec == LZ4:
-        return _compress_lz4(data)
+        return _compress_lz4(data, _LZ4_QUICK if level is None else level)
     if codec == ZSTD:
         import cramjam
 
@@ -142,20 +151,33 @@ def _decompress_snappy_block(block: memoryview, room: int, limit: int) -> bytes:
         raise _corrupt(error) from None
 
 
-def _compress_lz4(data: Buffer) -> bytes:
-    from cramjam import lz4
-
+def _compress_lz4(data: Buffer, level: int) -> bytes:
+    write = _lz4_block if level == _LZ4_QUICK else _thorough_lz4_block
     view = memoryview(data)
     parts = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
-        plain = view[start : start + _LZ4_BLOCK_BYTES]
-        block = bytes(lz4.compress_block(plain, store_size=False))
-        if len(block) < len(plain):
-            parts += (len(block).to_bytes(4, "little"), block)
-        else:
-            parts += ((len(plain) | _LZ4_STORED).to_bytes(4, "little"), bytes(plain))
+        parts += write(view[start : start + _LZ4_BLOCK_BYTES], level)
     parts.append(_LZ4_END)
     return b"".join(parts)
+
+
+def _lz4_block(plain: memoryview, level: int) -> tuple[bytes, bytes]:
+    from cramjam import lz4
+
+    block = bytes(lz4.compress_block(plain, store_size=False))
+    if len(block) < len(plain):
+        return len(block).to_bytes(4, "little"), block
+    return (len(plain) | _LZ4_STORED).to_bytes(4, "little"), bytes(plain)
+
+
+def _thorough_lz4_block(plain: memoryview, level: int) -> tuple[bytes]:
+    """The one block of a frame of its own: cramjam knows levels only for whole frames, which Java could not read."""
+    from cramjam import lz4
+
+    frame = bytes(lz4.compress(plain, level=level))
+    start = len(_LZ4_HEADER)
+    size = int.from_bytes(frame[start : start + 4], "little") & ~_LZ4_STORED
+    return (frame[start : start + 4 + size],)
 
 
 def _zstd_content_size(data: Buffer) -> int:
