@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -310,6 +311,41 @@ def test_a_batch_too_large_for_its_topic_is_split_and_a_record_too_large_is_refu
             producer.send(name, b"x" * 3_000).result(30)
         assert producer.send(name, "still works").result(30).offset == 100
     read(bootstrap, name, 101)
+
+
+def test_offsets_whose_answer_never_came_do_not_count_with_the_next_transaction(bootstrap: str, name: str) -> None:
+    group = f"{name}-group"
+    config = {"max.block.ms": 700, "request.timeout.ms": 60_000, "linger.ms": 0}
+    with (
+        FaultProxy(bootstrap, nth_only(1, ApiKey.TXN_OFFSET_COMMIT, Mute())) as proxy,
+        Admin({"bootstrap.servers": bootstrap}) as admin,
+        Producer({"bootstrap.servers": bootstrap}) as plain,
+    ):
+        plain.send(name, "to read").result(30)
+        with Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name, **config}) as producer:
+            within(producer.init_transactions)
+            producer.begin_transaction()
+            with pytest.raises(RequestTimedOut):
+                within(
+                    lambda: producer.send_offsets_to_transaction({(name, 0): 1}, group), reached=lambda: proxy.faults
+                )
+            proxy.cut_all()
+            within(producer.abort_transaction)
+            producer.begin_transaction()
+            within(lambda: producer.send(name, "out"))
+            within(producer.commit_transaction)
+        assert admin.list_group_offsets(group, [(name, 0)], require_stable=True) == {}
+
+
+def within(call: Callable[[], object], reached: Callable[[], object] = lambda: False) -> None:
+    """Call again while a short max.block.ms ends it early, until `reached` says that this was wanted."""
+    while True:
+        try:
+            call()
+            return
+        except RequestTimedOut:
+            if reached():
+                raise
 
 
 @pytest.mark.parametrize("fault", [Cut(), Mute()])

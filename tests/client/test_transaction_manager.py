@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.errors import AbortTransaction, CommitFailed, ErrorCode, KafkaError, Misuse, ProducerFenced, error_for
+from semel.errors import (
+    AbortTransaction,
+    CommitFailed,
+    ErrorCode,
+    InvalidRecord,
+    KafkaError,
+    Misuse,
+    ProducerFenced,
+    error_for,
+)
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.transaction_manager import (
     MAX_EPOCH,
@@ -233,7 +242,7 @@ def test_a_stale_member_makes_the_transaction_abortable_and_the_producer_stays_u
     with pytest.raises(CommitFailed):
         manager.commit()
     manager.abort()
-    manager.poll(0, batches_left=False)
+    answer(manager, ask(manager).message, producer_id=7, producer_epoch=1)
     assert manager.state is State.READY
     assert manager.error is None
 
@@ -261,6 +270,66 @@ def test_a_failed_batch_can_only_be_answered_by_an_abort() -> None:
     assert send.message.committed is False
     answer(manager, send.message, producer_id=7, producer_epoch=1)
     assert (manager.state, manager.identity) == (State.READY, ProducerIdentity(7, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "raises"),
+    [
+        (ErrorCode.INVALID_TXN_STATE, AbortTransaction),
+        (ErrorCode.REQUEST_TIMED_OUT, AbortTransaction),
+        (ErrorCode.INVALID_RECORD, InvalidRecord),  # the same record would be refused again
+    ],
+)
+def test_whatever_kept_a_batch_from_being_written_the_transaction_can_be_aborted_and_says_so(
+    code: ErrorCode, raises: type[KafkaError]
+) -> None:
+    manager = ready()
+    manager.begin()
+    manager.write(P0)
+    manager.fail(error_for(code, "not written"))
+    assert manager.state is State.ABORTABLE_ERROR
+    with pytest.raises(raises, match="not written") as raised:
+        manager.commit()
+    assert raised.value.code is code
+
+
+@pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])
+def test_a_batch_refused_to_this_producer_for_good_is_its_end(code: ErrorCode) -> None:
+    manager = ready()
+    manager.begin()
+    manager.write(P0)
+    manager.fail(error_for(code, "gone"))
+    assert manager.state is State.FATAL_ERROR
+
+
+def test_a_refused_batch_does_not_end_a_producer_without_transactions() -> None:
+    manager = TransactionManager(None)
+    manager.initialize()
+    answer(manager, ask(manager).message, producer_id=7, producer_epoch=0)
+    manager.fail(error_for(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "old topic"))
+    assert manager.state is State.READY
+
+
+def test_offsets_whose_answer_got_lost_are_aborted_with_their_transaction() -> None:
+    """Else the coordinator would keep them, and the next commit would make them count."""
+    manager = ready()
+    manager.begin()
+    manager.add_offsets({P0: OffsetAndMetadata(5)}, GROUP)
+    assert isinstance(ask(manager).message, TxnOffsetCommitRequest)
+    manager.on_disconnect(now_ms=0, backoff_ms=0)
+    manager.abort()
+    send = ask(manager)
+    assert isinstance(send.message, EndTxnRequest)
+    assert send.message.committed is False
+
+
+def test_an_abort_after_the_identity_was_refused_asks_for_it_again() -> None:
+    manager = TransactionManager("payments")
+    manager.initialize()
+    answer(manager, ask(manager).message, ErrorCode.TRANSACTION_ABORTABLE)
+    assert manager.state is State.ABORTABLE_ERROR
+    manager.abort()
+    assert isinstance(ask(manager).message, InitProducerIdRequest), "without an identity nothing can be sent"
 
 
 def test_under_v1_sequences_in_doubt_ask_for_a_new_epoch_after_the_abort() -> None:

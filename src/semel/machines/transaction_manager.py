@@ -15,7 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from semel.errors import ErrorCode, KafkaError, Misuse, ProducerFenced, error_for, invariant
+from semel.errors import (
+    AbortTransaction,
+    ErrorCode,
+    Fatal,
+    KafkaError,
+    Misuse,
+    ProducerFenced,
+    Retriable,
+    error_for,
+    invariant,
+)
 from semel.machines import transaction_requests as requests
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.transaction_manager_states import (
@@ -54,6 +64,13 @@ NO_IDENTITY = ProducerIdentity(-1, -1)
 MAX_EPOCH = 2**15 - 1
 #: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
 CONCURRENT_BACKOFF_MS = 20
+#: Answers to a batch that say this producer may never write.
+_REFUSED_FOR_GOOD = (
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.UNSUPPORTED_VERSION,
+)
 #: Two-phase commit (KIP-939) begins with this version of InitProducerId.
 TWO_PHASE_VERSION = 6
 
@@ -149,6 +166,8 @@ class TransactionManager:
         self._step(Event.WRITE)
         if offsets:
             self._pending_offsets.append(_PendingOffsets(group, dict(offsets)))
+            # The first commit of offsets opens a V2 transaction, whether or not its answer arrives.
+            self._started = self._started or self.version >= 2
 
     def prepare(self) -> None:
         """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
@@ -202,10 +221,12 @@ class TransactionManager:
         """
         if renew and self.version < 2:
             self._bump_after_abort = True
-        if error.code.fatal and error.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+        if error.code in _REFUSED_FOR_GOOD:
             self._fatal(error)
         elif self.is_transactional:
-            self._abortable(error)
+            # The batch is lost, the producer is not: what could be tried again, or ends a request, costs a transaction.
+            mendable = isinstance(error, (Retriable, Fatal))
+            self._abortable(AbortTransaction(error.code, error.why) if mendable else error)
 
     def bump_epoch(self) -> None:
         """A new epoch for an idempotent producer (KIP-360): its own to take, until there is none left."""
@@ -348,7 +369,7 @@ class TransactionManager:
     def _ended(self, response: Any) -> None:
         if response is not None and getattr(response, "producer_id", -1) >= 0:
             self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
-        renew = self._bump_after_abort and self.state is State.ABORTING
+        renew = self.state is State.ABORTING and (self._bump_after_abort or self.identity == NO_IDENTITY)
         self._forget_transaction()
         self._step(Event.INITIALIZE if renew else Event.ENDED)
 
