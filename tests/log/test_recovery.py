@@ -338,3 +338,107 @@ def test_background_work_is_done_when_a_log_closes(tmp_path: Path) -> None:
     log.close(NOW)
     assert log.recovery_point == 4
     assert log.snapshots == [3, 4]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("left", ["nothing", "half of the batches", "no file", "no later segment"])
+def test_a_log_that_ends_before_what_was_safely_on_disk_is_reported(tmp_path: Path, left: str, clean: bool) -> None:
+    """C1: a file cut between two batches looks whole, yet what was acknowledged after fsync is not there"""
+    log = written(tmp_path)
+    half = stored(log)[: len(stored(log)) // 2]
+    if left == "no later segment":
+        log.roll(NOW)
+        log.append(batch(), NOW)
+    safe = log.flush()
+    log.close(NOW)
+    path = tmp_path / "t-0" / LOG
+    if left == "nothing":
+        path.write_bytes(b"")
+    elif left == "no file":
+        path.unlink()
+    elif left == "no later segment":
+        path.with_name(f"{safe - 1:020d}.log").unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: sum(each.size_bytes for each in half)])
+    before = sorted(each.name for each in path.parent.glob("*.snapshot"))
+    with pytest.raises(DamagedLog, match=f"everything below offset {safe} was safely on disk"):
+        open_log(tmp_path, clean=clean, recovery_point=safe)
+    assert sorted(each.name for each in path.parent.glob("*.snapshot")) == before
+    # What the report says to do if nobody has a copy.
+    assert open_log(tmp_path, clean=False).end_offset < safe
+
+
+def test_a_log_that_ends_before_its_deleted_start_begins_anew_at_that_start(tmp_path: Path) -> None:
+    """A power cut took the tail, the start was durable: giving its offsets again would delete new records later."""
+    log = written(tmp_path)
+    end_offset = log.end_offset
+    assert log.delete_records_before(-1) == end_offset
+    crash(log)
+    path = tmp_path / "t-0" / LOG
+    path.write_bytes(path.read_bytes()[:-5])
+    for _ in range(2):
+        again = open_log(tmp_path, clean=False)
+        assert (again.log_start_offset, again.end_offset) == (end_offset, end_offset)
+        crash(again)
+    again = open_log(tmp_path, clean=False)
+    assert again.append(batch(1, 0, b"new"), NOW).base_offset == end_offset
+    again.close(NOW)
+    assert [record.value for record in read_all(open_log(tmp_path))] == [b"new"]
+
+
+def test_gaps_of_a_compaction_are_no_damage_after_the_topic_stopped_being_compacted(tmp_path: Path) -> None:
+    log = open_log(tmp_path, cleanup_policy="compact")
+    for number in range(4):
+        log.append(batch(-1, 0, b"%d" % number, keys=[b"%d" % (number % 2)]), NOW)
+    log.roll(NOW)
+    log.compact(NOW, force=True)
+    log.append(batch(), NOW)
+    log.close(NOW)
+    expected = read_all(log)
+    (tmp_path / "t-0" / "00000000000000000000.index").unlink()
+    assert read_all(open_log(tmp_path, cleanup_policy="delete")) == expected
+
+
+def test_however_often_a_log_was_stopped_a_crash_costs_its_last_segment_only(tmp_path: Path) -> None:
+    small = {"segment_bytes": 200_000}
+    log = open_log(tmp_path, **small)
+    for number in range(600):
+        log.append(batch(1, number, b"x" * 1000), NOW)
+    for number in range(600, 605):
+        log.close(NOW)
+        assert len(list((tmp_path / "t-0").glob("*.snapshot"))) <= 2
+        log = open_log(tmp_path, **small)
+        log.append(batch(1, number), NOW)
+    crash(log)
+    files = CountingFiles()
+    again = open_log(tmp_path, clean=False, files=files, **small)
+    assert files.bytes_read <= 210_000
+    assert again.producers.facts() == log.producers.facts()
+
+
+@pytest.mark.parametrize("name", ["x.log.swap", "5.log", "x.snapshot", "0000000000000000000x.log", "²" * 20 + ".log"])
+def test_a_file_that_is_none_of_a_logs_is_left_alone(tmp_path: Path, name: str) -> None:
+    crash(written(tmp_path))
+    (tmp_path / "t-0" / name).write_text("somebody's notes")
+    assert open_log(tmp_path, clean=False).end_offset == 32
+
+
+def test_batches_from_before_the_first_known_leader_epoch_are_no_damage(tmp_path: Path) -> None:
+    """Kafka forgets epochs up to where DeleteRecords moved the start, which may be inside a segment."""
+    log = written(tmp_path)
+    crash(log)
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").write_text("0\n1\n0 9\n")
+    assert open_log(tmp_path, clean=False).end_offset == log.end_offset
+
+
+@pytest.mark.parametrize("name", ["log-start-offset-checkpoint", "cleaner-offset-checkpoint"])
+def test_a_damaged_checkpoint_of_the_data_directory_is_told_and_done_without(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = written(tmp_path)
+    log.close(NOW)
+    (tmp_path / name).write_text("0\n7\nt 0")
+    again = open_log(tmp_path, clean=False)
+    assert again.end_offset == log.end_offset
+    assert any(name in record.getMessage() for record in caplog.records)
+    assert again.delete_records_before(3) == 3

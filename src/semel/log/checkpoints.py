@@ -167,11 +167,16 @@ def decode_offsets(data: bytes) -> dict[tuple[str, int], int]:
 
 
 def read_offsets(files: Files, data_directory: Path | str, name: str) -> dict[tuple[str, int], int]:
-    """What a checkpoint of the data directory holds; nothing when there is none."""
+    """What a checkpoint of the data directory holds; nothing when there is none, or none that can be read."""
     path = os.path.join(data_directory, name)
     if not files.exists(path):
         return {}
-    return decode_offsets(files.read(path))
+    try:
+        return decode_offsets(files.read(path))
+    except DamagedCheckpoint as damage:
+        # As Kafka does: every one of them only saves work or remembers a deletion, and none is worth a whole broker.
+        logger.error("%s is done without: %s", path, damage)
+        return {}
 
 
 def write_offsets(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from semel.log.segment import SNAPSHOT_SUFFIX, Segment, file_stem
-from semel.log.snapshots import SNAPSHOTS_KEPT, encode_snapshot
+from semel.log.snapshots import encode_snapshot
 
 if TYPE_CHECKING:
     from semel.log.partition_log import PartitionLog
@@ -98,9 +98,12 @@ def snapshot_job(log: PartitionLog, offset: int) -> Callable[[], None]:
 
 
 def write_snapshot(log: PartitionLog, offset: int, state: bytes) -> None:
-    """Write a snapshot durably and let go of the oldest."""
+    """Write a snapshot durably and keep one other: the last that is not past the active segment's beginning. Recovery
+    reads that segment whole, so it needs what was known before it, however often the log was stopped since."""
     log.files.replace(f"{log.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}", state)
-    kept = [*(known for known in log.snapshots if known != offset), offset]
-    log.snapshots = kept[-SNAPSHOTS_KEPT:]
-    for old in kept[:-SNAPSHOTS_KEPT]:
-        log.files.remove(f"{log.directory}/{file_stem(old)}{SNAPSHOT_SUFFIX}")
+    known = sorted({*log.snapshots, offset})
+    usable = [each for each in known[:-1] if each <= log.segments[-1].base_offset]
+    log.snapshots = [*(usable or known[:-1])[-1:], known[-1]]
+    for each in known:
+        if each not in log.snapshots:
+            log.files.remove(f"{log.directory}/{file_stem(each)}{SNAPSHOT_SUFFIX}")

@@ -13,12 +13,13 @@ Recovery may itself be killed at any point: it only cuts what it would cut again
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import LeaderEpochs
+from semel.log.checkpoints import RECOVERY_POINTS, LeaderEpochs
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
@@ -47,6 +48,7 @@ DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
+_STEM = re.compile("[0-9]{20}")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _OFFSETS_AHEAD_MAX = 2**31
 
@@ -64,8 +66,9 @@ class DamagedLog(Refused):
         super().__init__(
             ErrorCode.KAFKA_STORAGE_ERROR,
             f"{path} is damaged at byte {position}: {what}. Nothing was changed. Restore the file from a copy or a "
-            f"replica; to give up everything from there on instead, cut the file to {position} bytes, remove the "
-            "later segments of the partition, and start again.",
+            "replica; to give up everything from there on instead, stop the broker, cut the file to "
+            f"{position} bytes, remove the later segments of the partition and the data directory's "
+            f"{RECOVERY_POINTS}, and start again.",
         )
 
 
@@ -154,18 +157,22 @@ class _Loader:
         self.repairs: list[str] = []
         self.sizes = files.sizes(directory)
         self.producers = ProducerStates()
+        #: There is no segment on disk yet.
+        self.is_fresh = False
         self.segments: list[Segment] = []
         self.contiguous_from = given.contiguous_from
 
     def run(self) -> Loaded:
+        loaded = self._load()
+        if loaded.end_offset < self.given.log_start_offset:
+            self._begin_anew(loaded, self.given.log_start_offset)
+        return loaded
+
+    def _load(self) -> Loaded:
         if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
             self._settle_interrupted_changes()
         segments = self.segments = self._segments()
-        snapshots = sorted(
-            int(name[: -len(SNAPSHOT_SUFFIX)])
-            for name in self.sizes
-            if name.endswith(SNAPSHOT_SUFFIX) and name[: -len(SNAPSHOT_SUFFIX)].isdigit()
-        )
+        snapshots = self._offsets(SNAPSHOT_SUFFIX)
         if len(segments) == 1 and segments[0].size_bytes == 0:
             # New, or everything has been deleted: then only a snapshot still knows who wrote.
             self._start_producers(snapshots, segments[0].base_offset)
@@ -188,10 +195,8 @@ class _Loader:
     def _settle_interrupted_changes(self) -> None:
         """A compacted segment takes its place once its log is named `.swap`, and not before."""
         files, directory = self.files, self.directory
-        for name in list(self.sizes):
-            base = name.removesuffix(SWAP_SUFFIX)
-            if base.endswith(LOG_SUFFIX) and name.endswith(SWAP_SUFFIX):
-                self._finish_swap(int(base.removesuffix(LOG_SUFFIX)))
+        for base_offset in self._offsets(LOG_SUFFIX + SWAP_SUFFIX):
+            self._finish_swap(base_offset)
         for name in list(self.sizes):
             if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")):
                 files.remove(f"{directory}/{name}")
@@ -208,7 +213,7 @@ class _Loader:
         for placed in swapped.walk(0):
             last = placed.last_offset
         swapped.close()
-        for old in self._bases():
+        for old in self._offsets(LOG_SUFFIX):
             # An older segment that reaches past the new one holds something the new one does not: it stays.
             if base_offset <= old <= last or old == base_offset:
                 for suffix in SEGMENT_SUFFIXES:
@@ -227,31 +232,28 @@ class _Loader:
 
     # Segments
 
-    def _bases(self) -> list[int]:
-        return sorted(
-            int(name[: -len(LOG_SUFFIX)])
-            for name in self.sizes
-            if name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdigit()
-        )
+    def _offsets(self, suffix: str) -> list[int]:
+        """The offsets, rising, in the names of all files of one kind."""
+        stems = [name.removesuffix(suffix) for name in self.sizes if name.endswith(suffix)]
+        return sorted(int(stem) for stem in stems if _STEM.fullmatch(stem))
 
     def _segments(self) -> list[Segment]:
-        bases = set(self._bases())
+        bases = set(self._offsets(LOG_SUFFIX))
         for name in list(self.sizes):
             stem, _, kind = name.partition(".")
-            if f".{kind}" in SEGMENT_SUFFIXES[1:] and stem.isdigit() and int(stem) not in bases:
+            if f".{kind}" in SEGMENT_SUFFIXES[1:] and _STEM.fullmatch(stem) and int(stem) not in bases:
                 # A segment's log goes first: what is left of it means nothing.
                 self._remove(name)
         segments = [
             Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
-            for base in self._bases()
+            for base in sorted(bases)
         ]
         for segment in segments:
             if file_stem(segment.base_offset) + TRANSACTION_INDEX_SUFFIX not in self.sizes:
                 segment.transaction_index.hold([])
         if not segments:
-            segment = Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms)
-            segment.create_files()
-            segments.append(segment)
+            segments.append(Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms))
+            self.is_fresh = True
         return segments
 
     def _first_suspect(self, segments: list[Segment]) -> int | None:
@@ -272,13 +274,12 @@ class _Loader:
         return suspect
 
     def _valid_snapshots(self) -> Iterator[int]:
-        for name in self.sizes:
-            if name.endswith(SNAPSHOT_SUFFIX) and name[: -len(SNAPSHOT_SUFFIX)].isdigit():
-                try:
-                    decode_snapshot(self.files.read(f"{self.directory}/{name}"))
-                except DamagedSnapshot:
-                    continue
-                yield int(name[: -len(SNAPSHOT_SUFFIX)])
+        for offset in self._offsets(SNAPSHOT_SUFFIX):
+            try:
+                decode_snapshot(self.files.read(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"))
+            except DamagedSnapshot:
+                continue
+            yield offset
 
     def _index_is_missing(self, segment: Segment) -> bool:
         stem = file_stem(segment.base_offset)
@@ -415,14 +416,17 @@ class _Loader:
         if batch.base_offset > expected and expected >= self.contiguous_from:
             return f"a batch claims offset {batch.base_offset} where {expected} must stand"
         known = self.epochs.epoch_at(batch.base_offset)
-        if batch.leader_epoch < known or (batch.leader_epoch > known and not self.finds_epochs):
+        # What lies before the first known epoch was deleted, wherever in a segment that is.
+        is_known = known >= 0 and not self.finds_epochs
+        if batch.leader_epoch < known or (batch.leader_epoch > known and is_known):
             return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
         return ""
 
     def _cut(self, segments: list[Segment], number: int, valid_bytes: int, end_offset: int, what: str) -> None:
         """Remove a torn tail; raise if it is damage instead."""
         segment = segments[number]
-        if end_offset < (self.given.recovery_point or 0):
+        safe = self.given.recovery_point or 0
+        if end_offset < safe > self.given.log_start_offset:
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, in a part of the log that was safely on disk")
         later = valid_batch_after(segment, valid_bytes, end_offset)
         if later is not None:
@@ -442,6 +446,12 @@ class _Loader:
         segment.cut_unfinished()
 
     def _loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
+        safe = self.given.recovery_point or 0
+        if end_offset < safe > self.given.log_start_offset:
+            what = f"the log ends there at offset {end_offset}, yet everything below offset {safe} was safely on disk"
+            raise DamagedLog(segments[-1].log_path, segments[-1].size_bytes, what)
+        if self.is_fresh:
+            segments[0].create_files()
         for offset in snapshots:
             if offset > end_offset:
                 self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
@@ -459,6 +469,19 @@ class _Loader:
             leader_epochs_changed=self.epochs_changed,
             repairs=self.repairs,
         )
+
+    def _begin_anew(self, loaded: Loaded, start_offset: int) -> None:
+        """All that is left was deleted by request, and more: no offset below the start may ever be given again."""
+        for segment in reversed(loaded.segments):
+            segment.close()
+            for path in segment.paths():
+                self.files.remove(path)
+        segment = Segment(self.files, self.directory, start_offset, 0, self.given.now_ms)
+        segment.create_files()
+        self.repairs.append(f"the log ended at offset {loaded.end_offset}; it begins anew at its start, {start_offset}")
+        loaded.segments[:] = [segment]
+        loaded.end_offset = start_offset
+        loaded.leader_epochs_changed |= self.epochs.truncate_from_start(start_offset)
 
 
 def valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:

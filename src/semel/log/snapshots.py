@@ -18,7 +18,6 @@ from crc32c import crc32c
 from semel.machines.producer_state import REMEMBERED_BATCHES, ProducerEntry, WrittenBatch
 
 SNAPSHOT_VERSION = 1
-SNAPSHOTS_KEPT = 2
 
 _HEAD = struct.Struct(">hIi")
 _CHECKED_FROM = 6
