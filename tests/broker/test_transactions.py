@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
+from semel.broker.marker_sender import MarkerSender
 from semel.errors import ErrorCode
 from semel.records.batch import split
 from semel.records.markers import read_marker
@@ -173,8 +174,39 @@ def test_v1_partitions_are_added_first_and_the_epoch_stays(raw: Raw, topic: str)
 def test_v1_a_write_to_a_partition_that_was_not_added_is_refused(raw: Raw, topic: str) -> None:
     raw.create(topic)
     producer = Transactional(raw, topic)
-    assert producer.write(topic, b"sneaky", version=V1_PRODUCE) is ErrorCode.INVALID_TXN_STATE
+    assert producer.write(topic, b"sneaky", version=V1_PRODUCE) is ErrorCode.TRANSACTION_ABORTABLE
     assert raw.values(topic) == []
+
+
+@pytest.mark.parametrize(("newest", "code"), [(10, "INVALID_TXN_STATE"), (11, "TRANSACTION_ABORTABLE")])
+def test_a_writer_that_knows_the_word_is_told_to_abort(raw: Raw, topic: str, newest: int, code: str) -> None:
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    assert producer.write(topic, b"lost", version=newest).name == code
+    assert producer.commit_offset("g-" + topic, topic, 1, version=newest - 7).name == code
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_offsets_without_a_group_are_refused_before_the_transaction_is_looked_at(
+    raw: Raw, topic: str, version: int
+) -> None:
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    assert producer.commit_offset("", topic, 1, version=version) is ErrorCode.INVALID_GROUP_ID
+    assert producer.end(commit=True) is ErrorCode.INVALID_TXN_STATE, "the transaction has not begun"
+
+
+def test_a_write_while_the_last_outcome_is_being_written_is_told_to_come_again(
+    raw: Raw, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    assert producer.write(topic, b"decided") is ErrorCode.NONE
+    monkeypatch.setattr(MarkerSender, "send", lambda *_: None)
+    assert producer.end(commit=True) is ErrorCode.NONE
+    assert producer.write(topic, b"next") is ErrorCode.CONCURRENT_TRANSACTIONS
+    # A producer of the older protocol would take that for a failure of its batch.
+    assert producer.write(topic, b"next", version=V1_PRODUCE) is ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 def test_v1_a_late_write_after_the_commit_opens_no_hanging_transaction(raw: Raw, topic: str) -> None:
@@ -435,6 +467,26 @@ def test_two_phase_commit_is_served_only_when_it_is_switched_on(tmp_path: Path, 
             assert raw.is_closed()
             return
         assert raw.ask(request, 6).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [V1_PRODUCE, V2_PRODUCE])
+def test_a_writer_that_was_replaced_adds_nothing_to_the_transaction_that_was_kept(
+    tmp_path: Path, topic: str, version: int
+) -> None:
+    with running(tmp_path, transaction_two_phase_commit_enable=True) as broker, Raw(broker) as raw:
+        raw.create(topic)
+        replaced = Transactional(raw, topic)
+        assert replaced.write(topic, b"prepared") is ErrorCode.NONE
+        assert replaced.commit_offset("g", topic, 1) is ErrorCode.NONE
+        request = InitProducerIdRequest(transactional_id=topic, transaction_timeout_ms=1000, keep_prepared_txn=True)
+        successor = raw.ask(request, 6)
+        assert successor.error_code == ErrorCode.NONE
+        assert replaced.write(topic, b"too late", version=version) is ErrorCode.INVALID_PRODUCER_EPOCH
+        assert replaced.commit_offset("g", topic, 2, version=version - 7) is ErrorCode.INVALID_PRODUCER_EPOCH
+        replaced.producer_id, replaced.producer_epoch = successor.producer_id, successor.producer_epoch
+        assert replaced.end(commit=True) is ErrorCode.NONE
+        assert committed(raw, topic) == [b"prepared"]
+        assert committed_offset(raw, "g", topic) == (1, ErrorCode.NONE)
 
 
 def test_with_fsync_the_coordinators_record_is_on_disk_before_the_data_is_written(tmp_path: Path, topic: str) -> None:

@@ -46,6 +46,8 @@ class TransactionHost(CoordinatorHost):
             )
         )
         super().__init__(broker, TRANSACTION_STATE, self.machine)
+        #: With two-phase commit a transaction may be kept for a successor: its writer is fenced while it is still open.
+        self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         self._markers = MarkerSender(broker, self)
 
     def ready_for(self, transactional_id: str) -> None:
@@ -80,29 +82,26 @@ class TransactionHost(CoordinatorHost):
         partition: int,
         *,
         verify_only: bool,
+        knows_abortable: bool,
     ) -> ErrorCode:
         """Whether a transactional append to this partition may go ahead.
 
         With `verify_only` (V1) the partition must have been added before; without (V2) it is added now.
+        `knows_abortable`: the writer's version of the protocol has TRANSACTION_ABORTABLE.
         """
         self.ready_for(transactional_id)
         asked = TopicPartition(topic, partition)
         if verify_only:
-            return _as_clients_know_it(
-                self.machine.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
-            )
+            code = self.machine.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
+            if code is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+                return ErrorCode.INVALID_TXN_STATE
+            return _as_writers_know_it(code)
         decision = self.machine.add_implicitly(
             transactional_id, producer_id, producer_epoch, (asked,), self.broker.now_ms()
         )
-        return _as_clients_know_it(ErrorCode(self.settle(decision)))
+        return _as_writers_know_it(ErrorCode(self.settle(decision)))
 
 
-#: A producer in the middle of writing is told what it knows how to handle.
-_TOLD_TO_WRITERS = {
-    ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
-    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
-}
-
-
-def _as_clients_know_it(code: ErrorCode) -> ErrorCode:
-    return _TOLD_TO_WRITERS.get(code, code)
+def _as_writers_know_it(code: ErrorCode) -> ErrorCode:
+    """A producer in the middle of writing expects INVALID_PRODUCER_EPOCH when it is fenced."""
+    return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
+#: From this version on the sender of a TxnOffsetCommit knows TRANSACTION_ABORTABLE.
+ABORTABLE_SINCE = 4
 #: From this version on a TxnOffsetCommit adds its partition to the transaction by itself (KIP-890).
 IMPLICIT_ADD_SINCE = 5
 
@@ -67,25 +69,30 @@ def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     """Offsets that count when the transaction commits. Before any is written the coordinator must know of them."""
+    if not request.group_id:
+        return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
     host = broker.groups
     host.ready_for(request.group_id)
     index = host.machine.partition_for(request.group_id)
     log = broker.internal_topic(CONSUMER_OFFSETS).partition(index).log
-    if log.start_verification(request.producer_id, request.producer_epoch, -1) is not None:
-        implicit_add = call.version >= IMPLICIT_ADD_SINCE
-        if implicit_add or broker.settings.transaction_partition_verification_enable:
-            code = broker.transactions.admit(
-                request.transactional_id,
-                request.producer_id,
-                request.producer_epoch,
-                CONSUMER_OFFSETS,
-                index,
-                verify_only=not implicit_add,
-            )
-            if code != ErrorCode.NONE:
-                return _txn_offset_commit_refused(request, code)
-            if broker.flusher is not None and implicit_add:
-                return _commit_after_the_coordinator(broker, request, call)
+    first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None
+    implicit_add = call.version >= IMPLICIT_ADD_SINCE
+    if first and not implicit_add and not broker.settings.transaction_partition_verification_enable:
+        first = False
+    if first or broker.transactions.asks_every_time:
+        code = broker.transactions.admit(
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            CONSUMER_OFFSETS,
+            index,
+            verify_only=not first or not implicit_add,
+            knows_abortable=call.version >= ABORTABLE_SINCE,
+        )
+        if code != ErrorCode.NONE:
+            return _txn_offset_commit_refused(request, code)
+        if first and broker.flusher is not None and implicit_add:
+            return _commit_after_the_coordinator(broker, request, call)
     return host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
 
 

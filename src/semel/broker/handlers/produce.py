@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _TopicResponse = ProduceResponse.TopicProduceResponse
 _PartitionResponse = ProduceResponse.PartitionProduceResponse
 
+#: From this version on a producer knows TRANSACTION_ABORTABLE.
+ABORTABLE_SINCE = 11
 #: From this version on a produce adds its partition to the transaction by itself (KIP-890).
 IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
@@ -39,7 +41,6 @@ ADMIN_CLIENT = "__admin_client"
 #: Coordinator errors an old client would not retry in a produce; NOT_ENOUGH_REPLICAS it does, without new metadata.
 _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
     (
-        ErrorCode.CONCURRENT_TRANSACTIONS,
         ErrorCode.NETWORK_EXCEPTION,
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -194,8 +195,9 @@ def _verified(
         batch.producer_id, batch.producer_epoch, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
     )
     if guard is None:
-        return None
-    if not implicit_add and not broker.settings.transaction_partition_verification_enable:
+        if not broker.transactions.asks_every_time:
+            return None
+    elif not implicit_add and not broker.settings.transaction_partition_verification_enable:
         return guard
     code = broker.transactions.admit(
         request.transactional_id,
@@ -203,11 +205,13 @@ def _verified(
         batch.producer_epoch,
         partition.topic.name,
         partition.index,
-        verify_only=not implicit_add,
+        verify_only=guard is None or not implicit_add,
+        knows_abortable=call.version >= ABORTABLE_SINCE,
     )
     if code == ErrorCode.NONE:
         return guard
-    if code in _RETRY_AS_NOT_ENOUGH_REPLICAS:
+    # A producer that adds implicitly meets CONCURRENT_TRANSACTIONS often, and knows what it means.
+    if code in _RETRY_AS_NOT_ENOUGH_REPLICAS or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not implicit_add):
         raise Refused(
             ErrorCode.NOT_ENOUGH_REPLICAS,
             f"the coordinator could not say whether the partition is in the transaction: {code.name}",
