@@ -199,7 +199,7 @@ def test_data_of_a_transaction_is_never_on_disk_before_the_coordinators_record_o
             assert scene.state() == "PrepareCommit"
             disk.heal()
             # By the time of the append the coordinator would agree, and its record would not be on disk.
-            assert answer().error_code == E.NOT_ENOUGH_REPLICAS
+            assert answer().error_code == E.CONCURRENT_TRANSACTIONS
     scene.until_state("CompleteCommit")
     assert scene.uncommitted("ledger") == [b"first"]
     assert producer.write("ledger", b"second") is E.NONE

@@ -216,4 +216,4 @@ def _verified(
             ErrorCode.NOT_ENOUGH_REPLICAS,
             f"the coordinator could not say whether the partition is in the transaction: {code.name}",
         )
-    raise Refused(code, "the partition is not part of the producer's transaction")
+    raise Refused(code, f"the coordinator does not take the partition into the transaction: {code.meaning}")
