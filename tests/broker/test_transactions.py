@@ -352,6 +352,24 @@ def test_adding_a_partition_that_is_not_there_keeps_the_others_out(raw: Raw, top
     assert codes == [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
+@pytest.mark.parametrize("internal", ["__transaction_state", "__consumer_offsets"])
+def test_a_client_cannot_add_the_brokers_own_topics(raw: Raw, topic: str, internal: str) -> None:
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    assert producer.add(internal) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert producer.end(commit=True, version=3) is ErrorCode.INVALID_TXN_STATE, "the transaction has not begun"
+
+
+@pytest.mark.parametrize("transactional_id", [None, "payments"])
+@pytest.mark.parametrize("half", [{"producer_id": 7}, {"producer_epoch": 7}])
+def test_half_an_identity_is_no_request_for_a_new_one(
+    raw: Raw, transactional_id: str | None, half: dict[str, Any]
+) -> None:
+    asked = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=0, **half)
+    answer = raw.ask(asked, 5)
+    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (ErrorCode.INVALID_REQUEST, -1, -1)
+
+
 def test_a_transaction_completes_though_its_topic_was_deleted(raw: Raw, topic: str) -> None:
     raw.create(topic)
     raw.create(topic + "-doomed")

@@ -189,19 +189,24 @@ class TransactionCoordinator:
         self, request: InitProducerIdRequest, version: int, now_ms: int, new_producer_id: NewProducerId
     ) -> Decision[InitProducerIdResponse]:
         """Give a producer its identity; with a transactional id, settle what the last owner left and fence it."""
-        if request.transactional_id is None:
-            return Decision(InitProducerIdResponse(producer_id=new_producer_id(), producer_epoch=0))
         try:
-            return self._init_transactional(request, request.transactional_id, now_ms, new_producer_id)
+            expected = expected_identity(request)
+            if request.transactional_id is None:
+                return Decision(InitProducerIdResponse(producer_id=new_producer_id(), producer_epoch=0))
+            return self._init_transactional(request, request.transactional_id, expected, now_ms, new_producer_id)
         except Refused as refusal:
             code = for_version(refusal.code, version, FENCED_SINCE_INIT)
             return Decision(init_error(code))
 
     def _init_transactional(
-        self, request: InitProducerIdRequest, transactional_id: str, now_ms: int, new_producer_id: NewProducerId
+        self,
+        request: InitProducerIdRequest,
+        transactional_id: str,
+        expected: ProducerIdentity | None,
+        now_ms: int,
+        new_producer_id: NewProducerId,
     ) -> Decision[InitProducerIdResponse]:
         timeout_ms = self._timeout_of(request, transactional_id)
-        expected = expected_identity(request)
         shard = self._shard_of(transactional_id)
         shard.check_not_pending(transactional_id)
         old = shard.entries.get(transactional_id)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.marker_sender import write_marker
-from semel.broker.partitions import Partition
+from semel.broker.partitions import INTERNAL_TOPICS, Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    InitProducerIdResponse,
     ListTransactionsRequest,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -31,10 +31,9 @@ BATCHED_SINCE = 4
 
 def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
     """A producer id for an idempotent producer, or the next identity of a transactional one."""
-    if request.transactional_id is None:
-        return InitProducerIdResponse(producer_id=broker.producer_ids.take(), producer_epoch=0)
     host = broker.transactions
-    host.ready_for(request.transactional_id)
+    if request.transactional_id is not None:
+        host.ready_for(request.transactional_id)
     return host.answer(host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take))
 
 
@@ -43,7 +42,7 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
     host = broker.transactions
     if call.version < BATCHED_SINCE:
         host.ready_for(request.v3_and_below_transactional_id)
-        refused = _unknown_partitions(broker, request)
+        refused = _refused_partitions(broker, request)
         if refused is not None:
             return refused
     for transaction in request.transactions:
@@ -51,32 +50,32 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
     return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()))
 
 
-def _unknown_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
-    from semel.wire.messages.transactions import AddPartitionsToTxnResponse as Response
-
-    known: dict[tuple[str, int], bool] = {}
+def _refused_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
+    """The refusal, if any of the partitions is not there or is the broker's own."""
+    codes: dict[tuple[str, int], ErrorCode] = {}
     for asked in request.v3_and_below_topics:
         topic = broker.topics.topics.get(asked.name)
         for index in asked.partitions:
-            known[asked.name, index] = topic is not None and 0 <= index < len(topic.partitions)
-    if all(known.values()):
+            if asked.name in INTERNAL_TOPICS:
+                codes[asked.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif topic is None or not 0 <= index < len(topic.partitions):
+                codes[asked.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not codes:
         return None
     results = [
-        Response.AddPartitionsToTxnTopicResult(
+        AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
             name=asked.name,
             results_by_partition=[
-                Response.AddPartitionsToTxnPartitionResult(
+                AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
                     partition_index=index,
-                    partition_error_code=ErrorCode.OPERATION_NOT_ATTEMPTED
-                    if known[asked.name, index]
-                    else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    partition_error_code=codes.get((asked.name, index), ErrorCode.OPERATION_NOT_ATTEMPTED),
                 )
                 for index in asked.partitions
             ],
         )
         for asked in request.v3_and_below_topics
     ]
-    return Response(results_by_topic_v3_and_below=results)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
 def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
