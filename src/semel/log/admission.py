@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from semel.config import Values
+from semel.config import INT64_MAX, Values
 from semel.errors import ErrorCode, RecordsRefused, Refused
-from semel.records.batch import Batch, build, check, read_records
+from semel.records.batch import Batch, build, check, read_records, with_max_timestamp
 from semel.records.compression import LEVEL_SETTINGS
-from semel.records.layout import CODEC_MASK
+from semel.records.layout import CODEC_MASK, NO_TIMESTAMP
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -19,15 +19,15 @@ class Admission:
         "_before_max_ms",
         "_compacted",
         "_max_message_bytes",
-        "_segment_bytes",
+        "_most_bytes",
         "append_time",
         "codec",
         "level",
     )
 
     def __init__(self, config: Values) -> None:
-        self._segment_bytes: int = config["segment.bytes"]
         self._max_message_bytes: int = config["max.message.bytes"]
+        self._most_bytes: int = min(self._max_message_bytes, config["segment.bytes"])
         self._after_max_ms: int = config["message.timestamp.after.max.ms"]
         self._before_max_ms: int = config["message.timestamp.before.max.ms"]
         self._compacted = "compact" in config["cleanup.policy"]
@@ -45,30 +45,54 @@ class Admission:
         size = len(batch.data)
         if size != len(data):
             raise Refused(ErrorCode.INVALID_RECORD, "a partition is sent exactly one batch at a time")
-        if size > self._max_message_bytes:
-            raise Refused(
-                ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {size} bytes, max.message.bytes is {self._max_message_bytes}"
-            )
-        if size > self._segment_bytes:
-            raise Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
+        if size > self._most_bytes:
+            raise self._too_large(size)
         if batch.base_offset != 0:
             raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
         framing = not batch.attributes & CODEC_MASK
         try:
-            check(batch, framing=framing, require_keys=self._compacted)
+            largest_delta = check(batch, framing=framing, require_keys=self._compacted)
         except Refused as error:
             if self._compacted:
                 check(batch, framing=framing)
                 raise _for_missing_keys(batch, error.why) from None
             raise
         if not self.append_time:
-            newest, oldest = batch.max_timestamp, batch.base_timestamp
-            if self._far_off(newest, now_ms) or self._far_off(oldest, now_ms):
+            # Where the records were not looked at, the header is believed.
+            newest = batch.max_timestamp if largest_delta is None else batch.base_timestamp + largest_delta
+            if newest - now_ms > self._after_max_ms:
                 raise self._for_timestamps(batch, now_ms)
+            if self._before_max_ms < INT64_MAX and any(
+                self._far_off(record.timestamp, now_ms) for record in read_records(batch)
+            ):
+                raise self._for_timestamps(batch, now_ms)
+            if newest != batch.max_timestamp:
+                if not -INT64_MAX <= newest <= INT64_MAX:
+                    raise self._for_timestamps(batch, now_ms)
+                batch = with_max_timestamp(batch, newest)
         return batch
 
+    def compressed_anew(self, batch: Batch) -> Batch:
+        """The same records under the codec this topic has: they must fit that way too."""
+        if self.codec is None or self.codec == batch.codec:
+            return batch
+        changed = recompressed(batch, self.codec, self.level)
+        if changed.size_bytes > self._most_bytes:
+            raise self._too_large(changed.size_bytes)
+        return changed
+
+    def _too_large(self, size: int) -> Refused:
+        if size > self._max_message_bytes:
+            return Refused(
+                ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {size} bytes, max.message.bytes is {self._max_message_bytes}"
+            )
+        return Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
+
     def _far_off(self, timestamp_ms: int, now_ms: int) -> bool:
-        return timestamp_ms - now_ms > self._after_max_ms or now_ms - max(timestamp_ms, 0) > self._before_max_ms
+        """A record without a time is never far off."""
+        return timestamp_ms != NO_TIMESTAMP and (
+            timestamp_ms - now_ms > self._after_max_ms or now_ms - timestamp_ms > self._before_max_ms
+        )
 
     def _for_timestamps(self, batch: Batch, now_ms: int) -> RecordsRefused:
         return RecordsRefused(
@@ -86,7 +110,7 @@ class Admission:
         batch = Batch.parse(data)
         if len(batch.data) != len(data):
             raise Refused(ErrorCode.INVALID_RECORD, "exactly one batch at a time")
-        if len(data) > min(self._max_message_bytes, self._segment_bytes):
+        if len(data) > self._most_bytes:
             raise Refused(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes is larger than the topic allows")
         return batch
 

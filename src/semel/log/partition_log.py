@@ -20,7 +20,7 @@ from uuid import UUID
 from semel.config import Values
 from semel.errors import ErrorCode, Refused
 from semel.log import checkpoints, durability, recovery, retention
-from semel.log.admission import Admission, recompressed
+from semel.log.admission import Admission
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.compaction import Compacted, Compaction
 from semel.log.files import Files
@@ -208,9 +208,11 @@ class PartitionLog(Reading, TimestampSearch):
         if "compact" in config["cleanup.policy"]:
             # What is in the active segment cannot be compacted, so it must not stay there for longer.
             self._segment_ms = min(self._segment_ms, config["max.compaction.lag.ms"])
+        self._jitter_ms: int = min(config["segment.jitter.ms"], self._segment_ms)
         self._index_interval_bytes: int = config["index.interval.bytes"]
         self._admission = Admission(config)
         self._append_time = self._admission.append_time
+        self._roll_after_ms = self._drawn_age_ms()
 
     # Appending
 
@@ -234,9 +236,8 @@ class PartitionLog(Reading, TimestampSearch):
                 )
             if transactional and self.verifies_transactions:
                 self.producers.check_verified(producer_id, batch.producer_epoch, guard)
-        codec = self._admission.codec
-        if codec is not None and codec != batch.codec:
-            batch = recompressed(batch, codec, self._admission.level)
+        if self._admission.codec is not None:
+            batch = self._admission.compressed_anew(batch)
         return self._write(batch, now_ms)
 
     def append_internal(
@@ -369,10 +370,18 @@ class PartitionLog(Reading, TimestampSearch):
             return active
         if (
             active.has_room_for(size, last_offset, self._segment_bytes, self._index_bytes)
-            and active.age_ms(timestamp_ms, now_ms) <= self._segment_ms
+            and active.age_ms(timestamp_ms, now_ms) <= self._roll_after_ms
         ):
             return active
         return self.roll(now_ms)
+
+    def _drawn_age_ms(self) -> int:
+        """How old a segment may get: each a little less than allowed, so that many logs do not roll at once."""
+        if not self._jitter_ms:
+            return self._segment_ms
+        from random import randrange
+
+        return self._segment_ms - randrange(self._jitter_ms)
 
     def roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next one. What was written so far becomes durable in the background,
@@ -387,6 +396,7 @@ class PartitionLog(Reading, TimestampSearch):
         self.segments.append(segment)
         self._bases.append(offset)
         self._active = segment
+        self._roll_after_ms = self._drawn_age_ms()
         self.files.in_background(durability.snapshot_job(self, offset))
         return segment
 

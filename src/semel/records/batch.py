@@ -212,10 +212,11 @@ def check(
     require_keys: bool = False,
     stored: bool = False,
     limit: int = DECOMPRESSED_LIMIT,
-) -> None:
+) -> int | None:
     """Refuse a batch that lies. `framing` walks the records too; `require_keys` (implies it) is for compacted topics.
 
     `stored`: the batch comes from our own log, where markers, compacted batches and the broker's clock are in order.
+    The answer is the largest timestamp delta of the records, if they were walked.
     """
     if checksum(batch.data) != batch.crc:
         raise Refused(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
@@ -230,9 +231,10 @@ def check(
         payload = decompress(batch.codec, batch.payload, limit)
         count, last = batch.record_count, batch.last_offset_delta
         try:
-            _select.check_framing(payload, count, not stored, last, require_keys)
+            return _select.check_framing(payload, count, not stored, last, require_keys)
         except ValueError as error:
             raise _invalid(str(error)) from None
+    return None
 
 
 def _check_produced(batch: Batch) -> None:
@@ -265,6 +267,14 @@ def place(data: bytearray | memoryview, base_offset: int, leader_epoch: int, app
         data[22] |= LOG_APPEND_TIME
         data[35:43] = append_time_ms.to_bytes(8, "big", signed=True)
         data[17:21] = checksum(data).to_bytes(4, "big")
+
+
+def with_max_timestamp(batch: Batch, max_timestamp: int) -> Batch:
+    """The same batch with another largest timestamp in its header, and the CRC that goes with it."""
+    data = bytearray(batch.data)
+    data[35:43] = max_timestamp.to_bytes(8, "big", signed=True)
+    data[17:21] = checksum(data).to_bytes(4, "big")
+    return Batch.parse(data)
 
 
 def read_records(batch: Batch, limit: int = DECOMPRESSED_LIMIT) -> Iterator[Record]:
@@ -352,4 +362,5 @@ __all__ = [
     "record_size_max",
     "retain",
     "split",
+    "with_max_timestamp",
 ]
