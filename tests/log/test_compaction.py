@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel.errors import Refused
-from semel.log.compaction import Compaction
+from semel.log.compaction import BYTES_PER_KEY, Compaction
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import read_records
 from semel.records.markers import read_marker
@@ -46,6 +46,15 @@ def compact(log: PartitionLog, now_ms: int = NOW, *, roll: bool = True) -> None:
     if roll:
         log.roll(now_ms)
     log.compact(now_ms, force=True)
+
+
+def compact_a_bit(log: PartitionLog, keys: int, now_ms: int = NOW) -> Compaction | None:
+    """One round with memory for this many keys."""
+    compaction = Compaction.plan(log, now_ms, force=True, dedupe_buffer_bytes=keys * BYTES_PER_KEY)
+    if compaction is not None:
+        compaction.run()
+        compaction.apply()
+    return compaction
 
 
 def contents(log: PartitionLog, isolation: int = 1) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -320,6 +329,39 @@ def test_a_log_that_changed_under_a_compaction_is_left_alone(tmp_path: Path) -> 
     assert list((tmp_path / "t-0").glob("*.cleaned")) == []
 
 
+def test_a_round_holds_as_many_keys_as_it_has_memory_for_and_the_next_goes_on(tmp_path: Path) -> None:
+    log = open_log(tmp_path, **COMPACT)
+    for turn in range(2):
+        for number in range(0, 20, 2):
+            put(log, *[(b"key %d" % key, b"%d" % turn) for key in (number, number + 1)])
+    log.roll(NOW)
+    expected = latest(log)
+    first = compact_a_bit(log, keys=5)
+    assert first is not None and first.stopped_short
+    # What the round saw was six records of six keys: nothing to remove yet, and the rest is as it was.
+    assert len(contents(log)) == 40 and len(first._latest_offsets()[0]) <= 6
+    rounds = 1
+    while (following := compact_a_bit(log, keys=5)) is not None and following.stopped_short:
+        rounds += 1
+        assert latest(log) == expected
+    assert following is not None and rounds >= 6
+    assert [key for _, key, _ in contents(log)] == [b"key %d" % key for key in range(20)]
+    assert latest(log) == expected
+    whole = compact_a_bit(log, keys=100)
+    assert whole is not None and not whole.stopped_short
+
+
+def test_what_a_short_round_left_is_still_dirty(tmp_path: Path) -> None:
+    log = open_log(tmp_path, **{**COMPACT, "min_cleanable_dirty_ratio": 0.5})
+    for number in range(40):
+        put(log, (b"%d" % number, b"v"))
+    log.roll(NOW)
+    compact_a_bit(log, keys=5)
+    assert Compaction.plan(log, NOW) is not None
+    compact_a_bit(log, keys=100)
+    assert Compaction.plan(log, NOW) is None
+
+
 def busy(data: Path, files: InlineFiles | None = None) -> PartitionLog:
     log = open_log(data, files=files, **{**COMPACT, "segment_bytes": 600})
     for number in range(12):
@@ -393,7 +435,7 @@ steps = st.lists(
         st.tuples(st.just("put"), st.integers(-1, 1), st.integers(0, 3), st.booleans()),
         st.tuples(st.just("send"), st.integers(11, 12), st.integers(0, 3), st.booleans()),
         st.tuples(st.sampled_from(["commit", "abort"]), st.integers(11, 12), st.just(0), st.just(False)),
-        st.tuples(st.sampled_from(["roll", "compact", "day"]), st.just(0), st.just(0), st.just(False)),
+        st.tuples(st.sampled_from(["roll", "compact", "compact a bit", "day"]), st.just(0), st.just(0), st.just(False)),
     ),
     max_size=50,
 )
@@ -426,6 +468,8 @@ def test_whatever_happens_a_reader_ends_with_the_same_values(history: list[tuple
                 sequences[producer_id] = sequence + 1
             if what == "compact":
                 compacted.compact(now_ms, force=True)
+            elif what == "compact a bit":
+                compact_a_bit(compacted, 2, now_ms)
         assert alive(compacted) == alive(plain)
         assert compacted.producers.facts() == plain.producers.facts()
         offsets = [record.offset for found in stored(compacted) for record in read_records(found)]

@@ -184,6 +184,25 @@ def test_a_segment_is_rolled_when_its_first_record_is_too_old(tmp_path: Path) ->
     assert [segment.base_offset for segment in log.segments] == [0, 2]
 
 
+def test_segments_of_many_logs_are_not_all_rolled_at_once_where_the_topic_wants_jitter(tmp_path: Path) -> None:
+    def rolled(jitter_ms: int) -> int:
+        logs = [
+            open_log(tmp_path / str(jitter_ms), partition=number, segment_ms=1000, segment_jitter_ms=jitter_ms)
+            for number in range(40)
+        ]
+        for log in logs:
+            log.append(batch(timestamp_ms=NOW), NOW)
+            log.append(batch(timestamp_ms=NOW + 500), NOW)
+        early = sum(len(log.segments) > 1 for log in logs)
+        for log in logs:
+            log.append(batch(timestamp_ms=NOW + 1501), NOW)
+            assert len(log.segments) > 1, "none stays longer than segment.ms"
+        return early
+
+    assert rolled(0) == 0
+    assert 0 < rolled(1000) < 40
+
+
 def test_a_segment_is_rolled_when_its_index_is_full(tmp_path: Path) -> None:
     log = open_log(tmp_path, index_interval_bytes=0, segment_index_bytes=60)
     for _ in range(12):

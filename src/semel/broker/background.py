@@ -109,16 +109,21 @@ class Background:
             self._compacting = False
 
     async def _compact_one(self, partition: Partition, log: PartitionLog) -> None:
-        compaction = Compaction.plan(log, self._broker.now_ms())
-        if compaction is None:
-            return
-        try:
-            await self._broker.loop.run_in_executor(None, compaction.run)
-            if partition.opened is not None:
-                compaction.apply()
-        except (OSError, Refused):
-            compaction.abandon()
-            raise
+        """Round by round, while the keys of one round do not cover all that is dirty."""
+        stopped_short = True
+        while stopped_short and not self._stopped and partition.opened is log:
+            buffer_bytes = self._broker.settings["log.cleaner.dedupe.buffer.size"]
+            compaction = Compaction.plan(log, self._broker.now_ms(), dedupe_buffer_bytes=buffer_bytes)
+            if compaction is None:
+                return
+            try:
+                await self._broker.loop.run_in_executor(None, compaction.run)
+                if partition.opened is not None:
+                    compaction.apply()
+            except (OSError, Refused):
+                compaction.abandon()
+                raise
+            stopped_short = compaction.stopped_short
 
     def _checkpoint(self) -> None:
         self._broker.topics.checkpoint_recovery_points()

@@ -20,7 +20,8 @@ from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRecord
 from semel.records.batch import read_records, split
-from semel.records.building import build_pairs
+from semel.records.building import build, build_pairs
+from semel.records.compression import NONE
 from semel.records.layout import TRANSACTIONAL
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class CoordinatorHost:
         self.broker = broker
         self.topic_name = topic_name
         self.machine_to_drive = machine
+        #: What the topic's batches are compressed with.
+        self.codec = NONE
         self._loaded: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -183,7 +186,10 @@ class CoordinatorHost:
         now_ms = self.broker.now_ms()
         partition = self.broker.internal_topic(self.topic_name).partition(index)
         pairs = [(key, value) for _, key, value in records]
-        if producer is None:
+        data: bytes | bytearray
+        if self.codec:
+            data = self._compressed(pairs, producer, now_ms)
+        elif producer is None:
             data = build_pairs(pairs, now_ms)
         else:
             data = build_pairs(
@@ -195,6 +201,20 @@ class CoordinatorHost:
             )
         partition.log.append_internal(data, now_ms)
         partition.changed()
+
+    def _compressed(
+        self, pairs: Sequence[tuple[bytes, bytes | None]], producer: ProducerIdentity | None, now_ms: int
+    ) -> bytes:
+        if producer is None:
+            return build(pairs, timestamp_ms=now_ms, codec=self.codec)
+        return build(
+            pairs,
+            timestamp_ms=now_ms,
+            codec=self.codec,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            transactional=True,
+        )
 
     def perform_all(self, effects: tuple[Effect, ...]) -> None:
         """Do everything a decision asks for, in its order."""

@@ -20,6 +20,7 @@ from semel.errors import ErrorCode, Refused
 ALL_BROKERS = ""
 DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not None) | {
     "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size",
     "max.connections",
     "max.connections.per.ip",
     "producer.id.expiration.ms",

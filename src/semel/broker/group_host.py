@@ -28,6 +28,7 @@ class GroupHost(CoordinatorHost):
             _topics(broker),
         )
         super().__init__(broker, CONSUMER_OFFSETS, self.machine)
+        self.codec = settings["offsets.topic.compression.codec"]
         self._parked: dict[int, asyncio.Future[Any]] = {}
         self._next_token = 0
         broker.topics.changed.append(self._topics_changed)

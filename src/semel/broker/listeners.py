@@ -11,7 +11,9 @@ Guarantees:
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semel.config import ConfigError, Values
@@ -94,6 +96,16 @@ def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
         f"clients are told to connect to {address_text(*endpoint)}, which only this machine can; for others "
         f"--set advertised.listeners=PLAINTEXT://NAME_OF_THIS_MACHINE:{endpoint[1]}"
     )
+
+
+def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_bytes: int) -> None:
+    """Give connections kernel buffers of these sizes (-1: the system's own); they inherit them from the listener."""
+    for listener in listening:
+        # A socket of ours over the same file: an event loop's own may not let its options be set.
+        with socket.socket(fileno=os.dup(listener.fileno())) as same:
+            for option, size in ((socket.SO_SNDBUF, send_bytes), (socket.SO_RCVBUF, receive_bytes)):
+                if size != -1:
+                    same.setsockopt(socket.SOL_SOCKET, option, size)
 
 
 def refused_bind(listener: Listener, error: OSError) -> ConfigError:

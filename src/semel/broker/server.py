@@ -26,7 +26,7 @@ from semel.broker.dynamic_settings import DynamicSettings
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.group_settings import GroupSettingsStore
-from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind
+from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
 from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
@@ -107,6 +107,8 @@ class BrokerServer:
         directories = self.settings["log.dirs"]
         if len(directories) != 1:
             raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
+        if "classic" not in self.settings["group.coordinator.rebalance.protocols"]:
+            raise ConfigError("group.coordinator.rebalance.protocols: the classic protocol cannot be left out")
         try:
             # The address first: a broker that cannot have it leaves nothing on the disk.
             await self._bind()
@@ -171,7 +173,11 @@ class BrokerServer:
         if not host:
             # Every address of both families; any free port can only be one of one family.
             host = None if listener.port else "0.0.0.0"
-        return await self.loop.create_server(self._connected, host, listener.port, backlog=512, start_serving=False)
+        server = await self.loop.create_server(self._connected, host, listener.port, backlog=512, start_serving=False)
+        size_buffers(
+            server.sockets, self.settings["socket.send.buffer.bytes"], self.settings["socket.receive.buffer.bytes"]
+        )
+        return server
 
     @cached_property
     def transactions(self) -> TransactionHost:

@@ -6,6 +6,8 @@
   first sees it so; that time stands in the batch itself, so it survives restarts (K-8335).
 - A marker stays as long as any batch of its transaction does, wherever that lies (K-8351, K-13727), and its key is
   never compared with users' keys (K-14055).
+- The keys of a round fit into the memory given to it (`log.cleaner.dedupe.buffer.size`): a round that finds more ends
+  where they no longer fit, in the middle of a segment if need be, and the next one goes on from there.
 - The batch that holds an active producer's last sequence stays, without records if need be (K-5490), and a marker that
   is all there is of a producer stays whole: it carries the epoch that fences.
 
@@ -33,8 +35,10 @@ from semel.records.markers import read_marker
 if TYPE_CHECKING:
     from semel.log.partition_log import PartitionLog
 
-#: Keys held in memory at once; a log with more is compacted in several rounds.
-KEYS_MAX = 4_000_000
+#: What a key and its last offset take in memory: two small objects and their place in a dictionary.
+BYTES_PER_KEY = 200
+#: Kafka's default of `log.cleaner.dedupe.buffer.size`.
+DEDUPE_BUFFER_BYTES = 134_217_728
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,12 @@ class Compaction:
         first_dirty_offset: int,
         upper_bound: int,
         now_ms: int,
+        dedupe_buffer_bytes: int = DEDUPE_BUFFER_BYTES,
     ) -> None:
         self._log = log
+        self._keys_max = dedupe_buffer_bytes // BYTES_PER_KEY
+        #: Whether there was more to do than the keys of one round allow.
+        self.stopped_short = False
         self._files: Files = log.files
         self._segments = segments
         self._first_dirty_offset = first_dirty_offset
@@ -119,7 +127,9 @@ class Compaction:
         self._groups: list[tuple[list[Segment], Segment]] = []
 
     @classmethod
-    def plan(cls, log: PartitionLog, now_ms: int, *, force: bool = False) -> Compaction | None:
+    def plan(
+        cls, log: PartitionLog, now_ms: int, *, force: bool = False, dedupe_buffer_bytes: int = DEDUPE_BUFFER_BYTES
+    ) -> Compaction | None:
         """What to compact now; None when the topic does not want it or there is too little to gain."""
         if "compact" not in log.config["cleanup.policy"] or log.failed is not None:
             return None
@@ -138,7 +148,10 @@ class Compaction:
         upper_bound = log.segments[len(cleanable)].base_offset
         first_dirty = min(_first_dirty_offset(log), upper_bound)
         total = sum(segment.size_bytes for segment in cleanable)
-        dirty = [segment for segment in cleanable if segment.base_offset >= first_dirty]
+        dirty = [
+            segment for segment, following in pairwise(log.segments[: len(cleanable) + 1])
+            if following.base_offset > first_dirty
+        ]
         dirty_bytes = sum(segment.size_bytes for segment in dirty)
         if not force:
             overdue = any(
@@ -146,13 +159,14 @@ class Compaction:
             )
             if dirty_bytes == 0 or (dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not overdue):
                 return None
-        return cls(log, cleanable, first_dirty, upper_bound, now_ms)
+        return cls(log, cleanable, first_dirty, upper_bound, now_ms, dedupe_buffer_bytes)
 
     # Anywhere
 
     def run(self) -> None:
         """Write the compacted segments beside the old ones. Touches nothing that anybody else reads."""
         latest, mapped_to = self._latest_offsets()
+        self.stopped_short = mapped_to < self._upper_bound
         transactions = _Transactions(self._aborted)
         for group in self._grouped(mapped_to):
             base_offset = group[0].base_offset
@@ -177,11 +191,11 @@ class Compaction:
                     for record in read_records(batch):
                         if record.key is not None and record.offset >= self._first_dirty_offset:
                             latest[_key(record.key)] = record.offset
+                    if len(latest) >= self._keys_max:
+                        return latest, batch.next_offset
             finally:
                 segment.close()
             mapped_to = max(mapped_to, following)
-            if len(latest) > KEYS_MAX and mapped_to > self._first_dirty_offset:
-                break
         return latest, mapped_to
 
     def _grouped(self, mapped_to: int) -> list[list[Segment]]:

@@ -8,7 +8,8 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.partitions import CONSUMER_OFFSETS
-from semel.errors import ErrorCode
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 if TYPE_CHECKING:
@@ -144,8 +145,17 @@ def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
     return _served(broker, request, call, broker.groups.machine.delete_groups, request.groups_names)
 
 
+_NOT_SERVED = "group.coordinator.rebalance.protocols leaves the consumer protocol out"
+
+
+def _serves_consumer_protocol(broker: BrokerServer) -> bool:
+    return "consumer" in broker.settings["group.coordinator.rebalance.protocols"]
+
+
 def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
     """A member under the consumer protocol (KIP-848) reports, and hears what it owns."""
+    if not _serves_consumer_protocol(broker):
+        raise Refused(ErrorCode.UNSUPPORTED_VERSION, _NOT_SERVED)
     host = broker.groups
     host.ready_for(request.group_id)
     decision = host.machine.consumer_group_heartbeat(
@@ -156,4 +166,8 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
 
 def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Groups under the consumer protocol."""
+    if not _serves_consumer_protocol(broker):
+        code, group = ErrorCode.UNSUPPORTED_VERSION, ConsumerGroupDescribeResponse.DescribedGroup
+        refused = [group(group_id=name, error_code=code, error_message=_NOT_SERVED) for name in request.group_ids]
+        return ConsumerGroupDescribeResponse(groups=refused)
     return _served(broker, request, call, broker.groups.machine.consumer_group_describe, request.group_ids)
