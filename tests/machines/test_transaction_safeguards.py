@@ -117,11 +117,11 @@ def _at_epoch(epoch: int) -> transaction_metadata.TransactionMetadata:
 
 
 def without_epoch_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction_coordinator, "check_epoch", lambda metadata, epoch: None)
+    patch.setattr(transaction_coordinator, "writer_of", lambda metadata, identity: metadata)
 
 
 def without_owner_epoch_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction_coordinator, "check_owner_epoch", lambda metadata, epoch: None)
+    patch.setattr(transaction_coordinator, "owner_of", lambda metadata, identity: metadata)
     patch.setattr(transaction_coordinator, "is_repeated_end", lambda metadata, identity: False)
 
 

@@ -111,6 +111,19 @@ def test_scenario_8_epoch_exhaustion_rotates_the_producer_id_without_fencing_its
     assert host.commit(following) is E.NONE
 
 
+def test_scenario_8_the_rotated_identity_is_told_to_wait_while_the_markers_are_on_their_way(host: Host) -> None:
+    host.place(metadata_in(State.ONGOING, epoch=32766))
+    reply = host.end(ProducerIdentity(77, 32766), True)
+    rotated = ProducerIdentity(reply.producer_id, reply.producer_epoch)
+    assert rotated == ProducerIdentity(1000, 0)
+    assert host.produce(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert host.add(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert host.abort(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert ErrorCode(host.init(identity=rotated).error_code) is ErrorCode.CONCURRENT_TRANSACTIONS
+    host.write_markers()
+    assert host.produce(rotated) is ErrorCode.NONE
+
+
 def test_scenario_8_the_rotation_survives_a_crash_between_decision_and_markers(host: Host) -> None:
     host.place(metadata_in(State.ONGOING, epoch=32766))
     host.end(ProducerIdentity(77, 32766), True)

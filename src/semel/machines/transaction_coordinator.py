@@ -24,11 +24,11 @@ from typing import TypeVar
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Decision, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
 from semel.machines.transaction_fencing import (
-    check_epoch,
-    check_owner_epoch,
     expected_identity,
     is_repeated_end,
     may_renew,
+    owner_of,
+    writer_of,
 )
 from semel.machines.transaction_log_records import partition_for, record_of, tombstone_of, transactional_id_of
 from semel.machines.transaction_metadata import (
@@ -324,10 +324,8 @@ class TransactionCoordinator:
         try:
             if not transactional_id:
                 raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
-            metadata = self._shard_of(transactional_id).entries.get(transactional_id)
-            if metadata is None or metadata.producer_id != producer_id:
-                raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-            check_epoch(metadata, producer_epoch)
+            known = self._shard_of(transactional_id).entries.get(transactional_id)
+            metadata = writer_of(known, ProducerIdentity(producer_id, producer_epoch))
             if metadata.state in PREPARED:
                 raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
         except Refused as refusal:
@@ -350,10 +348,7 @@ class TransactionCoordinator:
                 raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
             shard = self._shard_of(transactional_id)
             shard.check_not_pending(transactional_id)
-            old = shard.entries.get(transactional_id)
-            if old is None or old.producer_id != identity.producer_id:
-                raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-            check_epoch(old, identity.producer_epoch)
+            old = writer_of(shard.entries.get(transactional_id), identity)
             moved(old, Event.ADD)
         except Refused as refusal:
             return refusal.code, ()
@@ -379,10 +374,8 @@ class TransactionCoordinator:
     def _end_v1(
         self, shard: Shard, request: EndTxnRequest, now_ms: int, new_producer_id: NewProducerId
     ) -> Decision[EndTxnResponse]:
-        old = shard.entries.get(request.transactional_id)
-        if old is None or old.producer_id != request.producer_id:
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        check_epoch(old, request.producer_epoch)
+        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
+        old = writer_of(shard.entries.get(request.transactional_id), identity)
         shard.check_not_pending(request.transactional_id)
         cell = step(old.state, Event.COMMIT_V1 if request.committed else Event.ABORT_V1)
         if isinstance(cell, State):
@@ -395,14 +388,10 @@ class TransactionCoordinator:
         shard.check_not_pending(request.transactional_id)
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = shard.entries.get(request.transactional_id)
-        again = old is not None and is_repeated_end(old, identity)
-        if old is None or (old.owner.producer_id != identity.producer_id and not again):
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if not again:
-            check_owner_epoch(old, identity.producer_epoch)
-        if again:
+        if old is not None and is_repeated_end(old, identity):
             event = Event.COMMIT_AGAIN if request.committed else Event.ABORT_AGAIN
         else:
+            old = owner_of(old, identity)
             event = Event.COMMIT if request.committed else Event.ABORT
         cell = step(old.state, event)
         if isinstance(cell, State):

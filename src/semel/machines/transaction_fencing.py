@@ -15,15 +15,29 @@ from semel.machines.transaction_states import COMPLETED, PREPARED, State
 from semel.wire.messages.transactions import InitProducerIdRequest
 
 
-def check_epoch(metadata: TransactionMetadata, producer_epoch: int) -> None:
-    """Only the current owner may write; the writer of a kept transaction has been replaced."""
-    if metadata.is_kept or metadata.producer_epoch != producer_epoch:
+def writer_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
+    """The metadata, if `identity` may write for it; the writer of a kept transaction has been replaced."""
+    if metadata is None or metadata.producer_id != identity.producer_id:
+        raise _stranger(metadata, identity)
+    if metadata.is_kept or metadata.producer_epoch != identity.producer_epoch:
         raise Refused(ErrorCode.PRODUCER_FENCED, f"the current epoch is {metadata.producer_epoch}")
+    return metadata
 
 
-def check_owner_epoch(metadata: TransactionMetadata, producer_epoch: int) -> None:
-    if metadata.owner.producer_epoch != producer_epoch:
+def owner_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
+    """The metadata, if `identity` may end its transaction: of a kept one only the successor may."""
+    if metadata is None or metadata.owner.producer_id != identity.producer_id:
+        raise _stranger(metadata, identity)
+    if metadata.owner.producer_epoch != identity.producer_epoch:
         raise Refused(ErrorCode.PRODUCER_FENCED, f"the current epoch is {metadata.owner.producer_epoch}")
+    return metadata
+
+
+def _stranger(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> Refused:
+    """A producer id that is not the current one; one that was handed out with an outcome is the next one."""
+    if metadata is not None and metadata.state in PREPARED and identity == metadata.next_identity:
+        return Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the markers of the last transaction are on their way")
+    return Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
 def expected_identity(request: InitProducerIdRequest) -> ProducerIdentity | None:
@@ -36,7 +50,8 @@ def expected_identity(request: InitProducerIdRequest) -> ProducerIdentity | None
 
 def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool:
     """May the holder of `expected` ask for a new epoch? `initialized` looks at the epoch more closely."""
-    if metadata.producer_epoch == NO_PRODUCER_EPOCH:
+    if metadata.producer_epoch == NO_PRODUCER_EPOCH or metadata.state in PREPARED:
+        # Nothing is given away: the id is new, or everybody is told to come again.
         return True
     if metadata.state is State.ONGOING:
         # A zombie that renews itself must not abort what its successor has open.
