@@ -115,3 +115,27 @@ def test_a_seek_is_possible_in_every_stage() -> None:
     assert set(STEPS) == set(Stage)
     for stage in Stage:
         assert STEPS[stage][Event.SEEK] is Stage.FETCHING
+
+
+def test_an_answer_from_before_a_partition_was_given_away_and_back_is_thrown_away() -> None:
+    """The group may send the reader further back than what was asked for then: using it would skip records."""
+    positions = FetchPositions("earliest")
+    positions.assign([P0], with_group=True)
+    positions.on_committed(P0, 100)
+    asked_in = positions[P0].generation
+    positions.assign([], with_group=True)
+    positions.assign([P0], with_group=True)
+    positions.on_committed(P0, 50)
+    assert not positions.is_current(P0, asked_in)
+    assert positions.is_current(P0, positions[P0].generation)
+
+
+def test_a_committed_offset_asked_for_before_a_partition_came_back_is_an_old_one() -> None:
+    positions = assigned()
+    asked_in = positions[P0].generation
+    positions.assign([], with_group=True)
+    positions.assign([P0], with_group=True)
+    positions.on_committed(P0, 50, asked_in=asked_in)
+    assert positions.needing_committed() == [P0], "somebody else may have read on since: it is asked for again"
+    positions.on_committed(P0, 80, asked_in=positions[P0].generation)
+    assert positions[P0].position == 80

@@ -249,13 +249,12 @@ class AsyncConsumer:
         timeout_ms = self.config["default.api.timeout.ms"]
         wanted = self._positions.needing_committed()
         if wanted:
+            asked_in = {partition: self._positions[partition].generation for partition in wanted}
             found = await self.committed(wanted)
             for partition in wanted:
-                offset = found.get(partition)
-                if offset is None:
-                    self._positions.on_committed(partition, None)
-                else:
-                    self._positions.on_committed(partition, offset.offset, offset.leader_epoch)
+                given = found.get(partition)
+                offset, epoch = (None, -1) if given is None else (given.offset, given.leader_epoch)
+                self._positions.on_committed(partition, offset, epoch, asked_in=asked_in[partition])
         resets = self._positions.needing_reset()
         if resets:
             offsets = await list_offsets(self._cluster, resets, isolation_level=self._isolation, timeout_ms=timeout_ms)

@@ -72,7 +72,7 @@ class PartitionPosition:
     leader_epoch: int = -1
     reset_timestamp: int = LATEST
     paused: bool = False
-    #: Raised by every jump: an answer to a fetch of an older generation is thrown away.
+    #: A new one with every jump: an answer to a fetch of another generation is thrown away.
     generation: int = 0
     high_watermark: int = -1
     last_stable_offset: int = -1
@@ -85,6 +85,8 @@ class FetchPositions:
 
     reset_policy: str = "latest"
     partitions: dict[TopicPartition, PartitionPosition] = field(default_factory=dict)
+    #: Counts over all partitions: one that is given away and comes back has none of its old generations.
+    _generations: int = 0
 
     def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
         """Read these partitions and no others; those already read go on where they are.
@@ -96,7 +98,8 @@ class FetchPositions:
             del self.partitions[gone]
         for partition in wanted:
             if partition not in self.partitions:
-                self.partitions[partition] = PartitionPosition()
+                self._generations += 1
+                self.partitions[partition] = PartitionPosition(generation=self._generations)
                 if not with_group:
                     self.on_committed(partition, None)
 
@@ -143,10 +146,16 @@ class FetchPositions:
         """Partitions whose offset must be looked up, and the timestamp to look it up by."""
         return {p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_RESET}
 
-    def on_committed(self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1) -> None:
-        """The group's offset for this partition, or None when it has none."""
+    def on_committed(
+        self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1, *, asked_in: int | None = None
+    ) -> None:
+        """The group's offset for this partition, or None when it has none.
+
+        `asked_in` is the generation in which it was asked for: an answer from before the partition was given away and
+        came back is an old one, and somebody else may have read on since.
+        """
         entry = self.partitions.get(partition)
-        if entry is None or entry.stage is not Stage.NEEDS_COMMITTED:
+        if entry is None or entry.stage is not Stage.NEEDS_COMMITTED or asked_in not in (None, entry.generation):
             return
         if offset is not None and offset >= 0:
             self._jump(entry, Event.COMMITTED_FOUND, offset, leader_epoch)
@@ -198,7 +207,8 @@ class FetchPositions:
         if following is None:
             return
         entry.stage, entry.position, entry.leader_epoch = following, position, leader_epoch
-        entry.generation += 1
+        self._generations += 1
+        entry.generation = self._generations
 
     def _reset_timestamp(self, partition: TopicPartition, why: str) -> int:
         timestamp = _RESET_TIMESTAMPS.get(self.reset_policy)
