@@ -165,7 +165,7 @@ def test_descriptors_of_old_segments_are_given_back(tmp_path: Path) -> None:
         log.append(batch(1, number), NOW)
         log.roll(NOW)
     read_all(log)
-    assert sum(segment.is_open for segment in log.segments) <= 6
+    assert sum(segment.is_open for segment in log.segments) <= 9
     assert len(read_all(log)) == 12
 
 

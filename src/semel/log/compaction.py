@@ -24,6 +24,7 @@ from hashlib import md5
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from semel.config import INT64_MAX
 from semel.log import checkpoints
 from semel.log.files import Files
 from semel.log.indexes import OFFSET_ENTRY_SIZE, RELATIVE_OFFSET_MAX, AbortedTransaction
@@ -139,9 +140,11 @@ class Compaction:
         for segment, following in pairwise(log.segments):
             if following.base_offset > limit:
                 break
-            segment.load_largest_timestamp()
-            if lag_ms > 0 and segment.max_timestamp_ms > now_ms - lag_ms:
-                break
+            if lag_ms > 0:
+                log.uses(segment)
+                segment.load_largest_timestamp()
+                if segment.max_timestamp_ms > now_ms - lag_ms:
+                    break
             cleanable.append(segment)
         if not cleanable:
             return None
@@ -355,6 +358,18 @@ class Compaction:
             cleaned.close()
             for suffix in SEGMENT_SUFFIXES:
                 self._files.remove(cleaned.stem + suffix + CLEANED_SUFFIX)
+
+
+def _is_overdue(log: PartitionLog, dirty: list[Segment], now_ms: int) -> bool:
+    """Whether a record has waited for longer than `max.compaction.lag.ms`, by its own time where it has one."""
+    lag_ms: int = log.config["max.compaction.lag.ms"]
+    if lag_ms == INT64_MAX:
+        return False
+    for segment in dirty:
+        log.uses(segment)
+        if 0 < segment.first_timestamp_ms < now_ms - lag_ms:
+            return True
+    return False
 
 
 def _first_dirty_offset(log: PartitionLog) -> int:

@@ -48,7 +48,9 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
             indexed.append(segment)
             indexes.extend(path for path in segment.paths()[1:] if files.exists(path))
         if log_is_due:
-            dirty.append((segment, files.duplicate(segment.descriptor), segment.size_bytes))
+            is_open = segment.is_open or segment is active
+            descriptor = files.duplicate(segment.descriptor) if is_open else files.open(segment.log_path)
+            dirty.append((segment, descriptor, segment.size_bytes))
 
     def flush() -> int:
         try:

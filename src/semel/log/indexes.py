@@ -61,6 +61,12 @@ class OffsetIndex:
         self._written = len(offsets)
         self._loaded = True
 
+    def unload(self) -> None:
+        """Keep in memory only what is not on disk."""
+        if self._loaded and self._written == len(self._offsets):
+            self._offsets, self._positions = array("I"), array("I")
+            self._written, self._loaded = 0, False
+
     def __len__(self) -> int:
         return len(self._offsets)
 
@@ -127,6 +133,11 @@ class TimeIndex:
         self._timestamps, self._offsets = timestamps, offsets
         self._written = len(timestamps)
         self._loaded = True
+
+    def unload(self) -> None:
+        if self._loaded and self._written == len(self._offsets):
+            self._timestamps, self._offsets = array("q"), array("I")
+            self._written, self._loaded = 0, False
 
     def __len__(self) -> int:
         return len(self._timestamps)

@@ -392,10 +392,10 @@ class PartitionLog(Reading, TimestampSearch):
         self._active.finish()
         segment = Segment(self.files, self.directory, offset, 0, now_ms)
         segment.create_files()
-        self._keep_for_readers(self._active)
+        finished, self._active = self._active, segment
         self.segments.append(segment)
         self._bases.append(offset)
-        self._active = segment
+        self.uses(finished)
         self._roll_after_ms = self._drawn_age_ms()
         self.files.in_background(durability.snapshot_job(self, offset))
         return segment

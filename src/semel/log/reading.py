@@ -19,8 +19,8 @@ from semel.machines.producer_state import ProducerStates
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
-#: Descriptors of older segments that stay open for readers.
-_OPEN_READERS = 4
+#: How many older segments stay open, with their indexes in memory.
+_OPEN_READERS = 8
 #: Where recent reads ended: the next read of a consumer begins there.
 _REMEMBERED_POSITIONS = 256
 
@@ -112,10 +112,11 @@ class Reading:
         """Where to begin reading for `offset`; None at the end of the log."""
         known = self._positions.get(offset)
         if known is not None and (known[1] < known[0].size_bytes or known[0] is self._active):
+            if not known[0].is_open:
+                self.uses(known[0])
             return known
         for segment in self.segments[self._segment_holding(offset) :]:
-            if not segment.is_open and segment is not self._active:
-                self._keep_for_readers(segment)
+            self.uses(segment)
             placed = segment.locate(offset)
             if placed is not None:
                 return segment, placed.position
@@ -153,10 +154,12 @@ class Reading:
                 break
         return [(entry.producer_id, entry.first_offset) for entry in found]
 
-    def _keep_for_readers(self, segment: Segment) -> None:
-        self._readers.append(segment)
-        while len(self._readers) > _OPEN_READERS:
-            self._readers.pop(0).close()
+    def uses(self, segment: Segment) -> None:
+        """Somebody is about to read this segment, and perhaps to open it: of the older ones only a few stay open."""
+        if segment is not self._active and segment not in self._readers:
+            self._readers.append(segment)
+            while len(self._readers) > _OPEN_READERS:
+                self._readers.pop(0).rest()
 
     def _segment_holding(self, offset: int) -> int:
         return max(bisect_right(self._bases, offset) - 1, 0)

@@ -452,6 +452,8 @@ class _Loader:
             raise DamagedLog(segments[-1].log_path, segments[-1].size_bytes, what)
         if self.is_fresh:
             segments[0].create_files()
+        for segment in segments[:-1]:
+            segment.rest()
         for offset in snapshots:
             if offset > end_offset:
                 self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")

@@ -73,6 +73,7 @@ def _breached(log: PartitionLog, now_ms: int) -> int:
 
 
 def _largest_timestamp(log: PartitionLog, segment: Segment) -> int:
+    log.uses(segment)
     segment.load_largest_timestamp()
     if segment.max_timestamp_ms >= 0:
         return segment.max_timestamp_ms

@@ -124,6 +124,12 @@ class Segment:
             self.files.close(self._descriptor)
             self._descriptor = -1
 
+    def rest(self) -> None:
+        """Give back the descriptor, and the memory of what is on disk as well; the next use gets both again."""
+        self.close()
+        self.offset_index.unload()
+        self.time_index.unload()
+
     def create_files(self) -> None:
         """A new segment is visible as Kafka's are: an empty log and two empty indexes."""
         for path in (self.log_path, self.offset_index.path, self.time_index.path):

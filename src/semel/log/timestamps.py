@@ -29,12 +29,18 @@ class TimestampSearch:
     log_start_offset: int
     end_offset: int
 
+    if TYPE_CHECKING:
+
+        def uses(self, segment: Segment) -> None: ...
+
     def offset_for_timestamp(self, timestamp_ms: int) -> Found | None:
         """The first record that is as late as `timestamp_ms` or later."""
         for segment in list(self.segments):
+            self.uses(segment)
             segment.load_largest_timestamp()
             if segment.max_timestamp_ms < timestamp_ms:
                 continue
+            segment.load_indexes()
             skip_to = segment.time_index.offset_before(timestamp_ms)
             for batch in segment.batches(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
                 if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
@@ -47,6 +53,7 @@ class TimestampSearch:
         """The latest record by time; the earliest of those that share its timestamp."""
         latest: Segment | None = None
         for segment in list(self.segments):
+            self.uses(segment)
             segment.load_largest_timestamp()
             if segment.max_timestamp_ms >= 0 and (
                 latest is None or segment.max_timestamp_ms > latest.max_timestamp_ms
@@ -54,6 +61,8 @@ class TimestampSearch:
                 latest = segment
         if latest is None:
             return None
+        self.uses(latest)
+        latest.load_indexes()
         # An index entry may lie just before the batch it is followed by, so look from the entry before it.
         start = latest.offset_index.position_before(latest.offset_of_max_timestamp - 1)
         for batch in latest.batches(start, _LOOK_BYTES):
