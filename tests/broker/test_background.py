@@ -5,7 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
+
 from semel.broker.embedded import Broker
+from semel.log.compaction import Compaction
+from semel.log.partition_log import PartitionLog
+from semel.records.batch import build
 from tests.broker.raw import Raw, batch, now_ms, stored_batches, values_of
 from tests.support.waiting import until
 
@@ -37,6 +42,31 @@ def test_a_compacted_topic_keeps_the_last_record_of_each_key(tmp_path: Path) -> 
             offset = stored_batches(data)[-1].next_offset
         assert kept[-2:] == [b"19" * 50, b"19" * 50]
         assert len(kept) < 30
+
+
+def test_compaction_has_the_memory_it_is_given_and_goes_on_until_it_is_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, plan = [], Compaction.plan
+
+    def spy(log: PartitionLog, now_ms: int, *, dedupe_buffer_bytes: int) -> Compaction | None:
+        planned = plan(log, now_ms, dedupe_buffer_bytes=dedupe_buffer_bytes)
+        if planned is not None:
+            given.append(dedupe_buffer_bytes)
+        return planned
+
+    monkeypatch.setattr(Compaction, "plan", spy)
+    settings = {"log.cleaner.backoff.ms": 50, "log.cleaner.dedupe.buffer.size": 1_048_576}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        raw.create("t", cleanup_policy="compact", segment_bytes="400000", min_cleanable_dirty_ratio="0.01")
+        for turn in range(2):
+            for first in range(0, 6000, 1000):
+                records = [(b"key %d" % key, b"%d" % turn) for key in range(first, first + 1000)]
+                raw.produce("t", build(records, timestamp_ms=now_ms()))
+        log = broker.server.topics.partition("t", 0).log
+        broker.server.loop.call_soon_threadsafe(log.roll, now_ms())
+        until(lambda: len(given) >= 2 and log.size_bytes < 150_000, what="compaction in several rounds")
+    assert set(given) == {1_048_576}
 
 
 def test_idle_producers_are_forgotten(tmp_path: Path) -> None:
