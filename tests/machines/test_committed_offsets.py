@@ -12,6 +12,8 @@ from semel.machines.classic_group import ClassicGroup
 from semel.machines.committed_offsets import NO_EXPIRY, NO_TOPIC_ID, CommittedOffset, CommittedOffsets
 from semel.machines.group_coordinator import GroupSettings, TopicInfo
 from semel.wire import encode
+from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest
+from semel.wire.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest
 from semel.wire.messages.offsets import OffsetDeleteRequest, OffsetFetchRequest
 from tests.machines.group_host import GROUP, TOPICS, Host, subscription
 
@@ -24,9 +26,11 @@ def host() -> Host:
     return Host()
 
 
-def delete(host: Host, topic: str = "ledger", partition: int = 0) -> tuple[ErrorCode, ErrorCode | None]:
+def delete(
+    host: Host, topic: str = "ledger", partition: int = 0, group: str = GROUP
+) -> tuple[ErrorCode, ErrorCode | None]:
     request = OffsetDeleteRequest(
-        group_id=GROUP,
+        group_id=group,
         topics=[
             OffsetDeleteRequest.OffsetDeleteRequestTopic(
                 name=topic,
@@ -47,6 +51,20 @@ def test_a_consumer_that_assigns_itself_commits_without_a_group(host: Host) -> N
     assert host.fetched() == (41, ErrorCode.NONE)
     group = host.machine.groups[GROUP]
     assert isinstance(group, ClassicGroup) and group.is_simple
+
+
+def test_the_group_without_a_name_can_be_seen_and_deleted_as_in_kafka(host: Host) -> None:
+    assert host.commit(41, group="") == ErrorCode.NONE
+    assert delete(host, group="") == (ErrorCode.INVALID_GROUP_ID, None)
+    described = host.machine.describe_groups(DescribeGroupsRequest(groups=[""]), 6, host.now_ms).reply
+    assert described is not None and described.groups[0].group_state == "Empty"
+    asked = ConsumerGroupDescribeRequest(group_ids=[""])
+    consumers = host.machine.consumer_group_describe(asked, 1, host.now_ms).reply
+    assert consumers is not None and consumers.groups[0].error_code == ErrorCode.INVALID_GROUP_ID
+    for code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+        deleted = host.do(host.machine.delete_groups(DeleteGroupsRequest(groups_names=[""]), 2, host.now_ms))
+        assert deleted.results[0].error_code == code
+    assert host.fetched(group="") == (-1, ErrorCode.NONE)
 
 
 @pytest.mark.parametrize(("version", "code"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)])

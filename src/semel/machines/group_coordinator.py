@@ -312,6 +312,8 @@ class GroupCoordinator:
         groups = []
         for group_id in request.group_ids:
             try:
+                if not group_id:
+                    raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
                 group = self._existing(group_id)
                 if not isinstance(group, ConsumerGroup):
                     raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
@@ -507,7 +509,8 @@ class GroupCoordinator:
         return group
 
     def _existing(self, group_id: str) -> Group:
-        self._require(group_id)
+        """A group to look at or to delete: also the one without a name, which comes into being by a commit alone."""
+        self._registry.require_served(group_id)
         group = self._registry.groups.get(group_id)
         if group is None:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")

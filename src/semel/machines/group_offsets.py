@@ -363,6 +363,8 @@ class GroupOffsets:
 
     def delete(self, request: OffsetDeleteRequest) -> Decision[OffsetDeleteResponse]:
         try:
+            if not request.group_id:
+                raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
             self._registry.require_served(request.group_id)
             group = self._registry.groups.get(request.group_id)
             if group is None:
