@@ -302,3 +302,19 @@ def test_within_a_batch_the_record_itself_is_found(tmp_path: Path) -> None:
     assert log.max_timestamp_offset() == (NOW + 9, 2, 0)
     assert log.offset_for_timestamp(NOW + 10) is None
     assert open_log(tmp_path / "empty").max_timestamp_offset() is None
+
+
+def test_the_latest_by_time_is_looked_for_among_what_was_not_deleted(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for at_ms in (NOW + 9, NOW + 1, NOW + 5, NOW + 3):
+        log.append(batch(timestamp_ms=at_ms), NOW)
+    assert log.max_timestamp_offset() == (NOW + 9, 0, 0)
+    log.delete_records_before(1)
+    assert log.max_timestamp_offset() == (NOW + 5, 2, 0)
+    log.roll(NOW)
+    log.append(batch(timestamp_ms=NOW + 4), NOW)
+    assert log.max_timestamp_offset() == (NOW + 5, 2, 0)
+    log.delete_records_before(4)
+    assert log.max_timestamp_offset() == (NOW + 4, 4, 0)
+    log.delete_records_before(5)
+    assert log.max_timestamp_offset() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from semel.records.batch import Batch, read_records
@@ -51,24 +52,42 @@ class TimestampSearch:
 
     def max_timestamp_offset(self) -> Found | None:
         """The latest record by time; the earliest of those that share its timestamp."""
-        latest: Segment | None = None
-        for segment in list(self.segments):
+        latest: tuple[int, Segment, int] | None = None
+        for segment, following in zip_longest(self.segments, self.segments[1:]):
+            if following is not None and following.base_offset <= self.log_start_offset:
+                continue
             self.uses(segment)
             segment.load_largest_timestamp()
-            if segment.max_timestamp_ms >= 0 and (
-                latest is None or segment.max_timestamp_ms > latest.max_timestamp_ms
-            ):
-                latest = segment
+            largest = segment.max_timestamp_ms, segment.offset_of_max_timestamp
+            if largest[1] < self.log_start_offset:
+                largest = self._largest_left(segment)
+            if largest[0] >= 0 and (latest is None or largest[0] > latest[0]):
+                latest = largest[0], segment, largest[1]
         if latest is None:
             return None
-        self.uses(latest)
-        latest.load_indexes()
+        timestamp_ms, segment, last_offset = latest
+        self.uses(segment)
+        segment.load_indexes()
         # An index entry may lie just before the batch it is followed by, so look from the entry before it.
-        start = latest.offset_index.position_before(latest.offset_of_max_timestamp - 1)
-        for batch in latest.batches(start, _LOOK_BYTES):
-            if batch.max_timestamp >= latest.max_timestamp_ms:
-                return self._first_as_late(batch, latest.max_timestamp_ms)
+        for batch in segment.batches(segment.offset_index.position_before(last_offset - 1), _LOOK_BYTES):
+            if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
+                return self._first_as_late(batch, timestamp_ms)
         return None
+
+    def _largest_left(self, segment: Segment) -> tuple[int, int]:
+        """(timestamp, last offset of its batch), where the largest of the segment was deleted; (-1, -1) for none."""
+        segment.load_indexes()
+        largest = -1, -1
+        for batch in segment.batches(segment.offset_index.position_before(self.log_start_offset), _LOOK_BYTES):
+            if batch.last_offset < self.log_start_offset or batch.max_timestamp <= largest[0]:
+                continue
+            timestamp_ms = batch.max_timestamp
+            if batch.base_offset < self.log_start_offset:
+                left = [record for record in read_records(batch) if record.offset >= self.log_start_offset]
+                timestamp_ms = max((record.timestamp for record in left), default=-1)
+            if timestamp_ms > largest[0]:
+                largest = timestamp_ms, batch.last_offset
+        return largest
 
     def _first_as_late(self, batch: Batch, timestamp_ms: int) -> Found | None:
         for record in read_records(batch):
