@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_log_records import (
+    VALUE_VERSION,
+    by_topic,
     java_hash,
     key_of,
     metadata_of,
@@ -15,9 +19,12 @@ from semel.machines.transaction_log_records import (
     record_of,
     tombstone_of,
     transactional_id_of,
+    value_of,
 )
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
+from semel.wire import encode_versioned
+from semel.wire.messages.coordinator_records import TransactionLogValue
 
 EMPTY = TransactionMetadata("payments", 1000, 0, 60_000, State.EMPTY, 1_700_000_000_123)
 EMPTY_BYTES = bytes.fromhex("000100000000000003e800000000ea6000000000018bcfe5687bffffffffffffffff00")
@@ -112,3 +119,29 @@ def test_whatever_is_written_is_read_back(metadata: TransactionMetadata) -> None
     assert record.value is not None
     assert metadata_of(metadata.transactional_id, record.value) == metadata
     assert transactional_id_of(record.key) == metadata.transactional_id
+
+
+@given(stored)
+def test_the_bytes_laid_out_by_hand_are_those_of_the_message(metadata: TransactionMetadata) -> None:
+    message = TransactionLogValue(
+        producer_id=metadata.producer_id,
+        previous_producer_id=metadata.previous_producer_id,
+        next_producer_id=metadata.next_producer_id,
+        producer_epoch=metadata.producer_epoch,
+        next_producer_epoch=metadata.next_producer_epoch,
+        transaction_timeout_ms=metadata.timeout_ms,
+        transaction_status=int(metadata.state),
+        transaction_partitions=[
+            TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=numbers)
+            for topic, numbers in by_topic(metadata.partitions).items()
+        ],
+        transaction_last_update_timestamp_ms=metadata.last_update_ms,
+        transaction_start_timestamp_ms=metadata.start_ms,
+        client_transaction_version=metadata.client_transaction_version,
+    )
+    assert value_of(metadata) == encode_versioned(message, VALUE_VERSION)
+
+
+def test_a_transaction_over_many_partitions_is_written_whole() -> None:
+    wide = replace(ROTATING, partitions=frozenset(TopicPartition(f"topic-{n % 3}", n) for n in range(1000)))
+    assert metadata_of("payments", value_of(wide)).partitions == wide.partitions
