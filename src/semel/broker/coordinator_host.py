@@ -199,7 +199,14 @@ class CoordinatorHost:
                 producer_epoch=producer.producer_epoch,
                 attributes=TRANSACTIONAL,
             )
-        partition.log.append_internal(data, now_ms)
+        try:
+            partition.log.append_internal(data, now_ms)
+        except Refused as error:
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE or not _can_be_parted(records):
+                raise
+            half = len(records) // 2
+            self._append(index, records[:half], producer)
+            self._append(index, records[half:], producer)
         partition.changed()
 
     def _compressed(
@@ -255,6 +262,11 @@ def _by_partition(records: tuple[StateRecord, ...]) -> dict[int, Sequence[StateR
     for record in records:
         by_partition.setdefault(record.partition, []).append(record)
     return dict(by_partition)
+
+
+def _can_be_parted(records: Sequence[StateRecord]) -> bool:
+    """Tombstones need not be written at once: each stands for itself."""
+    return len(records) > 1 and all(record.value is None for record in records)
 
 
 def _bytes(value: bytes | memoryview | None) -> bytes | None:

@@ -1,0 +1,56 @@
+"""Groups through the whole broker: what the coordinator's host adds to the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.errors import ErrorCode
+from semel.wire.messages.admin import DeleteTopicsRequest
+from semel.wire.messages.groups import DeleteGroupsRequest
+from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
+from tests.broker.raw import Raw
+
+PARTITIONS = 60
+
+
+def commit(raw: Raw, topic: str, partitions: range) -> set[ErrorCode]:
+    rows = [
+        OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=partition, committed_offset=5)
+        for partition in partitions
+    ]
+    request = OffsetCommitRequest(
+        group_id="readers", topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=rows)]
+    )
+    answer = raw.ask(request, 9)
+    return {ErrorCode(row.error_code) for row in answer.topics[0].partitions}
+
+
+def committed(raw: Raw) -> int:
+    """How many offsets the group has."""
+    asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="readers", topics=None)
+    answer = raw.ask(OffsetFetchRequest(groups=[asked]), 9).groups[0]
+    assert answer.error_code == ErrorCode.NONE
+    return sum(len(topic.partitions) for topic in answer.topics)
+
+
+@pytest.mark.parametrize("end", ["of the group", "of the topic"])
+def test_a_group_with_more_offsets_than_fit_into_one_batch_can_be_forgotten(tmp_path: Path, end: str) -> None:
+    with Broker(tmp_path, settings={"message.max.bytes": 1200}) as broker, Raw(broker) as raw:
+        raw.create("wide", PARTITIONS)
+        for first in range(0, PARTITIONS, 10):
+            assert commit(raw, "wide", range(first, first + 10)) == {ErrorCode.NONE}
+        assert commit(raw, "wide", range(PARTITIONS)) == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}, "a commit is not split"
+        assert committed(raw) == PARTITIONS
+        if end == "of the group":
+            deleted = raw.ask(DeleteGroupsRequest(groups_names=["readers"]), 2).results[0]
+            assert deleted.error_code == ErrorCode.NONE
+        else:
+            state = DeleteTopicsRequest.DeleteTopicState(name="wide", topic_id=UUID(int=0))
+            assert raw.ask(DeleteTopicsRequest(topics=[state]), 6).responses[0].error_code == ErrorCode.NONE
+        assert committed(raw) == 0
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert committed(raw) == 0
