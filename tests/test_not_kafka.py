@@ -17,12 +17,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from semel import config
 from semel.errors import ErrorCode
 from semel.wire.apis import ApiKey
 from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.produce import ProduceRequest
-from tests.support.requirements import CHECKOUT
 from tests.support.waiting import until
 
 
@@ -93,33 +91,3 @@ def test_old_record_formats_are_refused_with_the_protocols_error(semel_broker, a
     frame = b"".join(request_frame(ApiKey.PRODUCE, 9, 1, "test", request))
     _, answer = parse_response(ApiKey.PRODUCE, 9, memoryview(exchange(semel_broker.bootstrap_servers, frame)))
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
-
-
-#: Read under a name that is put together from its parts, or through the topic setting that they are a default of.
-READ_IN_PARTS = {
-    "group.consumer.min.session.timeout.ms",
-    "group.consumer.max.session.timeout.ms",
-    "group.consumer.min.heartbeat.interval.ms",
-    "group.consumer.max.heartbeat.interval.ms",
-    "log.retention.hours",
-    "log.retention.minutes",
-    "log.roll.hours",
-}
-
-
-def settings_nobody_reads() -> set[str]:
-    sources = [path.read_text() for path in (CHECKOUT / "src").rglob("*.py") if path.parent.name != "config"]
-    text = "\n".join(sources)
-    unread = set()
-    for table in (config.TOPIC, config.BROKER, config.PRODUCER, config.CONSUMER, config.ADMIN):
-        for row in table:
-            attribute = row.name.replace(".", "_")
-            known = f'"{row.name}"' in text or f".{attribute}" in text or row.doc.startswith("Default of the topic")
-            if not known and row.name not in READ_IN_PARTS:
-                unread.add(row.name)
-    return unread
-
-
-def test_every_setting_without_effect_is_on_the_page() -> None:
-    page = (CHECKOUT / "docs" / "not-kafka.md").read_text().split("## Settings that are accepted")[1]
-    assert {name for name in settings_nobody_reads() if f"`{name}`" not in page} == set()

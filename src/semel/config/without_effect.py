@@ -1,0 +1,46 @@
+"""Kafka's settings that are accepted and change nothing here, and why: said once, for every page that says it."""
+
+from __future__ import annotations
+
+_ONE_LOOP = "one event loop serves everything; recovery runs at the disk's speed on one core"
+_ONE_NODE = "one node, no quorum"
+_ONE_REPLICA = "there is one replica of everything, whatever they say"
+_NO_CATCHING_UP = "no replica catches up with another, and nothing moves between directories"
+_NO_TIERS = "no tiered storage"
+_AT_ONCE = "internal topics are read in one piece and written at once; the broker asks nobody"
+
+#: Of topics; the broker's defaults for them have as little.
+TOPIC_SETTINGS = {
+    "follower.replication.throttled.replicas": _NO_CATCHING_UP,
+    "leader.replication.throttled.replicas": _NO_CATCHING_UP,
+    "local.retention.bytes": _NO_TIERS,
+    "local.retention.ms": _NO_TIERS,
+    "preallocate": "segments grow as they are written",
+    "remote.storage.enable": _NO_TIERS,
+    "unclean.leader.election.enable": _ONE_REPLICA,
+}
+BROKER_SETTINGS = {
+    "background.threads": _ONE_LOOP,
+    "num.io.threads": _ONE_LOOP,
+    "num.network.threads": _ONE_LOOP,
+    "num.recovery.threads.per.data.dir": _ONE_LOOP,
+    "controlled.shutdown.enable": _ONE_NODE,
+    "controller.quorum.voters": _ONE_NODE,
+    "inter.broker.listener.name": _ONE_NODE,
+    "process.roles": _ONE_NODE,
+    "default.replication.factor": _ONE_REPLICA,
+    "offsets.topic.replication.factor": _ONE_REPLICA,
+    "transaction.state.log.replication.factor": _ONE_REPLICA,
+    "follower.replication.throttled.rate": _NO_CATCHING_UP,
+    "leader.replication.throttled.rate": _NO_CATCHING_UP,
+    "replica.alter.log.dirs.io.max.bytes.per.second": _NO_CATCHING_UP,
+    "log.flush.start.offset.checkpoint.interval.ms": "the log start offset is written down when it moves",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": (
+        "a transaction is aborted when its time is up, not at the next look"
+    ),
+    "offsets.commit.timeout.ms": _AT_ONCE,
+    "offsets.load.buffer.size": _AT_ONCE,
+    "request.timeout.ms": _AT_ONCE,
+    "transaction.state.log.load.buffer.size": _AT_ONCE,
+}
+CLIENT_SETTINGS = {"security.protocol": "PLAINTEXT is the only one"}
