@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from semel.broker.partitions import Partition
     from semel.log.partition_log import PartitionLog
 
+    _Job = tuple[Partition, PartitionLog, Callable[[], int]]
+
 logger = logging.getLogger(__name__)
 
 
@@ -43,7 +45,7 @@ class Flusher:
             self.rounds += 1
             # A partition that was deleted meanwhile has nothing left to make durable.
             logs = {partition: partition.opened for partition in wanted}
-            jobs = [(p, log, log.prepare_flush()) for p, log in logs.items() if log is not None and log.failed is None]
+            jobs = _prepared(logs)
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
@@ -60,7 +62,18 @@ class Flusher:
             self._threads.shutdown(wait=True)
 
 
-def _flush_all(jobs: list[tuple[Partition, PartitionLog, Callable[[], int]]]) -> dict[Partition, int]:
+def _prepared(logs: dict[Partition, PartitionLog | None]) -> list[_Job]:
+    jobs = []
+    for partition, log in logs.items():
+        if log is not None and log.failed is None:
+            try:
+                jobs.append((partition, log, log.prepare_flush()))
+            except OSError as error:
+                log.fail(error)
+    return jobs
+
+
+def _flush_all(jobs: list[_Job]) -> dict[Partition, int]:
     reached = {}
     for partition, log, flush in jobs:
         try:

@@ -40,6 +40,8 @@ TRANSACTION_STATE = "__transaction_state"
 CONSUMER_OFFSETS = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((TRANSACTION_STATE, CONSUMER_OFFSETS))
 
+#: Kafka's bound on what one request may create.
+NEW_PARTITIONS_MAX = 10_000
 #: How many logs are closed at once when the broker stops.
 CLOSING_THREADS = 32
 
@@ -53,6 +55,13 @@ def check_topic_name(name: str) -> None:
         raise Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"topic name {name[:249]!r} is not legal: 1 to 249 letters, digits, '.', '_' and '-', not '.' or '..'",
+        )
+
+
+def _check_new_partitions(count: int) -> None:
+    if count > NEW_PARTITIONS_MAX:
+        raise Refused(
+            ErrorCode.POLICY_VIOLATION, f"{count} new partitions in one request, {NEW_PARTITIONS_MAX} are the most"
         )
 
 
@@ -281,6 +290,7 @@ class TopicRegistry:
                     )
         if partition_count < 1:
             raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
+        _check_new_partitions(partition_count)
         values = self._checked(overrides or {})
         topic = Topic(name, self._fresh_id(), dict(overrides or {}), values)
         if validate_only:
@@ -312,6 +322,7 @@ class TopicRegistry:
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """Grow a topic to `count` partitions."""
+        _check_new_partitions(count - len(topic.partitions))
         self._set_aside_strays(topic.name, count, first=len(topic.partitions))
         self._save({topic.name: _row(topic, count)})
         for index in range(len(topic.partitions), count):

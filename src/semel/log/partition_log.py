@@ -186,9 +186,12 @@ class PartitionLog(Reading, TimestampSearch):
         """Leave everything on disk as a clean start wants to find it. A failed log is left for recovery."""
         self.files.drain()
         if self.failed is None:
-            self.flush(closing=True)
-            if self.end_offset > (self.snapshots[-1] if self.snapshots else self._bases[0]):
-                durability.write_snapshot(self, self.end_offset, encode_snapshot(self.producers))
+            try:
+                durability.prepare_flush(self, closing=True)()
+                if self.end_offset > (self.snapshots[-1] if self.snapshots else self._bases[0]):
+                    durability.write_snapshot(self, self.end_offset, encode_snapshot(self.producers))
+            except OSError as error:
+                self.fail(error)
         for segment in self.segments:
             segment.close()
 
@@ -408,7 +411,10 @@ class PartitionLog(Reading, TimestampSearch):
 
     def delete_records_before(self, offset: int) -> int:
         """DeleteRecords: nothing below `offset` (-1: the high watermark) is served any more. The new log start."""
-        return retention.delete_records_before(self, offset)
+        try:
+            return retention.delete_records_before(self, offset)
+        except OSError as error:
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log's start cannot be written down: {error}") from error
 
     def retain(self, now_ms: int) -> int:
         """Let go of what retention no longer wants: segments and idle producers. How many segments went."""

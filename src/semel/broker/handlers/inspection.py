@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
+from semel.log.segment import LOG_SUFFIX
 from semel.wire.messages.admin import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
@@ -53,9 +54,10 @@ def describe_log_dirs(broker: BrokerServer, request: DescribeLogDirsRequest, cal
 
 
 def _size_bytes(partition: Partition) -> int:
-    if partition.opened is not None or partition.directory.exists():
-        return partition.log.size_bytes
-    return 0
+    """Without opening the log: there may be thousands of them, and one that is damaged has a size as well."""
+    if partition.opened is not None:
+        return partition.opened.size_bytes
+    return sum(path.stat().st_size for path in partition.directory.glob(f"*{LOG_SUFFIX}"))
 
 
 def describe_producers(

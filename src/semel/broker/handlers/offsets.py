@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
+from semel.log.timestamps import Found
 from semel.wire.messages.fetch import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -23,6 +24,7 @@ LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 #: Tiered storage's questions. There is one tier here, so the first is the log's start and the others have no answer.
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 #: The request version each special timestamp came with.
+_NOTHING = Found(-1, -1, -1)
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
@@ -53,10 +55,14 @@ def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) 
             try:
                 partition = broker.topics.partition(topic.name, asked.partition_index)
                 check_leader_epoch(partition, asked.current_leader_epoch)
-                timestamp, offset = _offset(partition, asked.timestamp, isolation_level, call.version)
-                epoch = partition.log.leader_epoch if offset >= 0 else -1
+                found = _found(partition, asked.timestamp, isolation_level, call.version)
                 answers.append(
-                    row(partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch)
+                    row(
+                        partition_index=asked.partition_index,
+                        timestamp=found.timestamp_ms,
+                        offset=found.offset,
+                        leader_epoch=found.leader_epoch,
+                    )
                 )
             except Refused as error:
                 answers.append(row(partition_index=asked.partition_index, error_code=error.code))
@@ -64,21 +70,19 @@ def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) 
     return ListOffsetsResponse(topics=topics)
 
 
-def _offset(partition: Partition, timestamp: int, isolation_level: int, version: int) -> tuple[int, int]:
+def _found(partition: Partition, timestamp: int, isolation_level: int, version: int) -> Found:
     log = partition.log
     if version < _SINCE.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}")
     visible_end = log.last_stable_offset if isolation_level == 1 else log.high_watermark
     if timestamp == LATEST:
-        return -1, visible_end
+        return Found(-1, visible_end, log.leader_epoch)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return -1, log.log_start_offset
+        return Found(-1, log.log_start_offset, log.leader_epochs.epoch_at(log.log_start_offset))
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return -1, -1
+        return _NOTHING
     found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
-    if found is None or found[1] >= visible_end:
-        return -1, -1
-    return found[0], found[1]
+    return found if found is not None and found.offset < visible_end else _NOTHING
 
 
 def offset_for_leader_epoch(

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.partitions import Partition, Topic
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.records.batch import HEADER_SIZE, Batch
-from semel.records.layout import TRANSACTIONAL
+from semel.records.compression import ZSTD
+from semel.records.layout import CODEC_MASK, TRANSACTIONAL
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _PartitionResponse = ProduceResponse.PartitionProduceResponse
 
 #: From this version on a producer knows TRANSACTION_ABORTABLE.
 ABORTABLE_SINCE = 11
+ZSTD_SINCE = 7
 #: From this version on a produce adds its partition to the transaction by itself (KIP-890).
 IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
@@ -124,6 +126,9 @@ def _produce(
             written.append((partition, answer))
         responses.append(_TopicResponse(name=data.name, topic_id=data.topic_id, partition_responses=answers))
     if acks == 0:
+        if broker.flusher is not None and written:
+            # Nobody waits for it, yet nobody reads it before it is on disk.
+            broker.spawn(broker.flusher.flushed([partition for partition, _ in written]))
         if failed:
             call.connection.refuse("a produce with acks=0 was refused")
         return None
@@ -169,6 +174,8 @@ def _append(
         raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, f"{topic.name} wants more replicas in sync than there are brokers")
     if records is None or len(records) < HEADER_SIZE:
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
+    if call.version < ZSTD_SINCE and records[ATTRIBUTES_AT] & CODEC_MASK == ZSTD:
+        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd came with version {ZSTD_SINCE}")
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
         guard = _verified(broker, request, call, partition, records, now_ms)
