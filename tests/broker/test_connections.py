@@ -141,6 +141,39 @@ def test_when_the_pool_is_empty_reading_waits_until_something_comes_back() -> No
     assert second.transport.written == [b"y" * 500_000]
 
 
+def test_a_frame_larger_than_the_pool_does_not_wait_for_itself() -> None:
+    peer = Peer(echo, pool=MemoryPool(1))
+    frame = framed(b"x" * 3_000_000)
+    assert peer.feed(frame) == len(frame)
+    assert peer.transport.written == [b"x" * 3_000_000]
+
+
+def test_frames_that_each_hold_a_part_of_the_pool_do_not_wait_for_each_other() -> None:
+    pool = MemoryPool(1_000_000)
+    peers = [Peer(echo, pool=pool) for _ in range(6)]
+    frame = framed(b"x" * 2_000_000)
+    sent = [0] * len(peers)
+    while any(count < len(frame) for count in sent):
+        before = list(sent)
+        for number, peer in enumerate(peers):
+            sent[number] += peer.feed(frame[sent[number] : sent[number] + 100_000])
+        assert sent != before, "nobody gets on"
+        # One at a time may go beyond the limit.
+        assert pool.used_bytes < 1_000_000 + 2_000_000
+    assert all(peer.transport.written == [b"x" * 2_000_000] for peer in peers)
+    assert pool.used_bytes < 1_000_000
+
+
+def test_buffers_kept_for_later_leave_others_their_share() -> None:
+    pool = MemoryPool(10_000_000)
+    peers = [Peer(echo, pool=pool) for _ in range(40)]
+    for peer in peers:
+        peer.feed(framed(b"x" * 1_000_000))
+        assert peer.transport.written == [b"x" * 1_000_000]
+    assert pool.refusals == 0
+    assert pool.used_bytes <= 6_000_000
+
+
 def test_requests_of_one_connection_are_served_one_at_a_time_and_answered_in_order() -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()

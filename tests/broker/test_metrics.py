@@ -176,10 +176,10 @@ def test_a_connection_that_waits_for_memory_or_leaves_its_answers_is_throttled(t
     with Broker(tmp_path, settings=settings) as broker, Raw(broker) as setter, Raw(broker) as first:
         setter.create("t")
         assert scrape(broker)["semel_throttles_total"] == 0
-        # Grown buffers, and only parts of the frames they are for: the second has to wait for the first.
-        started = (1_000_000).to_bytes(4, "big") + bytes(700_000)
+        # A part of a frame that takes more than there is: whoever comes next has to wait for it.
+        started = (2_000_000).to_bytes(4, "big") + bytes(1_500_000)
         first.socket.sendall(started)
-        until(lambda: scrape(broker)["kafka_network_memorypool_memorypoolused"] > 0, what="memory to be taken")
+        until(lambda: scrape(broker)["kafka_network_memorypool_memorypoolused"] > 1_000_000, what="memory to be taken")
         with Raw(broker) as second:
             second.socket.sendall(started)
             until(lambda: scrape(broker)['semel_throttled_connections{by="memory"}'] == 1, what="one to wait")

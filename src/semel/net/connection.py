@@ -39,14 +39,18 @@ class MemoryPool:
     """Bounds what all connections together hold in grown buffers and parked requests.
 
     As with Kafka's `queued.max.request.bytes`, a taker is let through while anything at all is left, so that one
-    frame larger than the limit cannot wait for ever; the next taker then waits until enough came back.
+    frame larger than the limit cannot wait for ever; the next taker then waits until enough came back. Frames take
+    memory bit by bit as they arrive, so several could each hold a part and wait for the others: one of those who hold
+    something may therefore always go on.
     """
 
-    __slots__ = ("_limit_bytes", "_waiting", "refusals", "used_bytes")
+    __slots__ = ("_ahead", "_limit_bytes", "_waiting", "refusals", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._waiting: deque[Callable[[], None]] = deque()
+        #: Who goes on although nothing is left.
+        self._ahead: object = None
         self.used_bytes = 0
         #: How often somebody had to wait, since the start.
         self.refusals = 0
@@ -56,11 +60,18 @@ class MemoryPool:
         """How many wait for something to come back."""
         return len(self._waiting)
 
-    def take(self, size_bytes: int) -> bool:
-        """Take `size_bytes`, or refuse when the pool is exhausted."""
+    @property
+    def is_low(self) -> bool:
+        """Whether half is gone: the time to give back what is only kept for later."""
+        return 0 < self._limit_bytes <= 2 * self.used_bytes
+
+    def take(self, size_bytes: int, holder: object = None) -> bool:
+        """Take `size_bytes`, or refuse when the pool is exhausted; `holder` is a taker that holds something already."""
         if 0 < self._limit_bytes <= self.used_bytes:
-            self.refusals += 1
-            return False
+            if holder is None or self._ahead not in (None, holder):
+                self.refusals += 1
+                return False
+            self._ahead = holder
         self.used_bytes += size_bytes
         return True
 
@@ -68,10 +79,13 @@ class MemoryPool:
         """Call back once, when something was given back."""
         self._waiting.append(callback)
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int, holder: object = None) -> None:
         """Return what was taken and wake those who were refused."""
         self.used_bytes -= size_bytes
-        if self._waiting and self.used_bytes < self._limit_bytes:
+        was_ahead = holder is not None and holder is self._ahead
+        if was_ahead:
+            self._ahead = None
+        if self._waiting and (was_ahead or self.used_bytes < self._limit_bytes):
             waiting, self._waiting = self._waiting, deque()
             for callback in waiting:
                 callback()
@@ -184,7 +198,9 @@ class FramedProtocol(asyncio.BufferedProtocol):
                 return
         if self._start == end:
             self._start = self._end = 0
-            if len(buffer) > KEPT_BUFFER_BYTES:
+            if len(buffer) > INITIAL_BUFFER_BYTES and (
+                len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low)
+            ):
                 self._return_grown()
                 self._buffer = memoryview(bytearray(INITIAL_BUFFER_BYTES))
 
@@ -199,7 +215,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
             # Twice what has really arrived, never what the length merely claims.
             size = min(2 * len(buffer), wanted)
             if self._pool is not None:
-                if not self._pool.take(size - len(buffer)):
+                if not self._pool.take(size - len(buffer), self if self._taken_bytes else None):
                     return
                 self._taken_bytes += size - len(buffer)
             grown = memoryview(bytearray(size))
@@ -222,8 +238,8 @@ class FramedProtocol(asyncio.BufferedProtocol):
 
     def _return_grown(self) -> None:
         if self._pool is not None and self._taken_bytes:
-            self._pool.give_back(self._taken_bytes)
-            self._taken_bytes = 0
+            taken, self._taken_bytes = self._taken_bytes, 0
+            self._pool.give_back(taken, self)
 
     def _resume(self) -> None:
         """Go on with the next frame after a busy one was served."""
