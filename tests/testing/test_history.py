@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from semel.testing.history import Assigned, Ended, Ending, Kind, Operation, Outcome, Poll, Seen, Send, judge
+from semel.testing.history import (
+    Assigned,
+    Ended,
+    Ending,
+    Kind,
+    Operation,
+    Outcome,
+    Poll,
+    Reached,
+    Seen,
+    Send,
+    judge,
+)
 
 
 def send(value: str, offset: int | None = None, *, by: str = "p", to: int = 0, **more: object) -> Send:
@@ -13,6 +25,10 @@ def send(value: str, offset: int | None = None, *, by: str = "p", to: int = 0, *
 
 def poll(*seen: tuple[int, str], by: str = "c", of: int = 0, **more: object) -> Poll:
     return Poll(by, tuple(Seen("t", of, offset, value) for offset, value in seen), **more)  # type: ignore[arg-type]
+
+
+def at(*positions: int, by: str = "c") -> Reached:
+    return Reached(by, tuple((("t", number), position) for number, position in enumerate(positions)))
 
 
 def kinds(*history: Operation, at_rest: bool = False) -> set[Kind]:
@@ -65,6 +81,33 @@ LAWFUL: dict[str, list[Operation]] = {
         Assigned("c", frozenset({("t", 0)})),
         poll((2, "c")),
         poll((1, "b"), by="d"),
+    ],
+    "a reader that is not there yet sees one half before the other": [
+        send("a", 0, transaction="x"),
+        send("b", 0, to=1, transaction="x"),
+        Ending("p", "x"),
+        at(0, 0),
+        poll((0, "a")),
+        at(2, 0),
+        poll((0, "a"), by="d"),
+        poll((0, "b"), of=1, by="d"),
+        poll((0, "b"), of=1),
+        at(2, 2),
+    ],
+    "a reader that begins in the middle of a transaction": [
+        send("a", 0, transaction="x"),
+        send("b", 1, to=1, transaction="x"),
+        *committed("x"),
+        at(0, 2),
+        poll((0, "a")),
+        at(2, 3),
+        poll((1, "b"), of=1, by="d"),
+    ],
+    "an aborted record at the end is passed over": [
+        at(0),
+        send("a", 0, transaction="x"),
+        Ended("p", "x", Outcome.FAILED),
+        at(2),
     ],
     "uncommitted reads by a reader who asked for them": [
         send("a", 0, transaction="x"),
@@ -122,6 +165,31 @@ ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
             poll((1, "c"), of=1),
         ],
     ),
+    "half of a transaction, seen whole by another reader": (
+        Kind.TORN_TRANSACTION,
+        [
+            send("a", 0, transaction="x"),
+            send("b", 0, to=1, transaction="x"),
+            Ending("p", "x"),
+            at(0, 0),
+            poll((0, "a")),
+            at(2, 2),
+            poll((0, "a"), by="d"),
+            poll((0, "b"), of=1, by="d"),
+        ],
+    ),
+    "half of a committed transaction, at the end of its partition": (
+        Kind.POLL_SKIP,
+        [
+            at(0, 0),
+            send("a", 0, transaction="x"),
+            send("b", 0, to=1, transaction="x"),
+            *committed("x"),
+            at(0, 2),
+            poll((0, "b"), of=1, by="d"),
+        ],
+    ),
+    "standing before what was read": (Kind.POLL_BACK, [send("a", 5), poll((5, "a")), at(3)]),
     "skipping within a poll": (
         Kind.POLL_SKIP,
         [send("a", 0), send("b", 1), send("c", 2), poll((0, "a"), (2, "c")), poll((1, "b"), by="d")],
@@ -170,6 +238,15 @@ def test_what_is_above_every_read_is_judged_at_rest_only() -> None:
     history = [send("a", 0), send("b", 1), poll((0, "a"))]
     assert kinds(*history) == set()
     assert kinds(*history, at_rest=True) == {Kind.UNSEEN}
+
+
+def test_the_first_record_of_a_partition_can_be_skipped_too() -> None:
+    assert kinds(at(0), send("a", 0), at(1), poll((0, "a"), by="d")) == {Kind.POLL_SKIP}
+
+
+def test_what_is_below_where_a_reader_stands_and_was_never_read_is_lost() -> None:
+    assert kinds(at(0), send("a", 0), at(1)) == {Kind.POLL_SKIP, Kind.LOST_WRITE}
+    assert kinds(at(1), send("a", 0), at(1)) == set(), "it began behind it"
 
 
 def test_a_torn_tail_is_judged_at_rest() -> None:

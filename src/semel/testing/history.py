@@ -68,6 +68,19 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """Where the process stands: whatever it may read of each partition from its last known place up to here, it was
+    given. The first one after an assignment says where it begins.
+
+    A reader of committed records that stands at the last stable offset of every partition has a view of whole
+    transactions; this is how a history says so, for what comes last in a partition too.
+    """
+
+    process: str
+    positions: tuple[tuple[Partition, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Assigned:
     """The process was given these partitions anew, or moved its position: what it reads next may start anywhere."""
 
@@ -92,7 +105,7 @@ class Ended:
     outcome: Outcome
 
 
-Operation = Send | Poll | Assigned | Ending | Ended
+Operation = Send | Poll | Reached | Assigned | Ending | Ended
 
 
 class Kind(enum.Enum):
@@ -132,6 +145,14 @@ def judge(history: Iterable[Operation], *, at_rest: bool = False) -> list[Anomal
     return list(_Judge(list(history), at_rest).anomalies())
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """What a process was given of a partition without a break: everything readable from `first` up to `end`."""
+
+    first: int
+    end: int
+
+
 def _place(partition: Partition, offset: int) -> str:
     return f"{partition[0]}-{partition[1]}@{offset}"
 
@@ -149,6 +170,10 @@ class _Judge:
         self.places: dict[Value, set[tuple[Partition, int]]] = defaultdict(set)
         self.read: set[Value] = set()
         self.highest_read: dict[Partition, int] = {}
+        #: What each process that reads committed records was given: values, and stretches by partition.
+        self.given: dict[str, set[Value]] = defaultdict(set)
+        self.stretches: dict[tuple[str, Partition], list[_Stretch]] = defaultdict(list)
+        begun: dict[tuple[str, Partition], _Stretch] = {}
         for position, operation in enumerate(history):
             match operation:
                 case Send():
@@ -161,7 +186,14 @@ class _Judge:
                         self._known(partition, seen.offset, seen.value)
                         if operation.committed_only:
                             self.read.add(seen.value)
-                            self.highest_read[partition] = max(self.highest_read.get(partition, -1), seen.offset)
+                            self.given[operation.process].add(seen.value)
+                            self._reached(begun, operation.process, partition, seen.offset, seen.offset + 1)
+                case Reached():
+                    for partition, place in operation.positions:
+                        self._reached(begun, operation.process, partition, place, place)
+                case Assigned():
+                    for partition in operation.partitions:
+                        begun.pop((operation.process, partition), None)
                 case Ending():
                     self.ending_at.setdefault(operation.transaction, position)
                 case Ended():
@@ -172,6 +204,17 @@ class _Judge:
     def _known(self, partition: Partition, offset: int, value: Value) -> None:
         self.values_at[partition][offset].add(value)
         self.places[value].add((partition, offset))
+
+    def _reached(
+        self, begun: dict[tuple[str, Partition], _Stretch], process: str, partition: Partition, first: int, end: int
+    ) -> None:
+        stretch = begun.get((process, partition))
+        if stretch is None:
+            stretch = begun[process, partition] = _Stretch(first, end)
+            self.stretches[process, partition].append(stretch)
+        stretch.end = max(stretch.end, end)
+        if stretch.first < stretch.end:
+            self.highest_read[partition] = max(self.highest_read.get(partition, -1), stretch.end - 1)
 
     def fate(self, send: Send) -> Outcome:
         """Whether the record must, must not, or may be visible to who reads committed records only."""
@@ -190,6 +233,7 @@ class _Judge:
         yield from self.missing()
         yield from self.reads_that_must_not_be()
         yield from self.torn_transactions()
+        yield from self.torn_views()
         yield from self.poll_order()
         yield from self.send_order()
         yield from self.write_read_cycles()
@@ -232,13 +276,17 @@ class _Judge:
                     own = ", its own writer," if poll.process == send.process else ""
                     yield Anomaly(Kind.UNCOMMITTED_READ, f"{where}{own} before the end of {send.transaction!r}")
 
-    def torn_transactions(self) -> Iterator[Anomaly]:
-        """Of a transaction with an unknown end, what was passed without being read where another part was read."""
+    def parts(self) -> dict[Hashable, list[Value]]:
+        """The acknowledged records of each transaction."""
         parts: dict[Hashable, list[Value]] = defaultdict(list)
         for value, send in self.sends.items():
             if send.transaction is not None and send.outcome is Outcome.OK:
                 parts[send.transaction].append(value)
-        for transaction, values in parts.items():
+        return parts
+
+    def torn_transactions(self) -> Iterator[Anomaly]:
+        """Of a transaction with an unknown end, what was passed without being read where another part was read."""
+        for transaction, values in self.parts().items():
             if self.ended.get(transaction, Outcome.UNKNOWN) is not Outcome.UNKNOWN:
                 continue
             unread = [value for value in values if value not in self.read]
@@ -247,6 +295,29 @@ class _Judge:
             for value in unread:
                 if self.at_rest or self.below_a_read(value):
                     yield Anomaly(Kind.TORN_TRANSACTION, f"{transaction!r} is visible, but not its {value!r}")
+
+    def torn_views(self) -> Iterator[Anomaly]:
+        """What one reader saw of a transaction in one partition and passed in another, though others saw it there.
+
+        Partitions hear of an outcome one by one, so a reader may see a part before the rest is decided. But whoever
+        passes a record of a committed transaction must have been given it.
+        """
+        parts = self.parts()
+        for process, given in self.given.items():
+            seen = {send.transaction for value in given if (send := self.sends.get(value)) is not None}
+            for transaction in seen & parts.keys():
+                for value in parts[transaction]:
+                    if value in self.read and value not in given and self._passed(process, value):
+                        yield Anomaly(
+                            Kind.TORN_TRANSACTION, f"{process} saw {transaction!r}, but passed its {value!r} unseen"
+                        )
+
+    def _passed(self, process: str, value: Value) -> bool:
+        return any(
+            stretch.first <= offset < stretch.end
+            for partition, offset in self.places[value]
+            for stretch in self.stretches.get((process, partition), ())
+        )
 
     def poll_order(self) -> Iterator[Anomaly]:
         readable: dict[Partition, list[int]] = defaultdict(list)
@@ -260,6 +331,15 @@ class _Judge:
             if isinstance(operation, Assigned):
                 for partition in operation.partitions:
                     last.pop((operation.process, partition), None)
+            if isinstance(operation, Reached):
+                for partition, place in operation.positions:
+                    stood = last.setdefault((operation.process, partition), place - 1)
+                    last[operation.process, partition] = max(stood, place - 1)
+                    what = f"{operation.process} stands at {_place(partition, place)} after {stood}"
+                    if place <= stood:
+                        yield Anomaly(Kind.POLL_BACK, what)
+                    elif (skipped := _first_between(readable[partition], stood, place)) is not None:
+                        yield Anomaly(Kind.POLL_SKIP, f"{what}, and was not given {skipped}")
             if not isinstance(operation, Poll):
                 continue
             for seen in operation.records:
@@ -271,7 +351,7 @@ class _Judge:
                 if seen.offset <= before:
                     what = f"{operation.process} read {_place(partition, seen.offset)} after {before}"
                     yield Anomaly(Kind.POLL_BACK, what)
-                elif skipped := _first_between(readable[partition], before, seen.offset):
+                elif (skipped := _first_between(readable[partition], before, seen.offset)) is not None:
                     what = f"{operation.process} read {_place(partition, seen.offset)} after {before}"
                     yield Anomaly(Kind.POLL_SKIP, f"{what}, and not {skipped}")
 
