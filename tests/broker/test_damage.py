@@ -103,3 +103,32 @@ def test_a_corrupt_partition_does_not_keep_the_others_from_being_compacted(
         until(lambda: log.size_bytes < 4000, what="compaction of the other partition")
         assert raw.produce("t", batch(key=b"k"), partition=0).error_code == 0
     assert [record for record in caplog.records if "compaction of <t-0> failed" in record.getMessage()]
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("machine", ["went down", "stayed up"])
+def test_a_hole_is_where_the_log_ends_only_if_the_machine_went_down_and_nothing_was_promised(
+    tmp_path: Path, durability: str, machine: str
+) -> None:
+    settings = {"semel.durability": durability}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        raw.create("t", segment_bytes="400")
+        for _ in range(9):
+            raw.produce("t", batch(b"x" * 40))
+    for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
+        (tmp_path / name).unlink()
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    path = tmp_path / "t-0" / LOG
+    path.write_bytes(path.read_bytes()[:-5])
+    if machine == "went down":
+        (tmp_path / ".semel_boot_id").write_text("another life\n")
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+        answer = raw.produce("t", batch(b"new"))
+        if machine == "went down" and durability == "os":
+            assert (answer.error_code, answer.base_offset) == (0, 2)
+            assert len(raw.values("t")) == 3
+            assert list((tmp_path / "t-0").glob("cut-at-*/*.log"))
+        else:
+            assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert (tmp_path / ".semel_boot_id").read_bytes() == Path("/proc/sys/kernel/random/boot_id").read_bytes()

@@ -96,6 +96,7 @@ def open_log(
     now_ms: int = NOW,
     partition: int = 0,
     recovery_point: int | None = None,
+    unsynced_may_be_lost: bool = False,
     **changes: object,
 ) -> PartitionLog:
     return PartitionLog.open(
@@ -107,6 +108,7 @@ def open_log(
         clean=clean,
         files=files or InlineFiles(),
         recovery_point=recovery_point,
+        unsynced_may_be_lost=unsynced_may_be_lost,
     )
 
 

@@ -12,10 +12,26 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.log.disk import NOW, InlineFiles, batch, crash, end, open_log, read_all, send
+from semel.log.recovery import DamagedLog
+from semel.log.snapshots import encode_snapshot
+from semel.records.batch import Batch
+from tests.log.disk import (
+    NOW,
+    FaultyFiles,
+    InlineFiles,
+    Killed,
+    batch,
+    crash,
+    end,
+    open_log,
+    read_all,
+    send,
+    stored,
+)
 
 DAY_MS = 86_400_000
 
@@ -128,3 +144,101 @@ def test_what_was_flushed_is_there_and_the_rest_is_whole_or_absent(
             assert again.producers.facts() == facts
         again.append(batch(99, 0), NOW)
 
+
+
+# The machine went down, and nobody was promised what had not been fsynced (`semel.durability=os`)
+
+
+def torn_behind(root: Path, *, lost_bytes: int) -> tuple[list[Batch], int, Path]:
+    """A log whose second segment lost its end while the third is whole; what it held, and where the second began."""
+    log = open_log(root)
+    for number in range(3):
+        for _ in range(3):
+            log.append(batch(1, log.end_offset, b"x" * 50), NOW)
+        if number < 2:
+            log.roll(NOW)
+    crash(log)
+    found = stored(log)
+    crash(log)
+    for path in (root / "t-0").glob("*.snapshot"):
+        if path.name != "00000000000000000003.snapshot":
+            path.unlink()
+    second = root / "t-0" / "00000000000000000003.log"
+    second.write_bytes(second.read_bytes()[:-lost_bytes])
+    return found, found[3].size_bytes, second
+
+
+@pytest.mark.parametrize("lost_batches", [0.3, 1, 1.5, 3])
+def test_after_the_machine_went_down_the_log_ends_at_the_hole_and_what_follows_is_kept_aside(
+    tmp_path: Path, lost_batches: float
+) -> None:
+    size = torn_behind(tmp_path / "size", lost_bytes=1)[1]
+    found, size, second = torn_behind(tmp_path, lost_bytes=int(lost_batches * size))
+    left = second.read_bytes()
+    third = (tmp_path / "t-0" / "00000000000000000006.log").read_bytes()
+    whole = len(left) // size
+    log = open_log(tmp_path, clean=False, unsynced_may_be_lost=True)
+    assert log.end_offset == 3 + whole
+    assert [record.offset for record in read_all(log)] == list(range(3 + whole))
+    (aside,) = [path for path in (tmp_path / "t-0").iterdir() if path.is_dir()]
+    assert aside.name == f"cut-at-{3 + whole:020d}"
+    assert (aside / "00000000000000000006.log").read_bytes() == third
+    if len(left) % size:
+        copy = aside / f"00000000000000000003.log.from-byte-{whole * size}"
+        assert copy.read_bytes() == left[whole * size :]
+    assert any(str(aside) in repair for repair in log.repairs)
+    # The producer sends again what was lost.
+    assert log.append(batch(1, log.end_offset, b"again"), NOW).base_offset == 3 + whole
+    log.close(NOW)
+    assert open_log(tmp_path).end_offset == 4 + whole
+    assert found[0].base_offset == 0
+
+
+def test_without_that_the_same_hole_is_damage(tmp_path: Path) -> None:
+    """The process died, the machine did not: what was written is all there, unless something is wrong with the disk."""
+    torn_behind(tmp_path, lost_bytes=5)
+    with pytest.raises(DamagedLog, match="valid batches follow"):
+        open_log(tmp_path, clean=False)
+
+
+def test_a_hole_in_what_was_synced_is_damage_even_then(tmp_path: Path) -> None:
+    size = torn_behind(tmp_path / "size", lost_bytes=1)[1]
+    torn_behind(tmp_path, lost_bytes=size + 5)
+    with pytest.raises(DamagedLog, match="safely on disk"):
+        open_log(tmp_path, clean=False, unsynced_may_be_lost=True, recovery_point=5)
+    path = tmp_path / "t-0" / "00000000000000000005.snapshot"
+    path.write_bytes(encode_snapshot([]))
+    with pytest.raises(DamagedLog, match="valid batches follow"):
+        open_log(tmp_path, clean=False, unsynced_may_be_lost=True)
+
+
+def test_a_bad_batch_between_good_ones_of_one_file_is_damage_even_then(tmp_path: Path) -> None:
+    _, size, second = torn_behind(tmp_path, lost_bytes=5)
+    harmed = bytearray(second.read_bytes())
+    harmed[size // 2] ^= 1
+    second.write_bytes(harmed)
+    with pytest.raises(DamagedLog, match="a valid batch follows"):
+        open_log(tmp_path, clean=False, unsynced_may_be_lost=True)
+
+
+def test_setting_aside_may_be_killed_at_any_point(tmp_path: Path) -> None:
+    """C6"""
+    torn_behind(tmp_path / "a", lost_bytes=5)
+    step, killed = 0, True
+    while killed:
+        step += 1
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        files = FaultyFiles()
+        files.error, files.fail_at, files.torn = Killed(), step, 0.5
+        try:
+            crash(open_log(tmp_path / "b", clean=False, unsynced_may_be_lost=True, files=files))
+            killed = False
+        except Killed:
+            killed = True
+        again = open_log(tmp_path / "b", clean=False, unsynced_may_be_lost=True)
+        assert again.end_offset == 5
+        assert len(list((tmp_path / "b" / "t-0").glob("cut-at-*/00000000000000000006.log"))) == 1
+        assert len(list((tmp_path / "b" / "t-0").glob("cut-at-*/00000000000000000003.log.from-byte-*"))) == 1
+        crash(again)
+    assert step > 8

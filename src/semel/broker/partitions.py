@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.metadata_store import LocalMetadataStore
 from semel.config import INT64_MAX, TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets, write_offsets
+from semel.log.checkpoints import (
+    CLEANER_OFFSETS,
+    LOG_START_OFFSETS,
+    RECOVERY_POINTS,
+    machine_went_down,
+    note_machine,
+    read_offsets,
+    write_offsets,
+)
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
 
@@ -199,6 +207,7 @@ class TopicRegistry:
         self._now_ms = now_ms
         self._clean = clean
         self._version = -1
+        self._machine_went_down = False
         self._recovery_points: dict[tuple[str, int], int] = {}
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
@@ -243,10 +252,12 @@ class TopicRegistry:
         for path in self._directory.glob("*-delete"):
             shutil.rmtree(path, ignore_errors=True)
         if not self._clean:
+            self._machine_went_down = machine_went_down(self._files, self._directory)
             for partition in self.all_partitions():
                 if partition.directory.exists():
                     with suppress(Refused):  # offline, by itself: it was logged, and whoever asks is told
                         _ = partition.log
+        note_machine(self._files, self._directory)
 
     def close(self) -> bool:
         """Close every log that was opened, with what the next start wants to find. Whether it will find all of it."""
@@ -391,6 +402,7 @@ class TopicRegistry:
             files=self._files,
             recovery_point=self._recovery_points.get(name),
             producer_id_expiration_ms=self._settings["producer.id.expiration.ms"],
+            unsynced_may_be_lost=self._machine_went_down and not self._promises_fsync(topic),
         )
         log.verifies_transactions = self._settings["transaction.partition.verification.enable"]
         log.high_watermark_follows_end = self._settings["semel.durability"] == "os"
@@ -398,6 +410,9 @@ class TopicRegistry:
             # A crash leaves records that were never fsynced: nobody may see one that could still be lost.
             log.flush()
         return log
+
+    def _promises_fsync(self, topic: Topic) -> bool:
+        return self._settings["semel.durability"] == "fsync" or topic.flush_messages is not None
 
     def _set_aside_strays(self, name: str, count: int, first: int = 0) -> None:
         for index in range(first, count):

@@ -5,6 +5,7 @@
 - `log-start-offset-checkpoint`, `recovery-point-offset-checkpoint`, `replication-offset-checkpoint`,
   `cleaner-offset-checkpoint`: one offset per partition, for the whole data directory.
 - `.kafka_cleanshutdown`: the last stop was orderly.
+- `.semel_boot_id` (our own): in which life of the machine the logs were last written.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 #: Those with a line per partition: a new topic must not inherit the lines of an old one of its name.
 OF_PARTITIONS = (LOG_START_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+BOOT_ID = ".semel_boot_id"
+
+_BOOT_ID_OF_LINUX = "/proc/sys/kernel/random/boot_id"
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 
@@ -230,3 +234,26 @@ def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
     files.remove(path)
     files.sync_directory(data_directory)
     return True
+
+
+# The life of the machine
+
+
+def machine_went_down(files: Files, data_directory: Path | str) -> bool:
+    """Whether the machine was started anew since `note_machine`: only then can written bytes be gone that were not
+    fsynced. False where that cannot be told."""
+    path, boot_id = os.path.join(data_directory, BOOT_ID), _boot_id(files)
+    return bool(boot_id) and files.exists(path) and files.read(path) != boot_id
+
+
+def note_machine(files: Files, data_directory: Path | str) -> None:
+    """What is written from now on is written in this life of the machine."""
+    path = os.path.join(data_directory, BOOT_ID)
+    boot_id = _boot_id(files)
+    if boot_id and not (files.exists(path) and files.read(path) == boot_id):
+        files.replace(path, boot_id, durable=False)
+
+
+def _boot_id(files: Files) -> bytes:
+    """What Linux calls this life of the machine; nothing elsewhere."""
+    return files.read(_BOOT_ID_OF_LINUX) if files.exists(_BOOT_ID_OF_LINUX) else b""

@@ -110,8 +110,10 @@ class PartitionLog(Reading, TimestampSearch):
         recovery_point: int | None = None,
         log_start_offset: int | None = None,
         producer_id_expiration_ms: int = _DEFAULT_PRODUCER_ID_EXPIRATION_MS,
+        unsynced_may_be_lost: bool = False,
     ) -> PartitionLog:
         """Open the log, or create it. `clean`: the data directory was closed in order, so nothing need be scanned.
+        `unsynced_may_be_lost`: the machine went down, and nobody was promised what had not been fsynced.
 
         Raises `DamagedLog` when the files lost something that was once safely there.
         """
@@ -151,6 +153,7 @@ class PartitionLog(Reading, TimestampSearch):
                 contiguous_from=contiguous_from,
                 compacted="compact" in config["cleanup.policy"],
                 log_start_offset=log_start_offset,
+                unsynced_may_be_lost=unsynced_may_be_lost,
             ),
         )
         log = cls(path, topic, partition, files, config, loaded)

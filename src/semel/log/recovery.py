@@ -6,6 +6,8 @@ After a crash every batch from the recovery point on is checked and
 - a torn tail, where nothing valid follows, is cut at the last valid batch;
 - damage, where valid batches follow or where the bytes had already been fsynced, is reported as `DamagedLog`: skipping
   it would lose records that were acknowledged, and only a person can decide that;
+- but where the machine itself went down and nothing was promised before an fsync, a segment that lacks its end is the
+  end of the log, as in Kafka, even if a later one survived: what that holds is set aside, not served and not removed;
 - indexes, transaction index, leader epochs and producer state are rebuilt by replaying what is there.
 
 Recovery may itself be killed at any point: it only cuts what it would cut again and rewrites what it would rewrite.
@@ -38,6 +40,7 @@ from semel.log.segment import (
     Segment,
     file_stem,
 )
+from semel.log.set_aside import set_aside
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from semel.machines.producer_state import CompletedTransaction, ProducerStates
 from semel.records.batch import HEADER_SIZE, Batch, check
@@ -105,6 +108,9 @@ class Circumstances:
     #: Compaction may have been further than that: only the last segment is sure to have no gaps.
     compacted: bool
     log_start_offset: int
+    #: The machine went down, and nobody was promised what had not been fsynced: a segment may lack its end although
+    #: the next one is there. Otherwise what was written is there, unless something is wrong with the disk.
+    unsynced_may_be_lost: bool = False
 
 
 def replay(producers: ProducerStates, batch: Batch) -> CompletedTransaction | None:
@@ -431,14 +437,23 @@ class _Loader:
         later = valid_batch_after(segment, valid_bytes, end_offset)
         if later is not None:
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, yet a valid batch follows at byte {later}")
-        for other in segments[number + 1 :]:
-            if valid_batch_after(other, -1, end_offset) is not None:
-                raise DamagedLog(
-                    segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {other.log_path}"
-                )
         lost = segment.size_bytes - valid_bytes
-        self.repairs.append(f"cut a torn tail of {lost} bytes after offset {end_offset - 1} from {segment.log_path}")
-        for other in segments[number + 1 :]:
+        repair = f"cut a torn tail of {lost} bytes after offset {end_offset - 1} from {segment.log_path}"
+        others = segments[number + 1 :]
+        followed = [other for other in others if valid_batch_after(other, -1, end_offset) is not None]
+        if followed:
+            synced_to = max(self._valid_snapshots(), default=0)
+            if not self.given.unsynced_may_be_lost or end_offset < synced_to:
+                raise DamagedLog(
+                    segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {followed[0].log_path}"
+                )
+            place = set_aside(self.files, self.directory, end_offset, segment, valid_bytes, others)
+            repair = (
+                f"the machine went down before offset {end_offset} of {segment.log_path} was on disk, and the log ends "
+                f"there now ({what}); batches behind the hole are set aside in {place}"
+            )
+        self.repairs.append(repair)
+        for other in others:
             other.close()
             for path in other.paths():
                 self.files.remove(path)
