@@ -16,6 +16,7 @@ from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.contract import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
+from tests.client.witness import Witness
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 
@@ -205,6 +206,45 @@ def test_members_share_the_partitions_and_take_over_from_one_that_leaves(
         assert take(first, 4) == [b"0"] * 4
 
 
+@pytest.mark.semel(
+    **{
+        "group.initial.rebalance.delay.ms": 0,
+        "group.consumer.min.heartbeat.interval.ms": 50,
+        "group.consumer.heartbeat.interval.ms": 50,
+    }
+)
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_what_poll_handed_out_stays_this_members_until_the_next_poll(
+    semel_broker: Broker, name: str, protocol: str
+) -> None:
+    """Else a commit in between would leave out what was read: with a transaction, its output without its offsets."""
+    bootstrap = semel_broker.bootstrap_servers
+    fill(bootstrap, name, 50, partitions=2)
+    config = {"group_id": name, "group_protocol": protocol, "enable_auto_commit": False, "heartbeat_interval_ms": 50}
+    config |= {"partition_assignment_strategy": "cooperative-sticky", "max_poll_records": 1}
+    over = threading.Event()
+    with reader(bootstrap, **config) as first, reader(bootstrap, **config) as second:
+        revoked: list[TopicPartition] = []
+        first.subscribe(name, on_revoked=revoked.extend)
+        until(lambda: first.poll(timeout_ms=50), what="a record")
+        second.subscribe(name)
+        joining = threading.Thread(target=lambda: [second.poll(timeout_ms=50) for _ in iter(over.is_set, True)])
+        joining.start()
+        try:
+            deadline = time.monotonic() + 30
+            while not second.assignment():
+                assert time.monotonic() < deadline, "the second member got nothing"
+                handed_out = {TopicPartition(r.topic, r.partition) for r in first.poll(timeout_ms=0)}
+                told = len(revoked)
+                over.wait(0.05)  # the user is busy with them; heartbeats and joins go on
+                assert handed_out <= first.consumed().keys(), "a commit would leave out what is being worked on"
+                assert len(revoked) == told, "no callback while the user is at work"
+        finally:
+            over.set()
+            joining.join(30)
+        assert set(revoked) == second.assignment()
+
+
 def test_a_coordinator_that_assigns_is_followed(bootstrap: str, name: str) -> None:
     fill(bootstrap, name, 5, partitions=2)
     with reader(bootstrap, group_id=name, group_protocol="consumer") as consumer:
@@ -321,6 +361,80 @@ def test_a_member_that_does_not_poll_loses_its_partitions_and_its_commit_is_refu
         assert lost == [TopicPartition(name, 0)]
 
 
+@pytest.mark.semel(**{"group.consumer.min.heartbeat.interval.ms": 50, "group.consumer.heartbeat.interval.ms": 50})
+def test_a_member_that_never_polled_again_stays_away_until_it_does(semel_broker: Broker, name: str) -> None:
+    bootstrap = semel_broker.bootstrap_servers
+    fill(bootstrap, name, 1)
+    config = {"group_id": name, "group_protocol": "consumer", "max_poll_interval_ms": 200}
+    with reader(bootstrap, **config) as sleeper, Admin({"bootstrap.servers": bootstrap}) as admin:
+        sleeper.subscribe(name)
+        until(lambda: admin.describe_groups([name])[name].members, what="the member")
+        until(lambda: not admin.describe_groups([name])[name].members, what="its leaving")
+        for _ in range(20):
+            assert not admin.describe_groups([name])[name].members, "it joined again, and nobody polls"
+        take(sleeper, 1)
+
+
+def test_a_topic_made_after_the_group_and_partitions_added_later_are_read(semel_broker: Broker, name: str) -> None:
+    config = {"group_id": name, "metadata_max_age_ms": 150, "heartbeat_interval_ms": 100}
+    bootstrap = semel_broker.bootstrap_servers
+    with (
+        reader(bootstrap, allow_auto_create_topics=False, **config) as consumer,
+        Admin({"bootstrap.servers": bootstrap}) as admin,
+    ):
+        consumer.subscribe(name)
+        until(lambda: consumer.poll(timeout_ms=50) or consumer.group_metadata().generation_id > 0, what="the group")
+        assert consumer.assignment() == set()
+        fill(bootstrap, name, 1)
+        take(consumer, 1)
+        admin.create_partitions({name: 3})
+        consumer.partitions_for(name)  # somebody else looks too: that must not hide the news from the group
+        until(lambda: not consumer.poll(timeout_ms=50) and len(consumer.assignment()) == 3, what="three partitions")
+
+
+def test_a_callback_that_raises_is_heard_once_and_the_group_goes_on(session_broker: Broker, name: str) -> None:
+    bootstrap = session_broker.bootstrap_servers
+    fill(bootstrap, name, 1, partitions=2)
+    config = {"group_id": name, "heartbeat_interval_ms": 60, "enable_auto_commit": False}
+    raised: list[object] = []
+
+    def refuse(partitions: object) -> None:
+        raised.append(partitions)
+        raise ValueError("not now")
+
+    with reader(bootstrap, **config) as second:
+        first = reader(bootstrap, **config)
+        first.subscribe(name, on_revoked=refuse)
+        take(first, 2)
+        second.subscribe(name)
+
+        def shared() -> bool:
+            second.poll(timeout_ms=50)
+            try:
+                first.poll(timeout_ms=50)
+            except ValueError:
+                assert len(raised) == 1
+            return len(first.assignment()) == len(second.assignment()) == 1
+
+        until(shared, what="a share for each")
+        with pytest.raises(ValueError, match="not now"):
+            first.close()
+        until(lambda: second.poll(timeout_ms=50) or len(second.assignment()) == 2, what="the goodbye")
+        with pytest.raises(Misuse, match="closed"):
+            first.poll()
+
+
+def test_two_polls_at_once_are_refused(session_broker: Broker, name: str) -> None:
+    fill(session_broker.bootstrap_servers, name, 0)
+    with reader(session_broker.bootstrap_servers) as consumer:
+        consumer.assign([(name, 0)])
+        other = threading.Thread(target=lambda: consumer.poll(timeout_ms=3_000))
+        other.start()
+        with pytest.raises(Misuse, match="one thread at a time"):
+            until(lambda: consumer.poll(timeout_ms=0) and False, what="the refusal")
+        other.join(30)
+
+
 def test_a_pattern_follows_topics_as_they_come(bootstrap: str, name: str) -> None:
     fill(bootstrap, f"{name}-1", 1)
     config = {"group_id": name, "metadata_max_age_ms": 200, "heartbeat_interval_ms": 100}
@@ -334,12 +448,25 @@ def test_a_pattern_follows_topics_as_they_come(bootstrap: str, name: str) -> Non
 
 def test_connections_cut_at_random_lose_and_repeat_nothing(bootstrap: str, name: str) -> None:
     fill(bootstrap, name, 2_000)
+    witness = Witness()
+    for number in range(2_000):
+        witness.sent(name, b"%d" % number, number)
     with FaultProxy(bootstrap, every(3, ApiKey.FETCH, Cut(), way=Way.RESPONSE)) as proxy:
         settings = {"max_partition_fetch_bytes": 4_000, "retry_backoff_ms": 5, "reconnect_backoff_ms": 5}
         with reader(proxy.bootstrap_servers, **settings) as consumer:
             consumer.assign([(name, 0)])
-            assert take(consumer, 2_000) == [b"%d" % n for n in range(2_000)]
+            consumer.seek_to_beginning()
+            witness.stands("consumer", consumer)
+            found: list[bytes | None] = []
+
+            def all_read() -> bool:
+                found.extend(record.value for record in witness.polled("consumer", consumer))
+                return consumer.position((name, 0)) >= 2_000
+
+            until(all_read, what="2000 records", every_s=0)
         assert proxy.faults["Cut"] > 0
+    witness.assert_lawful()
+    assert found == [b"%d" % n for n in range(2_000)]
 
 
 def test_asyncio_code_reads_too(bootstrap: str, name: str) -> None:

@@ -26,7 +26,9 @@ from semel.machines.contract import ProducerIdentity
 from semel.machines.sender import Sender
 from semel.machines.transaction_manager import GroupMetadata
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
+from semel.testing.history import Ended, Ending, Outcome
 from semel.wire.apis import ApiKey
+from tests.client.witness import Witness
 from tests.support.waiting import until
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -356,23 +358,31 @@ def test_lost_answers_make_no_duplicate_and_no_gap(bootstrap: str, name: str, fa
         with Producer({"bootstrap.servers": proxy.bootstrap_servers, **config}) as producer:
             deliveries = [producer.send(name, b"%d" % number) for number in range(3_000)]
             producer.flush()
-            assert [delivery.result().offset for delivery in deliveries] == list(range(3_000))
         assert proxy.faults
-    assert [record.value for record in read(bootstrap, name, 3_000)] == [b"%d" % number for number in range(3_000)]
+    witness = Witness()
+    for number, delivery in enumerate(deliveries):
+        witness.sent(name, b"%d" % number, delivery.result().offset)
+    assert witness.read_to_the_end(bootstrap, name) == [[b"%d" % number for number in range(3_000)]]
+    witness.assert_lawful()
 
 
 @pytest.mark.parametrize("api", [ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE])
 @pytest.mark.parametrize("way", list(Way))
 def test_a_transaction_survives_the_loss_of_any_message(bootstrap: str, name: str, api: ApiKey, way: Way) -> None:
+    witness = Witness()
     with FaultProxy(bootstrap, nth_only(1, api, Cut(), way=way)) as proxy:
         with Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}) as producer:
             producer.init_transactions()
             for number in range(3):
                 with producer.transaction():
+                    witness.sent(name, b"%d" % number, transaction=number)
                     producer.send(name, b"%d" % number)
                     producer.send_offsets_to_transaction({(name, 0): number}, f"{name}-group")
+                    witness.history.append(Ending("producer", number))
+                witness.history.append(Ended("producer", number, Outcome.OK))
         assert proxy.faults["Cut"] == 1
-    assert [record.value for record in read(bootstrap, name, 3)] == [b"0", b"1", b"2"]
+    assert witness.read_to_the_end(bootstrap, name) == [[b"0", b"1", b"2"]]
+    witness.assert_lawful()
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         assert [o.offset for o in admin.list_group_offsets(f"{name}-group", require_stable=True).values()] == [2]
 

@@ -10,6 +10,7 @@ from semel.config import ConfigError
 from semel.errors import ProducerFenced
 from semel.testing.fault_proxy import Cut, FaultProxy, Passing
 from semel.wire.apis import ApiKey
+from tests.client.witness import Witness, originals
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 
@@ -169,44 +170,49 @@ def test_cut_connections_of_every_kind_change_nothing(bootstrap: str, name: str)
     def cut_some(passing: Passing) -> Cut | None:
         return Cut() if passing.api_key in kinds and passing.count % 6 == 0 else None
 
-    with FaultProxy(bootstrap, cut_some) as proxy:
+    witness = Witness()
+    with witness.reading(bootstrap, f"{name}-out", 2) as found, FaultProxy(bootstrap, cut_some) as proxy:
         with session(proxy.bootstrap_servers, name, retry_backoff_ms=5, reconnect_backoff_ms=5) as copier:
             copier.subscribe(name)
             copied = 0
 
             def all_copied() -> bool:
                 nonlocal copied
-                before = copier.aborted
-                records = copy_once(copier, name)
-                copied += records if copier.aborted == before else 0
+                copied += witness.copied(copier, f"{name}-out")
                 return copied >= count
 
             until(all_copied, what="all records", within_s=100, every_s=0)
         assert proxy.faults["Cut"] > 0
-    assert output(bootstrap, name) == expected(count)
+    witness.assert_lawful()
+    assert originals(found) == expected(count)
 
 
 @pytest.mark.timeout(180)
 def test_a_broker_killed_again_and_again_loses_and_repeats_nothing(broker_process: BrokerProcess, name: str) -> None:
     count, rounds = 600, 4
     fill(broker_process.bootstrap_servers, name, count)
-    with session(broker_process.bootstrap_servers, name, retry_backoff_ms=20, max_block_ms=60_000) as copier:
+    witness = Witness()
+    servers = broker_process.bootstrap_servers
+    with (
+        witness.reading(servers, f"{name}-out", 2) as found,
+        session(servers, name, retry_backoff_ms=20, max_block_ms=60_000) as copier,
+    ):
         copier.subscribe(name)
         copied = killed = 0
 
+        def kill_now_and_then() -> None:
+            nonlocal killed
+            if copied >= killed * 100 and killed < rounds:
+                killed += 1
+                broker_process.kill9()
+                broker_process.start()
+
         def all_copied() -> bool:
-            nonlocal copied, killed
-            before = copier.aborted
-            with copier.transaction(timeout_ms=200) as records:
-                for record in records:
-                    copier.send(f"{name}-out", record.value, partition=record.partition)
-                if records and copied >= killed * 100 and killed < rounds:
-                    killed += 1
-                    broker_process.kill9()
-                    broker_process.start()
-            copied += len(records) if copier.aborted == before else 0
+            nonlocal copied
+            copied += witness.copied(copier, f"{name}-out", during=kill_now_and_then)
             return copied >= count
 
         until(all_copied, what="all records", within_s=150, every_s=0)
         assert killed == rounds
-    assert output(broker_process.bootstrap_servers, name) == expected(count)
+    witness.assert_lawful()
+    assert originals(found) == expected(count)
