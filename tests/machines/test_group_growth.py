@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 import tracemalloc
 
+import pytest
+
+from semel.errors import ErrorCode, InvariantViolation
 from semel.machines.contract import StateRecord
 from semel.machines.group_coordinator import GroupCoordinator, GroupSettings
+from semel.machines.idle_entries import NOTHING, with_entry, without_entry
 from tests.machines.group_host import TOPICS, Host
 
 GROUPS = 3_000
@@ -15,21 +19,27 @@ MOST_BYTES_PER_GROUP = 640
 MOST_SECONDS = 2
 
 
-def written_log() -> list[StateRecord]:
+def written_log(protocol: str) -> list[StateRecord]:
     """Groups that somebody joined, committed one offset to, and left."""
     host = Host(GroupSettings(group_initial_rebalance_delay_ms=0))
     for number in range(GROUPS):
         group = f"application-{number}"
-        host.join(group=group, version=3)
-        member = next(iter(host.machine.groups[group].members))
-        host.sync(member, 1, {member: b""}, group=group)
-        host.commit(number, member_id=member, generation=1, group=group)
-        host.leave((member, None), group=group)
+        if protocol == "classic":
+            host.join(group=group, version=3)
+            member = next(iter(host.machine.groups[group].members))
+            host.sync(member, 1, {member: b""}, group=group)
+            host.commit(number, member_id=member, generation=1, group=group)
+            host.leave((member, None), group=group)
+        else:
+            epoch = host.consumer_heartbeat("a", 0, instance="one", group=group).member_epoch
+            assert host.commit(number, member_id="a", generation=epoch, instance="one", group=group) is ErrorCode.NONE
+            host.consumer_heartbeat("a", -1, instance="one", group=group)
     return [entry[0] for entry in host.log if isinstance(entry, tuple)]
 
 
-def test_idle_groups_are_small_and_quickly_loaded() -> None:
-    log = written_log()
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_idle_groups_are_small_and_quickly_loaded(protocol: str) -> None:
+    log = written_log(protocol)
     machine = GroupCoordinator(GroupSettings(), TOPICS)
     for partition in range(50):
         machine.load(partition, 0)
@@ -56,3 +66,18 @@ def test_idle_groups_are_small_and_quickly_loaded() -> None:
     finally:
         tracemalloc.stop()
     assert (after - before) / GROUPS < MOST_BYTES_PER_GROUP
+
+
+def test_what_idle_groups_share_stays_empty() -> None:
+    for write in (
+        lambda: NOTHING.__setitem__("a", 1),
+        lambda: NOTHING.update(a=1),
+        lambda: NOTHING.setdefault("a", 1),
+    ):
+        with pytest.raises(InvariantViolation):
+            write()
+    own = with_entry(NOTHING, "a", 1)
+    assert (own, NOTHING) == ({"a": 1}, {})
+    assert with_entry(own, "b", 2) is own
+    assert without_entry(own, "a") is own
+    assert without_entry(own, "b") is NOTHING

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.committed_offsets import CommittedOffset
 from semel.machines.contract import Token
+from semel.machines.idle_entries import NOTHING, with_entry, without_entry
 from semel.wire import decode
 from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 
@@ -49,14 +50,6 @@ STEPS: dict[State, frozenset[State]] = {
 }
 
 
-class _Nobody(dict[str, Any]):
-    """An empty dictionary that stays so, shared by groups nothing is going on in: most of them, most of the time."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        invariant(False, f"{key} was put into a dictionary that all idle groups share")
-
-
-_NOBODY = _Nobody()
 _NO_TOPICS: frozenset[str] = frozenset()
 
 
@@ -161,12 +154,12 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
-        self.members: dict[str, ClassicMember] = _NOBODY
-        self.static_members: dict[str, str] = _NOBODY
+        self.members: dict[str, ClassicMember] = NOTHING
+        self.static_members: dict[str, str] = NOTHING
         #: Ids given out with MEMBER_ID_REQUIRED and not yet used, each with the time it is given up.
-        self.pending_join: dict[str, int] = _NOBODY
+        self.pending_join: dict[str, int] = NOTHING
         #: Members of this generation that have not sent SyncGroup yet.
-        self.pending_sync: dict[str, None] = _NOBODY
+        self.pending_sync: dict[str, None] = NOTHING
         self.new_member_added = False
         #: Topics the members subscribe to; None when it cannot be known (another protocol type, unreadable metadata).
         self.subscribed_topics: frozenset[str] | None = None
@@ -216,26 +209,23 @@ class ClassicGroup:
         if self.leader_id is None:
             self.leader_id = member.member_id
         if member.group_instance_id is not None:
-            self.static_members = {**self.static_members, member.group_instance_id: member.member_id}
-        if self.members is _NOBODY:
-            self.members = {}
-        self.members[member.member_id] = member
-        self.pending_join.pop(member.member_id, None)
+            self.static_members = with_entry(self.static_members, member.group_instance_id, member.member_id)
+        self.members = with_entry(self.members, member.member_id, member)
+        self.pending_join = without_entry(self.pending_join, member.member_id)
 
     def await_join(self, member_id: str, until_ms: int) -> None:
         """This id was given out; whoever got it has until then to join with it."""
-        self.pending_join = {**self.pending_join, member_id: until_ms}
+        self.pending_join = with_entry(self.pending_join, member_id, until_ms)
 
     def remove(self, member_id: str) -> ClassicMember | None:
-        member = self.members.pop(member_id, None)
-        if not self.members:
-            self.members = _NOBODY
+        member = self.members.get(member_id)
+        self.members = without_entry(self.members, member_id)
         if member is not None and member.group_instance_id is not None:
-            self.static_members.pop(member.group_instance_id, None)
+            self.static_members = without_entry(self.static_members, member.group_instance_id)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
-        self.pending_join.pop(member_id, None)
-        self.pending_sync.pop(member_id, None)
+        self.pending_join = without_entry(self.pending_join, member_id)
+        self.pending_sync = without_entry(self.pending_sync, member_id)
         return member
 
     def replace_static(self, old: ClassicMember, new: ClassicMember) -> None:
@@ -250,7 +240,7 @@ class ClassicGroup:
             del self.pending_sync[old.member_id]
             self.pending_sync[new.member_id] = None
         if new.group_instance_id is not None:
-            self.static_members[new.group_instance_id] = new.member_id
+            self.static_members = with_entry(self.static_members, new.group_instance_id, new.member_id)
 
     def validate_member(self, member_id: str, group_instance_id: str | None) -> ClassicMember:
         """The member, if it is who it says: an instance id held by a newer member id fences the older one."""
@@ -308,7 +298,7 @@ class ClassicGroup:
 
     def begin_generation(self, now_ms: int) -> None:
         self.generation_id = 1 if self.generation_id == 2**31 - 1 else self.generation_id + 1
-        self.pending_sync = dict.fromkeys(self.members) if self.members else _NOBODY
+        self.pending_sync = dict.fromkeys(self.members) if self.members else NOTHING
         if self.members:
             self.protocol_name = self.select_protocol()
             self.go(State.COMPLETING_REBALANCE, now_ms)
@@ -321,7 +311,7 @@ class ClassicGroup:
         """Set what follows from the members after they were read back from a record."""
         self.state = state
         static = (member for member in self.members.values() if member.group_instance_id is not None)
-        self.static_members = {str(member.group_instance_id): member.member_id for member in static} or _NOBODY
+        self.static_members = {str(member.group_instance_id): member.member_id for member in static} or NOTHING
         self.subscribed_topics = self._subscriptions()
 
     def _subscriptions(self) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from semel.machines.classic_group import (
 )
 from semel.machines.classic_records import group_record
 from semel.machines.group_registry import GroupRegistry, Outcome, Timer
+from semel.machines.idle_entries import without_entry
 from semel.wire.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -305,7 +306,7 @@ class ClassicRebalance:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "the group is empty")
         if group.state is State.PREPARING_REBALANCE:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "members are joining again")
-        group.pending_sync.pop(member.member_id, None)
+        group.pending_sync = without_entry(group.pending_sync, member.member_id)
         if not group.pending_sync:
             group.sync_deadline_ms = None
         if group.state is State.STABLE:
@@ -429,7 +430,7 @@ class ClassicRebalance:
         member_id = timer.member_id
         if member_id in group.pending_join:
             if group.pending_join[member_id] <= now_ms:
-                del group.pending_join[member_id]
+                group.pending_join = without_entry(group.pending_join, member_id)
                 self._complete_if_all_joined(group, now_ms, out)
             return
         member = group.members.get(member_id)

@@ -15,6 +15,7 @@ from uuid import UUID
 from semel.errors import ErrorCode, Refused
 from semel.machines.assignors import Assignment
 from semel.machines.committed_offsets import CommittedOffset
+from semel.machines.idle_entries import NOTHING, with_entry, without_entry
 
 #: Epochs a member sends that are not epochs.
 JOIN_EPOCH = 0
@@ -110,13 +111,13 @@ class ConsumerGroup:
         self.group_id = group_id
         self.epoch = FIRST_GROUP_EPOCH
         self.metadata_hash = 0
-        self.members: dict[str, ConsumerMember] = {}
-        self.static_members: dict[str, str] = {}
+        self.members: dict[str, ConsumerMember] = NOTHING
+        self.static_members: dict[str, str] = NOTHING
         self.target_epoch = 0
-        self.target: dict[str, Assignment] = {}
-        self.regexes: dict[str, ResolvedRegex] = {}
+        self.target: dict[str, Assignment] = NOTHING
+        self.regexes: dict[str, ResolvedRegex] = NOTHING
         #: partition -> the member that holds it, or has not yet let go of it
-        self.owners: dict[tuple[UUID, int], str] = {}
+        self.owners: dict[tuple[UUID, int], str] = NOTHING
         #: The view of topics the subscriptions were last held against; another one means to look again.
         self.checked_topics: object = None
 
@@ -161,25 +162,26 @@ class ConsumerGroup:
         if before is not None:
             self._release(before)
             if before.instance_id is not None and self.static_members.get(before.instance_id) == before.member_id:
-                del self.static_members[before.instance_id]
-        self.members[member.member_id] = member
+                self.static_members = without_entry(self.static_members, before.instance_id)
+        self.members = with_entry(self.members, member.member_id, member)
         if member.instance_id is not None:
-            self.static_members[member.instance_id] = member.member_id
+            self.static_members = with_entry(self.static_members, member.instance_id, member.member_id)
         for place in _places(member):
-            self.owners[place] = member.member_id
+            self.owners = with_entry(self.owners, place, member.member_id)
 
     def remove_member(self, member_id: str) -> None:
-        member = self.members.pop(member_id, None)
+        member = self.members.get(member_id)
         if member is None:
             return
+        self.members = without_entry(self.members, member_id)
         self._release(member)
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
-            del self.static_members[member.instance_id]
+            self.static_members = without_entry(self.static_members, member.instance_id)
 
     def _release(self, member: ConsumerMember) -> None:
         for place in _places(member):
             if self.owners.get(place) == member.member_id:
-                del self.owners[place]
+                self.owners = without_entry(self.owners, place)
 
     # Offsets
 

@@ -19,6 +19,7 @@ from semel.machines.consumer_group import (
 )
 from semel.machines.contract import StateRecord
 from semel.machines.group_records import record
+from semel.machines.idle_entries import with_entry, without_entry
 from semel.wire.messages.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -172,9 +173,10 @@ def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
         group.target_epoch = LEAVE_EPOCH if value is None else value.assignment_epoch
     elif isinstance(key, ConsumerGroupTargetAssignmentMemberKey):
         if value is None:
-            group.target.pop(key.member_id, None)
+            group.target = without_entry(group.target, key.member_id)
         else:
-            group.target[key.member_id] = {part.topic_id: frozenset(part.partitions) for part in value.topic_partitions}
+            target = {part.topic_id: frozenset(part.partitions) for part in value.topic_partitions}
+            group.target = with_entry(group.target, key.member_id, target)
     elif isinstance(key, ConsumerGroupCurrentMemberAssignmentKey):
         if value is not None:
             group.put_member(
@@ -193,11 +195,10 @@ def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
             )
     elif isinstance(key, ConsumerGroupRegularExpressionKey):
         if value is None:
-            group.regexes.pop(key.regular_expression, None)
+            group.regexes = without_entry(group.regexes, key.regular_expression)
         else:
-            group.regexes[key.regular_expression] = ResolvedRegex(
-                frozenset(value.topics), value.version, value.timestamp
-            )
+            resolved = ResolvedRegex(frozenset(value.topics), value.version, value.timestamp)
+            group.regexes = with_entry(group.regexes, key.regular_expression, resolved)
 
 
 def _known(group: ConsumerGroup, member_id: str) -> ConsumerMember:

@@ -14,6 +14,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup, ClassicMember, State
 from semel.machines.consumer_group import ClassicSide, ConsumerGroup, ConsumerMember, MemberState, Owned
 from semel.machines.group_registry import TopicsView
+from semel.machines.idle_entries import with_entry
 from semel.wire import decode, encode_versioned
 from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
@@ -94,9 +95,8 @@ def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
                 classic=ClassicSide(member.session_timeout_ms, member.protocols),
             )
         )
-        converted.target[member.member_id] = {
-            topic_id: frozenset(partitions) for topic_id, partitions in assigned.items()
-        }
+        target = {topic_id: frozenset(partitions) for topic_id, partitions in assigned.items()}
+        converted.target = with_entry(converted.target, member.member_id, target)
     return converted
 
 
