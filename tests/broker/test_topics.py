@@ -461,7 +461,7 @@ def test_versions_and_finalized_features_are_advertised(raw: Raw) -> None:
     assert served[0] == (0, 13)
     assert served[1] == (4, 18)
     assert served[22] == (0, 5)
-    assert 29 not in served
+    assert 55 not in served
     finalized = {row.name: row.max_version_level for row in answer.finalized_features}
     assert finalized["transaction.version"] == 2
 

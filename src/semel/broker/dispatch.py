@@ -12,12 +12,14 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
+from semel.broker.quotas import Quotas, Stopwatch
 from semel.errors import ErrorCode, Refused
 from semel.net.connection import Buffers, Served, ServerConnection
 from semel.wire import decode
@@ -90,6 +92,8 @@ class Dispatcher:
             return None
         route.count += 1
         call = Call(key, version, correlation_id, client_id, connection)
+        if broker.quotas is not None:
+            return self._serve_within(broker.quotas, route, request, call, len(frame))
         try:
             reply = route.handler(broker, request, call)
         except Exception as error:
@@ -108,6 +112,36 @@ class Dispatcher:
         if reply is None:
             return None
         return response_frame(call.api_key, call.version, call.correlation_id, reply)
+
+    def _serve_within(self, quotas: Quotas, route: Route, request: Any, call: Call, size_bytes: int) -> Served:
+        """Serve a request, and count what it takes."""
+        began_ns = time.perf_counter_ns()
+        try:
+            reply = route.handler(self._broker, request, call)
+        except Exception as error:
+            reply = self._failed(request, call, error)
+        spent_ns = time.perf_counter_ns() - began_ns
+        if type(reply) is CoroutineType:
+            return self._reply_later_within(quotas, Stopwatch(reply, spent_ns), request, call, size_bytes)
+        return self._within(quotas, call, request, reply, size_bytes, spent_ns)
+
+    async def _reply_later_within(
+        self, quotas: Quotas, stopwatch: Stopwatch, request: Any, call: Call, size_bytes: int
+    ) -> Buffers | None:
+        try:
+            reply = await stopwatch
+        except Exception as error:
+            reply = self._failed(request, call, error)
+        return self._within(quotas, call, request, reply, size_bytes, stopwatch.spent_ns)
+
+    @staticmethod
+    def _within(quotas: Quotas, call: Call, request: Any, reply: Any, size_bytes: int, spent_ns: int) -> Buffers | None:
+        # Without an answer nobody could be told of the work; a produce of any kind is counted by its bytes.
+        wait_ms = 0 if reply is None else quotas.worked(call, spent_ns)
+        if call.api_key == ApiKey.PRODUCE:
+            wait_ms = max(wait_ms, quotas.produced(call, size_bytes))
+        quotas.throttle(call, reply, wait_ms)
+        return None if reply is None else response_frame(call.api_key, call.version, call.correlation_id, reply)
 
     def _find(self, key: int) -> Route | None:
         if key not in SERVED:

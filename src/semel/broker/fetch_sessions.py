@@ -119,6 +119,10 @@ class FetchSessions:
             return {}, None, False
         return session.partitions, session, True
 
+    def forget(self, session: FetchSession) -> None:
+        """End a session that its client never heard of."""
+        self._sessions.pop(session.session_id, None)
+
     @staticmethod
     def _merge(partitions: Fetched, request: FetchRequest, uses_topic_ids: bool) -> Fetched:
         for topic in request.topics:

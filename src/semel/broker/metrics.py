@@ -35,6 +35,7 @@ class Metrics:
         "failed_fetch",
         "failed_produce",
         "messages_in",
+        "quota_throttles",
         "refused",
     )
 
@@ -47,6 +48,8 @@ class Metrics:
         #: Connections closed because of what they sent.
         self.refused = 0
         self.connections_created = 0
+        #: How often a client was made to wait for having taken more than its quota.
+        self.quota_throttles = 0
         #: Connections closed because they were idle.
         self.connections_expired = 0
 
@@ -155,11 +158,13 @@ def _connections(page: _Page, broker: BrokerServer) -> None:
     )
     page.gauge(
         "semel_throttled_connections",
-        "Connections not read from for now: they wait for memory, or do not take their answers.",
+        "Connections not served for now: they wait for memory, do not take their answers, or are above their quota.",
         ('{by="memory"}', pool.waiting),
         ('{by="reader"}', broker.connections_not_read),
+        ('{by="quota"}', broker.connections_muted),
     )
     page.counter("semel_throttles_total", "Times a connection had to wait for memory.", pool.refusals)
+    page.counter("semel_quota_throttles_total", "Times a client was above its quota.", metrics.quota_throttles)
     page.gauge(
         "kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions.", len(broker.fetch_sessions)
     )

@@ -30,6 +30,8 @@ from semel.broker.listeners import Listener, advertised_listener, client_listene
 from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
+from semel.broker.quota_store import QuotaStore
+from semel.broker.quotas import Quotas
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
 from semel.log.files import Files
@@ -91,6 +93,9 @@ class BrokerServer:
         self.producer_ids: ProducerIds
         self.dynamic: DynamicSettings
         self.group_settings: GroupSettingsStore
+        self.quota_store: QuotaStore
+        #: What clients are held to; None while there are no quotas, so that serving need not look further.
+        self.quotas: Quotas | None = None
         #: Makes partitions durable, off the loop.
         self.disk: Flusher
         #: The same, where every answer waits for it (`semel.durability=fsync`).
@@ -133,6 +138,8 @@ class BrokerServer:
         self.dynamic = DynamicSettings(store, self.node_id, self.settings)
         self.settings = self.dynamic.values
         self.group_settings = GroupSettingsStore(store)
+        self.quota_store = QuotaStore(store)
+        self.quotas_changed()
         self.topics = TopicRegistry(
             data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
         )
@@ -283,6 +290,11 @@ class BrokerServer:
         """How many clients leave their answers unread, and are not served until they do."""
         return sum(connection.is_not_read for connection in self._connections)
 
+    @property
+    def connections_muted(self) -> int:
+        """How many clients took more than their quota, and are not served for a while."""
+        return sum(connection.is_muted for connection in self._connections)
+
     def _connected(self) -> ServerConnection:
         return _Connection(self)
 
@@ -327,6 +339,13 @@ class BrokerServer:
             return INIT_PRODUCER_ID_TWO_PHASE_VERSION
         return APIS[api_key].max_version
 
+    def quotas_changed(self) -> None:
+        """Hold clients to the quotas there are now; what was counted so far goes on counting."""
+        if not self.quota_store:
+            self.quotas = None
+        elif self.quotas is None:
+            self.quotas = Quotas(self.quota_store, self.settings, self.metrics, self.now_ms)
+
     def internal_topic(self, name: str) -> Topic:
         """A topic of the broker's own, created when it is first needed."""
         topic = self.topics.topics.get(name)
@@ -363,6 +382,11 @@ class _Connection(ServerConnection):
         super().connection_made(transport)
         if not self._broker.admit_connection(self):
             self.refuse("too many connections")
+        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connected(self.peer[0])):
+            self._broker.metrics.quota_throttles += 1
+            # Kept waiting rather than closed at once, or the client would be back at once.
+            self._broker.loop.call_later(wait_ms / 1000, self.refuse, "connections come too fast")
+            self.mute(wait_ms / 1000)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -120,8 +120,6 @@ _OF_MANY_NODES = (
     "num.replica.fetchers",
     "principal.builder.class",
     "quorum.",
-    "quota.window.num",
-    "quota.window.size.seconds",
     "remote.fetch.max.wait.ms",
     "remote.list.offsets.request.timeout.ms",
     "remote.log.",
@@ -172,7 +170,7 @@ _OF_A_JVM = (
 _PROMISES_NOT_KEPT = {
     "alter.config.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
     "authorizer.class.name": "there are no ACLs, so anybody who can connect may do everything",
-    "client.quota.callback.class": "there are no quotas",
+    "client.quota.callback.class": "callbacks are Java classes; quotas are those that clients set",
     "create.topic.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
 }
 
@@ -269,6 +267,11 @@ BROKER = Table(
         Setting("num.io.threads", "int", 8, "Accepted for Kafka's files; Semel has one event loop.", 1),
         Setting("num.recovery.threads.per.data.dir", "int", 2, "Threads for recovery.", 1),
         Setting("request.timeout.ms", "int", 30000, "How long a request may take.", 1),
+        Setting("quota.window.num", "int", 11, "How many windows a client's rate is measured over.", 1),
+        Setting("quota.window.size.seconds", "int", 1, "How long such a window is.", 1),
+        Setting("controller.quota.window.num", "int", 11,
+                "How many windows' worth of changes a client may make at once.", 1),
+        Setting("controller.quota.window.size.seconds", "int", 1, "How long such a window is.", 1),
         Setting("leader.replication.throttled.rate", "long", INT64_MAX,
                 "Bytes per second for replicas that catch up; there are none to throttle.", 0),
         Setting("follower.replication.throttled.rate", "long", INT64_MAX,

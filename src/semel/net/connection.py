@@ -279,6 +279,8 @@ class ServerConnection(FramedProtocol):
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
+        #: Whether further requests have to wait for a while.
+        self.is_muted = False
         self.peer: tuple[str, int] = ("", 0)
         #: What the client said of itself in ApiVersions.
         self.software = ("unknown", "unknown")
@@ -345,6 +347,20 @@ class ServerConnection(FramedProtocol):
         if buffers is not None and not self.closed:
             self.transport.writelines(buffers)
         self._resume()
+
+    def mute(self, time_s: float) -> None:
+        """Serve no further request for so long; the one that is being served is answered."""
+        self.is_muted = self._busy = True
+        asyncio.get_running_loop().call_later(time_s, self._unmute)
+
+    def _unmute(self) -> None:
+        self.is_muted = False
+        if self._task is None:
+            self._resume()
+
+    def _resume(self) -> None:
+        if not self.is_muted:
+            super()._resume()
 
     def _fail(self, error: BaseException) -> None:
         """Serving failed in a way nobody foresaw: whoever runs this connection decides what it means."""

@@ -33,6 +33,8 @@ SERVED: dict[ApiKey, tuple[str, str]] = {
     ApiKey.DESCRIBE_LOG_DIRS: ("inspection", "describe_log_dirs"),
     ApiKey.DESCRIBE_PRODUCERS: ("inspection", "describe_producers"),
     ApiKey.ALTER_REPLICA_LOG_DIRS: ("inspection", "alter_replica_log_dirs"),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: ("quotas", "describe_client_quotas"),
+    ApiKey.ALTER_CLIENT_QUOTAS: ("quotas", "alter_client_quotas"),
     ApiKey.SASL_HANDSHAKE: ("security", "sasl_handshake"),
     ApiKey.SASL_AUTHENTICATE: ("security", "sasl_authenticate"),
     ApiKey.DESCRIBE_ACLS: ("security", "describe_acls"),

@@ -43,16 +43,18 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     """Answer now if there is enough or the client will not wait, else wait for more."""
     try:
         _refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
+        if broker.quotas is not None:
+            broker.quotas.bound_fetch(request, call)
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
     except Refused as error:
         return FetchResponse(error_code=error.code)
     round_ = _read(broker, request, fetched)
     if round_.failed or round_.size_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not fetched:
-        return _response(broker, round_, session, incremental)
+        return _response(broker, call, round_, session, incremental)
     # Before anybody else can append: a coroutine starts later, and what happens until then must not be missed.
     partitions = [_find(broker, one) for one in fetched.values()]
     progress = _Progress(partitions, request.isolation_level)
-    return _wait(broker, request, fetched, session, incremental, round_.size_bytes, progress)
+    return _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
 
 
 def _refuse_replica(replica_id: int) -> None:
@@ -98,6 +100,7 @@ class _Progress:
 async def _wait(
     broker: BrokerServer,
     request: FetchRequest,
+    call: Call,
     fetched: Fetched,
     session: FetchSession | None,
     incremental: bool,
@@ -113,7 +116,7 @@ async def _wait(
             if progress.is_worth_a_look(request.min_bytes - size_bytes):
                 round_ = _read(broker, request, fetched)
                 if round_.failed or round_.size_bytes >= request.min_bytes:
-                    return _response(broker, round_, session, incremental)
+                    return _response(broker, call, round_, session, incremental)
                 size_bytes = round_.size_bytes
             try:
                 async with asyncio.timeout_at(deadline):
@@ -124,7 +127,7 @@ async def _wait(
     finally:
         for partition in progress.partitions:
             partition.watchers.discard(changed.set)
-    return _response(broker, _read(broker, request, fetched), session, incremental)
+    return _response(broker, call, _read(broker, request, fetched), session, incremental)
 
 
 def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
@@ -172,7 +175,11 @@ def _read(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Rou
     return round_
 
 
-def _response(broker: BrokerServer, round_: _Round, session: FetchSession | None, incremental: bool) -> FetchResponse:
+def _response(
+    broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
+) -> FetchResponse:
+    if broker.quotas is not None and (wait_ms := broker.quotas.fetched(call, round_.size_bytes)):
+        return _nothing_yet(broker, session, incremental, wait_ms)
     broker.metrics.bytes_out += round_.size_bytes
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     for key, one, data in round_.data:
@@ -194,3 +201,12 @@ def _response(broker: BrokerServer, round_: _Round, session: FetchSession | None
             topics[name] = topic
         topic.partitions.append(data)
     return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
+
+
+def _nothing_yet(broker: BrokerServer, session: FetchSession | None, incremental: bool, wait_ms: int) -> FetchResponse:
+    """An answer without records to a client above its quota; of the partitions it knows what it knew before."""
+    if session is not None and not incremental:
+        # Clients begin anew after such an answer to a fetch that names all its partitions.
+        broker.fetch_sessions.forget(session)
+        session = None
+    return FetchResponse(throttle_time_ms=wait_ms, session_id=session.session_id if session else 0)

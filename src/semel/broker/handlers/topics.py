@@ -26,12 +26,14 @@ from semel.wire.messages.admin import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.quotas import MutationQuota
     from semel.broker.server import BrokerServer
 
 
 def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
     """Create each topic, or say why not."""
     named = [topic.name for topic in request.topics]
+    mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=6)
     results = []
     for name in dict.fromkeys(named):
         topic = next(one for one in request.topics if one.name == name)
@@ -40,10 +42,14 @@ def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call
         try:
             if named.count(name) > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
-            _create(broker, topic, request.validate_only, result)
+            _create(broker, topic, request.validate_only, result, mutation)
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
-    return CreateTopicsResponse(topics=results)
+    return CreateTopicsResponse(topics=results, throttle_time_ms=_throttle_time_ms(mutation))
+
+
+def _throttle_time_ms(mutation: MutationQuota | None) -> int:
+    return 0 if mutation is None else mutation.throttle_time_ms
 
 
 def _create(
@@ -51,6 +57,7 @@ def _create(
     topic: CreateTopicsRequest.CreatableTopic,
     validate_only: bool,
     result: CreateTopicsResponse.CreatableTopicResult,
+    mutation: MutationQuota | None,
 ) -> None:
     if topic.assignments:
         partition_count = _assigned(broker, topic)
@@ -70,6 +77,9 @@ def _create(
         if config.name in overrides:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is given more than once")
         overrides[config.name] = config.value
+    if mutation is not None:
+        broker.topics.create(topic.name, partition_count, overrides, validate_only=True)
+        mutation.take(partition_count)
     created = broker.topics.create(topic.name, partition_count, overrides, validate_only=validate_only)
     if not validate_only:
         result.topic_id = created.topic_id
@@ -96,6 +106,7 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
     """Delete by name or by id."""
     asked = [(row.name, row.topic_id) for row in request.topics]
     asked += [(name, NO_ID) for name in request.topic_names]
+    mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=5)
     responses = []
     for name, topic_id in asked:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
@@ -109,16 +120,19 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
             result.name, result.topic_id = topic.name, topic.topic_id
             if topic.internal:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own")
+            if mutation is not None:
+                mutation.take(len(topic.partitions))
             broker.topics.delete(topic)
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
-    return DeleteTopicsResponse(responses=responses)
+    return DeleteTopicsResponse(responses=responses, throttle_time_ms=_throttle_time_ms(mutation))
 
 
 def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> CreatePartitionsResponse:
     """Topics only ever grow."""
     results = []
     named = [row.name for row in request.topics]
+    mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=3)
     for row in request.topics:
         result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=row.name)
         results.append(result)
@@ -136,12 +150,14 @@ def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, ca
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one assignment per new partition is needed")
                 if any(list(one.broker_ids) != [broker.node_id] for one in row.assignments):
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
+            if mutation is not None:
+                mutation.take(row.count - present)
             if not request.validate_only:
                 broker.topics.add_partitions(topic, row.count)
                 broker.open_soon(topic.partitions[present:])
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
-    return CreatePartitionsResponse(results=results)
+    return CreatePartitionsResponse(results=results, throttle_time_ms=_throttle_time_ms(mutation))
 
 
 def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:

@@ -1,0 +1,226 @@
+"""Quotas kept: what a client may send, read, make the broker do and change, and how long it waits when it took more.
+
+Guarantees:
+
+- The most specific quota holds, in Kafka's order. The clients of a user share the user's quota; a client id's is shared
+  by all who go by that id; one of both is theirs alone.
+- A client above its quota is answered at once, with the time it has to wait, and its connection is not read meanwhile.
+  A fetch above it is answered without records, which the client will ask for again.
+- Where no quota is set there is no `Quotas` object, and nobody pays for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.quota_store import (
+    CLIENT_ID,
+    CONNECTION_CREATION_RATE,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    IP,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+    Entity,
+    QuotaStore,
+)
+from semel.errors import ErrorCode, Refused
+from semel.machines.quota_rates import SampledRate, TokenBucket, Windows
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.metrics import Metrics
+    from semel.config import Values
+    from semel.wire.messages.fetch import FetchRequest
+
+#: Nobody authenticates on a PLAINTEXT listener, so this is who everybody is.
+ANONYMOUS = "ANONYMOUS"
+#: Past this many clients, those that were silent for as long as quotas look back are forgotten.
+MANY_CLIENTS = 1000
+_NANOSECONDS_PER_PERCENT = 1e7
+
+#: A quota, and who shares what it allows.
+_Account = tuple[str, str, str]
+
+
+class MutationQuota:
+    """What one request may change, in partitions made and removed (KIP-599)."""
+
+    __slots__ = ("_bucket", "_is_strict", "_now_ms", "throttle_time_ms")
+
+    def __init__(self, bucket: TokenBucket | None, is_strict: bool, now_ms: Callable[[], int]) -> None:
+        self._bucket = bucket
+        self._is_strict = is_strict
+        self._now_ms = now_ms
+        #: How long the client has to wait afterwards.
+        self.throttle_time_ms = 0
+
+    def take(self, partitions: int) -> None:
+        """Count a change before it is made. A client that can be told to come again is told so, any other waits."""
+        bucket = self._bucket
+        if bucket is None:
+            return
+        now_ms = self._now_ms()
+        if self._is_strict:
+            self.throttle_time_ms = bucket.wait_ms(now_ms)
+            if self.throttle_time_ms:
+                raise Refused(
+                    ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                    f"{CONTROLLER_MUTATION_RATE} is used up for another {self.throttle_time_ms} ms",
+                )
+        bucket.record(partitions, now_ms)
+        if not self._is_strict:
+            self.throttle_time_ms = bucket.wait_ms(now_ms)
+
+
+class Quotas:
+    """Counts what clients do, and holds it against their quotas."""
+
+    def __init__(self, store: QuotaStore, settings: Values, metrics: Metrics, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._windows = Windows(settings["quota.window.num"], settings["quota.window.size.seconds"] * 1000)
+        self._mutation_windows = Windows(
+            settings["controller.quota.window.num"], settings["controller.quota.window.size.seconds"] * 1000
+        )
+        self._rates: dict[_Account, SampledRate] = {}
+        self._many = MANY_CLIENTS
+        self._buckets: dict[tuple[_Account, float], TokenBucket] = {}
+
+    # What is allowed
+
+    def _allowed(self, quota: str, client_id: str) -> tuple[float, _Account] | None:
+        """The quota that holds for a client, and the account it is counted on."""
+        get = self._store.get
+        for user in (ANONYMOUS, None):
+            for entity, shared_by in (
+                (_entity(user=user, client_id=client_id), (ANONYMOUS, client_id)),
+                (_entity(user=user, client_id=None), (ANONYMOUS, client_id)),
+                (_entity(user=user), (ANONYMOUS, "")),
+            ):
+                if (allowed := get(entity, quota)) is not None:
+                    return allowed, (quota, *shared_by)
+        for entity in (_entity(client_id=client_id), _entity(client_id=None)):
+            if (allowed := get(entity, quota)) is not None:
+                return allowed, (quota, "", client_id)
+        return None
+
+    def _rate(self, account: _Account) -> SampledRate:
+        rate = self._rates.get(account)
+        if rate is None:
+            if len(self._rates) >= self._many:
+                now_ms = self._now_ms()
+                self._rates = {key: kept for key, kept in self._rates.items() if not kept.is_idle(now_ms)}
+                self._many = max(MANY_CLIENTS, 2 * len(self._rates))
+            rate = self._rates[account] = SampledRate(self._windows)
+        return rate
+
+    def _taken(self, quota: str, client_id: str, amount: float) -> int:
+        """Count `amount`, and say how long the client has to wait for it."""
+        found = self._allowed(quota, client_id)
+        if found is None:
+            return 0
+        rate, now_ms = self._rate(found[1]), self._now_ms()
+        rate.record(amount, now_ms)
+        return rate.wait_ms(found[0], now_ms)
+
+    # What clients do
+
+    def bound_fetch(self, request: FetchRequest, call: Call) -> None:
+        """A fetch asks for no more than its quota ever allows, else it would never be answered."""
+        found = self._allowed(CONSUMER_BYTE_RATE, call.client_id)
+        if found is not None:
+            most_bytes = int(found[0] * self._windows.whole_s)
+            request.max_bytes = min(request.max_bytes, most_bytes)
+            request.min_bytes = min(request.min_bytes, request.max_bytes)
+
+    def fetched(self, call: Call, size_bytes: int) -> int:
+        """How long a client has to wait instead of getting these bytes; 0 when it may have them."""
+        found = self._allowed(CONSUMER_BYTE_RATE, call.client_id)
+        if found is None:
+            return 0
+        rate, now_ms = self._rate(found[1]), self._now_ms()
+        rate.record(size_bytes, now_ms)
+        wait_ms = rate.wait_ms(found[0], now_ms)
+        if wait_ms:
+            rate.record(-size_bytes, now_ms)
+        return wait_ms
+
+    def produced(self, call: Call, size_bytes: int) -> int:
+        """How long a client has to wait after a produce of this size."""
+        return self._taken(PRODUCER_BYTE_RATE, call.client_id, size_bytes)
+
+    def worked(self, call: Call, spent_ns: int) -> int:
+        """How long a client has to wait after it had the broker's thread for so long; at most one window."""
+        wait_ms = self._taken(REQUEST_PERCENTAGE, call.client_id, spent_ns / _NANOSECONDS_PER_PERCENT)
+        return min(wait_ms, self._windows.size_ms)
+
+    def mutation(self, call: Call, strict_since: int) -> MutationQuota:
+        """What a request may change. From version `strict_since` on clients know that they may have to come again."""
+        found = self._allowed(CONTROLLER_MUTATION_RATE, call.client_id)
+        bucket = None
+        if found is not None:
+            allowed, account = found
+            now_ms = self._now_ms()
+            bucket = self._buckets.get((account, allowed))
+            if bucket is None:
+                self._buckets = {key: kept for key, kept in self._buckets.items() if not kept.is_idle(now_ms)}
+                bucket = self._buckets[account, allowed] = TokenBucket(self._mutation_windows, allowed, now_ms)
+        return MutationQuota(bucket, call.version >= strict_since, self._now_ms)
+
+    def connected(self, address: str) -> int:
+        """How long a new connection waits before it is closed again; 0 when it may stay."""
+        allowed = self._store.get(((IP, address),), CONNECTION_CREATION_RATE)
+        if allowed is None:
+            allowed = self._store.get(((IP, None),), CONNECTION_CREATION_RATE)
+        if allowed is None:
+            return 0
+        rate, now_ms = self._rate((CONNECTION_CREATION_RATE, address, "")), self._now_ms()
+        rate.record(1, now_ms)
+        wait_ms = rate.wait_ms(allowed, now_ms)
+        if wait_ms:
+            rate.record(-1, now_ms)
+        return min(wait_ms, self._windows.size_ms)
+
+    def throttle(self, call: Call, reply: Any, wait_ms: int) -> None:
+        """Tell a client to wait, and do not listen to it meanwhile."""
+        wait_ms = max(wait_ms, reply.throttle_time_ms if hasattr(reply, "throttle_time_ms") else 0)
+        if wait_ms > 0:
+            self._metrics.quota_throttles += 1
+            if hasattr(reply, "throttle_time_ms"):
+                reply.throttle_time_ms = wait_ms
+            call.connection.mute(wait_ms / 1000)
+
+
+def _entity(**names: str | None) -> Entity:
+    return tuple(sorted((CLIENT_ID if kind == "client_id" else USER, name) for kind, name in names.items()))
+
+
+class Stopwatch:
+    """Awaits a coroutine, and adds up how long it had the thread; what it waits for others is not its work."""
+
+    __slots__ = ("_coroutine", "spent_ns")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], spent_ns: int) -> None:
+        self._coroutine = coroutine
+        self.spent_ns = spent_ns
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step: Callable[[], Any] = partial(self._coroutine.send, None)
+        while True:
+            began_ns = time.perf_counter_ns()
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                return done.value
+            finally:
+                self.spent_ns += time.perf_counter_ns() - began_ns
+            try:
+                step = partial(self._coroutine.send, (yield waits_for))
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
