@@ -489,3 +489,27 @@ def test_whatever_happens_a_reader_ends_with_the_same_values(history: list[tuple
 
 def alive(log: PartitionLog) -> dict[bytes | None, bytes | None]:
     return {key: value for key, value in latest(log).items() if value is not None}
+
+
+def test_a_log_is_compacted_once_a_record_has_waited_too_long_whatever_the_ratio(tmp_path: Path) -> None:
+    lazy = {**COMPACT, "min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 1000}
+    log = open_log(tmp_path, **lazy)
+    for number in range(3):
+        put(log, (b"%d" % number, b"x" * 50))
+    log.roll(NOW)
+    assert log.compact(NOW) is not None
+    put(log, (b"1", b"y"))
+    log.roll(NOW)
+    assert log.compact(NOW + 1000) is None
+    assert log.compact(NOW + 1001) is not None
+
+
+def test_records_without_a_time_have_not_waited_too_long(tmp_path: Path) -> None:
+    lazy = {**COMPACT, "min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 1000}
+    log = open_log(tmp_path, **lazy)
+    put(log, (b"1", b"x" * 50))
+    log.roll(NOW)
+    assert log.compact(NOW) is not None
+    log.append(batch(timestamp_ms=-1), NOW)
+    log.roll(NOW)
+    assert log.compact(NOW + DAY_MS) is None

@@ -157,10 +157,9 @@ class Compaction:
         ]
         dirty_bytes = sum(segment.size_bytes for segment in dirty)
         if not force:
-            overdue = any(
-                now_ms - segment.first_timestamp_ms > log.config["max.compaction.lag.ms"] for segment in dirty
-            )
-            if dirty_bytes == 0 or (dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not overdue):
+            if dirty_bytes == 0:
+                return None
+            if dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not _is_overdue(log, dirty, now_ms):
                 return None
         return cls(log, cleanable, first_dirty, upper_bound, now_ms, dedupe_buffer_bytes)
 

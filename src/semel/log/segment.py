@@ -192,7 +192,8 @@ class Segment:
     @property
     def first_timestamp_ms(self) -> int:
         if self._first_timestamp_ms == _NOT_LOOKED_AT and self.size_bytes >= HEADER_SIZE:
-            self._first_timestamp_ms = next(self.batches(chunk_bytes=_WALK_BYTES)).max_timestamp
+            first = next(self.batches(chunk_bytes=_WALK_BYTES), None)
+            self._first_timestamp_ms = -1 if first is None else first.max_timestamp
         return self._first_timestamp_ms
 
     def finish(self) -> None:
