@@ -17,7 +17,7 @@ from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import BatchDelivery, Delivery
 from semel.client.face import Face
 from semel.client.fetcher import ConsumerRecord
-from semel.client.group_member import Callback
+from semel.client.member import Callback
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
 from semel.client.offset_requests import OffsetAndTimestamp
 from semel.client.offsets import Offsets, PartitionLike

@@ -16,7 +16,8 @@ from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.client.consumer_group_member import ConsumerMember
 from semel.client.fetcher import ConsumerRecord, Fetcher
-from semel.client.group_member import Callback, ClassicMember, Listener, Member
+from semel.client.group_member import ClassicMember
+from semel.client.member import Callback, Listener, Member
 from semel.client.offset_requests import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -67,6 +68,7 @@ class AsyncConsumer:
         self._loop = asyncio.get_running_loop()
         self._next_auto_commit = self._loop.time() + values["auto.commit.interval.ms"] / 1000
         self._next_topic_check = self._loop.time() + values["metadata.max.age.ms"] / 1000
+        self._polling = False
         self._closed = False
 
     async def __aenter__(self) -> AsyncConsumer:
@@ -175,7 +177,19 @@ class AsyncConsumer:
 
     async def _poll(self, take: Callable[[], list[T]], timeout_ms: float) -> list[T]:
         self._check_open()
-        deadline = self._loop.time() + timeout_ms / 1000
+        if self._polling:
+            raise Misuse(
+                ErrorCode.INVALID_REQUEST, "poll() is running already: one thread at a time may use a consumer"
+            )
+        self._polling = True
+        try:
+            return await self._poll_until(take, self._loop.time() + timeout_ms / 1000)
+        finally:
+            self._polling = False
+            if self._member is not None:
+                self._member.poll_over()
+
+    async def _poll_until(self, take: Callable[[], list[T]], deadline: float) -> list[T]:
         while True:
             if self._member is not None:
                 self._member.polled()
@@ -184,7 +198,7 @@ class AsyncConsumer:
             self._auto_commit()
             self._locate()
             self._fetcher.raise_error()
-            taken = take()
+            taken = [] if self._member is not None and self._member.handing_over else take()
             self._fetcher.ask()
             if taken:
                 return taken
@@ -218,17 +232,14 @@ class AsyncConsumer:
         if self._loop.time() < self._next_topic_check:
             return
         self._next_topic_check = self._loop.time() + self.config["metadata.max.age.ms"] / 1000
-        before = {t: len(i.partitions) for t, i in self._cluster.metadata.topics.items() if t in self._topics}
         try:
-            await self._cluster.refresh_metadata(None if self._pattern is not None else self._topics)
+            if self._pattern is not None:
+                await self._cluster.refresh_metadata(None)
+                self._topics = self._matching_topics()
+                member.subscribe(self._topics, self._listener)
+            await member.follow_topics()
         except Retriable:
-            return
-        if self._pattern is not None:
-            self._topics = self._matching_topics()
-            member.subscribe(self._topics, self._listener)
-        after = {t: len(i.partitions) for t, i in self._cluster.metadata.topics.items() if t in self._topics}
-        if any(after.get(topic) != count for topic, count in before.items()):
-            member.rejoin()
+            return  # looked at again next time
 
     def _locate(self) -> None:
         """Find positions that are not known, in the background."""
@@ -463,8 +474,9 @@ class AsyncConsumer:
                     await self._commit_before_revoke()
         except TimeoutError:
             pass  # the group finds out by itself
-        await self._fetcher.close()
-        for task in list(self._committing):
-            task.cancel()
-        await asyncio.gather(*self._committing, return_exceptions=True)
-        await self._cluster.close()
+        finally:
+            await self._fetcher.close()
+            for task in list(self._committing):
+                task.cancel()
+            await asyncio.gather(*self._committing, return_exceptions=True)
+            await self._cluster.close()

@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
-from semel.client.cluster import Cluster, Coordinator
-from semel.client.group_member import Listener, tell
+from semel.client.cluster import Cluster
+from semel.client.member import Listener, Member
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable
 from semel.machines.consumer_membership import ConsumerMembership, State
 from semel.machines.contract import TopicPartition
-from semel.machines.transaction_manager import GroupMetadata
-
-_COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-class ConsumerMember:
-    """A member of a group of the consumer protocol. See `ClassicMember` for the arguments."""
+class ConsumerMember(Member):
+    """A member of a group of the consumer protocol."""
 
     def __init__(
         self,
@@ -33,16 +31,6 @@ class ConsumerMember:
         before_revoke: Callable[[], Awaitable[None]],
         notify: Callable[[], None],
     ) -> None:
-        self._cluster = cluster
-        self._config = config
-        self._apply = apply
-        self._before_revoke = before_revoke
-        self._notify = notify
-        self._listener = Listener()
-        self._loop = asyncio.get_running_loop()
-        self._last_poll = self._loop.time()
-        self._wake = asyncio.Event()
-        self._heartbeats: asyncio.Task[None] | None = None
         self.machine = ConsumerMembership(
             config["group.id"],
             str(uuid.uuid4()),
@@ -51,10 +39,9 @@ class ConsumerMember:
             config["max.poll.interval.ms"],
             config["group.remote.assignor"],
         )
-
-    @property
-    def metadata(self) -> GroupMetadata:
-        return self.machine.metadata
+        super().__init__(cluster, config, self.machine, apply=apply, before_revoke=before_revoke, notify=notify)
+        self._wake = asyncio.Event()
+        self._stepped_down = False
 
     @property
     def busy(self) -> bool:
@@ -74,9 +61,6 @@ class ConsumerMember:
         if self._heartbeats is None or self._heartbeats.done():
             self._heartbeats = self._loop.create_task(self._beat())
 
-    def rejoin(self) -> None:
-        """Nothing to do: the coordinator sees new partitions by itself."""
-
     def on_commit_refused(self, code: ErrorCode) -> None:
         if code is ErrorCode.STALE_MEMBER_EPOCH:
             self.machine.hurry()
@@ -85,34 +69,39 @@ class ConsumerMember:
         self._wake.set()
 
     def polled(self) -> None:
-        self._last_poll = self._loop.time()
+        super().polled()
+        if self._stepped_down:
+            self._stepped_down = False
+            self.machine.subscribe(self.machine.topics)
+            self._wake.set()
+
+    def _goodbye(self) -> Any:
+        return self.machine.leave_request()
+
+    async def follow_topics(self) -> None:
+        """Nothing to do: the coordinator sees new topics and partitions by itself."""
 
     async def settle(self) -> None:
         machine = self.machine
         if machine.lost:
-            lost = machine.lost
-            machine.let_go(lost)
-            self._apply(machine.owned)
-            await tell(self._listener.on_lost or self._listener.on_revoked, lost)
+            await self._drop_lost()
             self._wake.set()
         if machine.state is State.FAILED and machine.error is not None:
             raise machine.error
         names = self._cluster.metadata.topic_names
         if machine.unnamed(names):
             await self._learn_names()
-        revoked = machine.owned - machine.wanted(names)
-        if revoked:
-            await self._before_revoke()
-            await tell(self._listener.on_revoked, revoked)
-            machine.let_go(revoked)
-            self._apply(machine.owned)
-        added = machine.wanted(names) - machine.owned
-        if added:
-            machine.take_on(added)
-            self._apply(machine.owned)
-            await tell(self._listener.on_assigned, added)
-        if revoked or added:
-            self._wake.set()
+        if machine.wanted(names) == machine.owned:
+            return
+        async with self._hand_over():
+            try:
+                await self._revoke(machine.owned - machine.wanted(names) - machine.lost)
+                added = machine.wanted(names) - machine.owned
+                if added:
+                    machine.take_on(added)
+                    await self._take_over(added)
+            finally:
+                self._wake.set()
 
     async def _learn_names(self) -> None:
         try:
@@ -126,8 +115,7 @@ class ConsumerMember:
         machine = self.machine
         tries = 0
         while True:
-            idle = self._loop.time() - self._last_poll
-            if machine.state is State.MEMBER and idle > self._config["max.poll.interval.ms"] / 1000:
+            if machine.state is State.MEMBER and self._polls_no_more:
                 await self._step_down()
             self._wake.clear()
             request = machine.heartbeat_request(self._now_ms())
@@ -137,9 +125,9 @@ class ConsumerMember:
             tries += 1
             pause_ms = int(self._cluster.backoff(tries) * 1000)
             try:
-                response = await self._cluster.request(Coordinator("group", machine.group_id), request)
+                response = await self._cluster.request(self._coordinator, request)
             except Retriable:
-                self._cluster.forget_coordinator("group", machine.group_id)
+                self._doubt_coordinator()
                 machine.on_no_answer(self._now_ms(), pause_ms)
                 continue
             except KafkaError as error:
@@ -147,8 +135,7 @@ class ConsumerMember:
                 self._notify()
                 return
             code = machine.on_response(response, self._now_ms(), pause_ms)
-            if code in _COORDINATOR_IN_DOUBT:
-                self._cluster.forget_coordinator("group", machine.group_id)
+            self._doubt_coordinator(code)
             if code is ErrorCode.NONE:
                 tries = 0
             if self.busy:
@@ -164,32 +151,9 @@ class ConsumerMember:
             return
 
     async def _step_down(self) -> None:
-        """The user has not polled for max.poll.interval.ms: others shall have the partitions."""
-        owned, topics = self.machine.owned, self.machine.topics
-        await self._say_goodbye()
-        self.machine.owned = self.machine.lost = owned
-        self.machine.subscribe(topics)
-        self._notify()
-
-    def _now_ms(self) -> int:
-        return int(self._loop.time() * 1000)
-
-    async def leave(self) -> None:
-        """Let go of everything in good order, and say goodbye."""
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
+        """The user has not polled for max.poll.interval.ms: others shall have the partitions until the next poll."""
         owned = self.machine.owned
-        if owned:
-            await self._before_revoke()
-            await tell(self._listener.on_revoked, owned)
-        await self._say_goodbye()
-        self._apply(())
-
-    async def _say_goodbye(self) -> None:
-        request = self.machine.leave_request()
-        if request is None:
-            return
-        try:
-            await self._cluster.request(Coordinator("group", self.machine.group_id), request, timeout_ms=5_000)
-        except KafkaError:
-            self._cluster.forget_coordinator("group", self.machine.group_id)
+        await self._say(self._goodbye())
+        self.machine.owned = self.machine.lost = owned
+        self._stepped_down = True
+        self._notify()
