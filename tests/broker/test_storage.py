@@ -12,7 +12,7 @@ from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.log.files import Files
 from semel.wire.messages.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeLogDirsRequest
-from tests.broker.raw import Raw, batch, produce_request
+from tests.broker.raw import Raw, batch, fetch_request, produce_request, values_of
 from tests.broker.test_topics import delete_records, list_offset
 from tests.support.waiting import until
 
@@ -114,3 +114,28 @@ def test_zstd_is_for_those_who_know_it(tmp_path: Path, version: int, code: Error
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.create("t")
         assert raw.produce("t", batch(codec=4), version=version).error_code == code
+
+
+def test_a_file_that_cannot_be_read_is_its_partitions_trouble_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=2)
+        for partition in (0, 1):
+            raw.produce("t", batch(b"kept"), partition=partition)
+        bad = broker.server.topics.partition("t", 0).log.segments[0].descriptor
+        whole = Files.read_at
+
+        def read_at(files: Files, descriptor: int, size: int, position: int) -> bytes:
+            if descriptor == bad:
+                raise OSError(errno.EIO, "input/output error")
+            return whole(files, descriptor, size, position)
+
+        with monkeypatch.context() as changed:
+            changed.setattr(Files, "read_at", read_at)
+            asked = fetch_request({("t", 0): 0, ("t", 1): 0}, max_wait_ms=0)
+            rows = raw.ask(asked, 12).responses[0].partitions
+            assert [row.error_code for row in rows] == [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NONE]
+            assert values_of(rows[1]) == [b"kept"]
+            assert list_offset(raw, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.values("t") == [b"kept"]

@@ -220,3 +220,11 @@ def test_a_segment_is_rolled_before_its_relative_offsets_overflow(tmp_path: Path
     assert len(log.segments) == 1
     log.append(batch(), NOW)
     assert [segment.base_offset for segment in log.segments] == [0, 2**31]
+
+
+def test_a_topic_that_may_keep_no_bytes_keeps_none(tmp_path: Path) -> None:
+    """As Kafka: the active segment is let go too."""
+    log = filled(tmp_path, retention_ms=-1, retention_bytes=0)
+    assert log.retain(NOW) == 5
+    assert (log.log_start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
+    assert log.retain(NOW) == 0

@@ -35,22 +35,27 @@ def prepare_flush(log: PartitionLog, *, closing: bool = False) -> Callable[[], i
     indexes: list[str] = []
     is_new = False
     is_created = log.is_created and log.end_offset > 0
-    for segment in reversed(log.segments):
-        log_is_due = segment.synced_bytes < segment.size_bytes
-        indexes_are_due = not segment.indexes_synced and (closing or segment is not active)
-        if not log_is_due and not indexes_are_due:
-            if segment.base_offset < log.recovery_point:
-                break
-            continue
-        is_new = is_new or segment.synced_bytes == 0 or indexes_are_due
-        if indexes_are_due:
-            segment.write_indexes()
-            indexed.append(segment)
-            indexes.extend(path for path in segment.paths()[1:] if files.exists(path))
-        if log_is_due:
-            is_open = segment.is_open or segment is active
-            descriptor = files.duplicate(segment.descriptor) if is_open else files.open(segment.log_path)
-            dirty.append((segment, descriptor, segment.size_bytes))
+    try:
+        for segment in reversed(log.segments):
+            log_is_due = segment.synced_bytes < segment.size_bytes
+            indexes_are_due = not segment.indexes_synced and (closing or segment is not active)
+            if not log_is_due and not indexes_are_due:
+                if segment.base_offset < log.recovery_point:
+                    break
+                continue
+            is_new = is_new or segment.synced_bytes == 0 or indexes_are_due
+            if indexes_are_due:
+                segment.write_indexes()
+                indexed.append(segment)
+                indexes.extend(path for path in segment.paths()[1:] if files.exists(path))
+            if log_is_due:
+                is_open = segment.is_open or segment is active
+                descriptor = files.duplicate(segment.descriptor) if is_open else files.open(segment.log_path)
+                dirty.append((segment, descriptor, segment.size_bytes))
+    except OSError:
+        for _, descriptor, _ in dirty:
+            files.close(descriptor)
+        raise
 
     def flush() -> int:
         try:

@@ -74,12 +74,14 @@ class Reading:
                 f"offset {offset} is not within {self.log_start_offset} to {self.end_offset}",
             )
         limit = last_stable_offset if isolation == READ_COMMITTED else self.high_watermark
-        data, upper_bound = b"", offset
-        if offset < limit:
-            data, upper_bound = self._read_batches(offset, limit, max_bytes, at_least_one)
-        aborted = None
-        if isolation == READ_COMMITTED:
-            aborted = self._aborted_within(offset, upper_bound) if data else []
+        data, upper_bound, aborted = b"", offset, None
+        try:
+            if offset < limit:
+                data, upper_bound = self._read_batches(offset, limit, max_bytes, at_least_one)
+            if isolation == READ_COMMITTED:
+                aborted = self._aborted_within(offset, upper_bound) if data else []
+        except OSError as error:
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log cannot be read: {error}") from error
         return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
 
     def _read_batches(self, offset: int, limit: int, max_bytes: int, at_least_one: bool) -> tuple[bytes, int]:

@@ -64,7 +64,7 @@ def _breached(log: PartitionLog, now_ms: int) -> int:
             break
         before_the_start = not is_last and next_base <= log.log_start_offset
         too_old = by_policy and retention_ms >= 0 and now_ms - _largest_timestamp(log, segment) > retention_ms
-        too_much = by_policy and not is_last and surplus >= segment.size_bytes
+        too_much = by_policy and surplus >= segment.size_bytes
         if not (before_the_start or too_old or too_much):
             break
         surplus -= segment.size_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
@@ -17,6 +18,8 @@ from semel.wire.messages.fetch import (
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
+
+logger = logging.getLogger(__name__)
 
 #: The replica id of those who are none.
 CONSUMER = -1
@@ -66,6 +69,10 @@ def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) 
                 )
             except Refused as error:
                 answers.append(row(partition_index=asked.partition_index, error_code=error.code))
+            except OSError:
+                logger.exception("%s-%d cannot be searched by time", topic.name, asked.partition_index)
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+                answers.append(row(partition_index=asked.partition_index, error_code=code))
         topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
