@@ -10,8 +10,10 @@ import time
 import pytest
 
 from semel import Admin, Consumer, Producer
+from semel.testing.history import Seen, judge
 from tests.support.processes import BrokerProcess, Process
 from tests.support.requirements import CHECKOUT
+from tests.support.stored_transactions import TimedPoll, history, stored_transactions
 
 PARTITIONS, COUNT = 3, 40_000
 
@@ -62,17 +64,25 @@ def test_a_chain_of_sessions_killed_at_random_copies_every_record_once_and_in_or
     for member in chain.members:
         chain.start(member)
     found: list[list[int]] = [[] for _ in range(PARTITIONS)]
+    polls: list[TimedPoll] = []
     wait = threading.Event()
     deadline = time.monotonic() + 300
     next_fault = time.monotonic() + 1
     faults = 0
     config = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "retry.backoff.ms": 20}
+
+    def poll(reader: Consumer, timeout_ms: int) -> None:
+        records = reader.poll(timeout_ms=timeout_ms)
+        seen = (Seen("c", record.partition, record.offset, record.value) for record in records)
+        polls.append(TimedPoll(time.time_ns() // 1_000_000, tuple(seen)))
+        for record in records:
+            found[record.partition].append(int(record.value or b""))
+
     try:
         with Consumer(config) as reader:
             reader.assign([("c", number) for number in range(PARTITIONS)])
             while sum(map(len, found)) < COUNT and time.monotonic() < deadline:
-                for record in reader.poll(timeout_ms=100):
-                    found[record.partition].append(int(record.value or b""))
+                poll(reader, 100)
                 if time.monotonic() >= next_fault and faults < 25:
                     faults += 1
                     if faults % 6 == 0:
@@ -83,9 +93,10 @@ def test_a_chain_of_sessions_killed_at_random_copies_every_record_once_and_in_or
                     next_fault = time.monotonic() + random.uniform(0.5, 2.0)
                 chain.keep_running()
             wait.wait(1)
-            for record in reader.poll(timeout_ms=2_000):
-                found[record.partition].append(int(record.value or b""))
+            poll(reader, 2_000)
     finally:
         chain.stop()
+    written = [one for number in range(PARTITIONS) for one in stored_transactions(bootstrap, "c", number)]
+    assert [str(each) for each in judge(history(written, polls))] == []
     assert found == [list(range(number, COUNT, PARTITIONS)) for number in range(PARTITIONS)]
     assert faults >= 5

@@ -37,12 +37,18 @@ class StoredTransaction:
     topic: str
     partition: int
     producer_id: int
+    producer_epoch: int
     records: list[tuple[int, Value]] = field(default_factory=list)
     committed: bool | None = None
     ended_at_ms: int = -1
+    marker_epoch: int = -1
 
     @property
     def name(self) -> str:
+        """The same in every partition where the marker's epoch belongs to one transaction, so that all are judged as
+        one."""
+        if self.marker_epoch > self.producer_epoch:
+            return f"of producer {self.producer_id} up to epoch {self.marker_epoch}"
         return f"{self.topic}-{self.partition} of producer {self.producer_id} from {self.records[0][0]}"
 
 
@@ -71,11 +77,13 @@ def stored_transactions(bootstrap_servers: str, topic: str, partition: int = 0) 
                     if ended is not None:
                         ended.committed = read_marker(batch).commit
                         ended.ended_at_ms = batch.max_timestamp
+                        ended.marker_epoch = batch.producer_epoch
                     continue
                 assert batch.is_transactional, f"{topic}-{partition}@{batch.base_offset} is in no transaction"
                 transaction = opened.get(batch.producer_id)
                 if transaction is None:
-                    transaction = opened[batch.producer_id] = StoredTransaction(topic, partition, batch.producer_id)
+                    transaction = StoredTransaction(topic, partition, batch.producer_id, batch.producer_epoch)
+                    opened[batch.producer_id] = transaction
                     found.append(transaction)
                 for record in read_records(batch):
                     key = None if record.key is None else bytes(record.key)

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from semel import Admin
+from semel import Producer as Ours
 from semel.broker.embedded import Broker
-from semel.testing.history import Kind, judge
+from semel.testing.history import Kind, Seen, judge
 from tests.support.stored_transactions import TimedPoll, history, stored_transactions, timed_poll
 from tests.support.waiting import until
 
@@ -66,6 +68,26 @@ def test_a_reader_that_was_shown_half_a_transaction_is_told_so(servers: str) -> 
     poll = polled(servers, "read_committed")
     half = tuple(one for one in poll.records if one.value != b"c")
     assert kinds(servers, replace(poll, records=half)) == {Kind.LOST_WRITE, Kind.POLL_SKIP}
+
+
+def test_partitions_that_disagree_about_an_outcome_are_told_of(semel_broker: Broker) -> None:
+    servers: str = semel_broker.bootstrap_servers
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic("two", 2)
+    with Ours({"bootstrap.servers": servers, "transactional.id": "writer"}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for partition, value in enumerate(KEPT[:2]):
+                producer.send("two", value, partition=partition)
+    transactions = [one for partition in range(2) for one in stored_transactions(servers, "two", partition)]
+    assert len({one.name for one in transactions}) == 1
+    seen = tuple(Seen("two", one.partition, *one.records[0]) for one in transactions)
+    poll = TimedPoll(max(one.ended_at_ms for one in transactions), seen)
+    assert judge(history(transactions, [poll]), at_rest=True) == []
+    for torn in (0, 1):
+        disagreeing = [replace(one, committed=one.partition != torn) for one in transactions]
+        half = replace(poll, records=(seen[1 - torn],))
+        assert judge(history(disagreeing, [half]), at_rest=True) != []
 
 
 def test_a_record_that_was_never_written_is_missed(servers: str) -> None:
