@@ -47,6 +47,10 @@ class ConsumerRecord(NamedTuple):
     leader_epoch: int
 
 
+class Unreadable(KafkaError):
+    """A batch came from the broker as it lies there, and cannot be read: damaged, or in a form nobody here knows."""
+
+
 @dataclass(slots=True, eq=False)
 class Fetched:
     """One partition's part of one answer."""
@@ -192,7 +196,9 @@ class Fetcher:
         code = ErrorCode.of(row.error_code)
         if not self._positions.is_current(partition, generation):
             return
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._positions[partition].position != offset:
+            self._later(partition)  # asked for ahead of the reader, who has not come to this place yet
+        elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             try:
                 self._positions.on_out_of_range(partition, generation)
             except KafkaError as error:
@@ -221,9 +227,6 @@ class Fetcher:
                 visible = deque(b for b in committed_batches(batches, aborted) if b.last_offset >= offset)
             else:
                 visible = deque(b for b in all_batches(batches) if b.last_offset >= offset)
-            if self._config["check.crcs"]:
-                for batch in visible:
-                    check(batch, stored=True)
         except Refused as refused:
             self._errors.append(error_for(refused.code, f"{partition} at {offset}: {refused.why}"))
             self._later(partition)
@@ -255,26 +258,59 @@ class Fetcher:
     def take(self, most: int) -> list[ConsumerRecord]:
         """Up to `most` records, of one partition after another."""
         taken: list[ConsumerRecord] = []
-        while len(taken) < most and (fetched := self._next_held()) is not None:
-            self._take_from(fetched, taken, most)
+        try:
+            while len(taken) < most and (fetched := self._next_held()) is not None:
+                self._take_from(fetched, taken, most)
+        except Unreadable:
+            if not taken:
+                raise
         return taken
 
     def take_arrow(self, most_bytes: int) -> list[pa.RecordBatch]:
         """All that is held, up to about `most_bytes` of batches, as Arrow columns."""
-        from semel.records.columns import to_arrow
-
         parts: list[pa.RecordBatch] = []
         size = 0
-        while size < most_bytes and (fetched := self._next_held()) is not None:
-            partition = fetched.partition
-            batches = ([fetched.current] if fetched.current is not None else []) + list(fetched.batches)
-            position = self._positions[partition].position
-            part = to_arrow(batches, topic=partition.topic, partition=partition.partition, from_offset=position)
-            if part.num_rows:
-                parts.append(part)
-            size += sum(batch.size_bytes for batch in batches)
-            self._done_with(fetched)
+        try:
+            while size < most_bytes and (fetched := self._next_held()) is not None:
+                size += self._take_columns(fetched, parts)
+        except Unreadable:
+            if not parts:
+                raise
         return parts
+
+    def _take_columns(self, fetched: Fetched, parts: list[pa.RecordBatch]) -> int:
+        """Everything of one answer, or all that lies before a batch that cannot be read; how many bytes that was."""
+        from semel.records.columns import to_arrow
+
+        partition = fetched.partition
+        if fetched.current is not None:
+            fetched.batches.appendleft(fetched.current)
+            fetched.current = None
+            fetched.records.clear()
+        batches = list(fetched.batches)
+        try:
+            part = to_arrow(
+                batches,
+                topic=partition.topic,
+                partition=partition.partition,
+                from_offset=self._positions[partition].position,
+                verify=bool(self._config["check.crcs"]),
+            )
+        except Refused:
+            if len(batches) > 1:
+                # One by one, until the one that it is comes first.
+                head = batches[0]
+                first = Fetched(partition, fetched.generation, deque([head]), head.next_offset, head.leader_epoch)
+                self._held.insert(self._held.index(fetched), first)
+                size = self._take_columns(first, parts)
+                fetched.batches.popleft()
+                return size
+            self._open(fetched)  # raises, and says why
+            raise
+        if part.num_rows:
+            parts.append(part)
+        self._done_with(fetched)
+        return sum(batch.size_bytes for batch in batches)
 
     def _next_held(self) -> Fetched | None:
         """The first answer that may be used; those of older positions are thrown away, paused ones wait."""
@@ -289,8 +325,7 @@ class Fetcher:
                 if not fetched.batches:
                     self._done_with(fetched)
                     return
-                fetched.current = fetched.batches.popleft()
-                fetched.records.extend(r for r in read_records(fetched.current) if r.offset >= position)
+                self._open(fetched)
                 continue
             batch = fetched.current
             assert batch is not None
@@ -303,6 +338,21 @@ class Fetcher:
             self._positions.advance(fetched.partition, position, epoch)
         if not fetched.records and not fetched.batches:
             self._done_with(fetched)
+
+    def _open(self, fetched: Fetched) -> None:
+        """Read the next batch's records; one that cannot be read stays where it is and raises every time."""
+        batch, position = fetched.batches[0], self._positions[fetched.partition].position
+        try:
+            if self._config["check.crcs"]:
+                check(batch, stored=True)
+            fetched.records.extend([record for record in read_records(batch) if record.offset >= position])
+        except Refused as refused:
+            why = refused.why or refused.code.meaning
+            raise Unreadable(
+                refused.code,
+                f"{fetched.partition} at {batch.base_offset}: {why}. To read on without it, seek to {batch.next_offset}",
+            ) from refused
+        fetched.current = fetched.batches.popleft()
 
     def _done_with(self, fetched: Fetched) -> None:
         self._held.remove(fetched)
