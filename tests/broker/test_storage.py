@@ -87,6 +87,11 @@ def test_partitions_are_made_by_the_thousand_and_not_by_the_billion(tmp_path: Pa
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         topic = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=2**31 - 1, replication_factor=1)
         assert raw.ask(CreateTopicsRequest(topics=[topic])).topics[0].error_code == ErrorCode.POLICY_VIOLATION
+        topics = [
+            CreateTopicsRequest.CreatableTopic(name=name, num_partitions=6_000, replication_factor=1) for name in "uv"
+        ]
+        answers = raw.ask(CreateTopicsRequest(topics=topics)).topics
+        assert [answer.error_code for answer in answers] == [ErrorCode.POLICY_VIOLATION] * 2
         raw.create("t")
         row = CreatePartitionsRequest.CreatePartitionsTopic(name="t", count=2**31 - 1, assignments=None)
         answer = raw.ask(CreatePartitionsRequest(topics=[row], timeout_ms=1000)).results[0]

@@ -66,7 +66,8 @@ def check_topic_name(name: str) -> None:
         )
 
 
-def _check_new_partitions(count: int) -> None:
+def check_new_partitions(count: int) -> None:
+    """Refuse what Kafka refuses as too much for one request."""
     if count > NEW_PARTITIONS_MAX:
         raise Refused(
             ErrorCode.POLICY_VIOLATION, f"{count} new partitions in one request, {NEW_PARTITIONS_MAX} are the most"
@@ -301,7 +302,6 @@ class TopicRegistry:
                     )
         if partition_count < 1:
             raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
-        _check_new_partitions(partition_count)
         values = self._checked(overrides or {})
         topic = Topic(name, self._fresh_id(), dict(overrides or {}), values)
         if validate_only:
@@ -333,7 +333,7 @@ class TopicRegistry:
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """Grow a topic to `count` partitions."""
-        _check_new_partitions(count - len(topic.partitions))
+        check_new_partitions(count - len(topic.partitions))
         self._set_aside_strays(topic.name, count, first=len(topic.partitions))
         self._save({topic.name: _row(topic, count)})
         for index in range(len(topic.partitions), count):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from semel.broker.configs import described_topic_settings
 from semel.broker.handlers.metadata import NO_ID
+from semel.broker.partitions import check_new_partitions
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.admin import (
     AlterPartitionReassignmentsRequest,
@@ -32,15 +34,17 @@ if TYPE_CHECKING:
 
 def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
     """Create each topic, or say why not."""
-    named = [topic.name for topic in request.topics]
+    asked = {topic.name: topic for topic in request.topics}
+    times = Counter(topic.name for topic in request.topics)
+    new_partitions = sum(len(topic.assignments) or max(topic.num_partitions, 1) for topic in request.topics)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=6)
     results = []
-    for name in dict.fromkeys(named):
-        topic = next(one for one in request.topics if one.name == name)
+    for name, topic in asked.items():
         result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None, configs=None)
         results.append(result)
         try:
-            if named.count(name) > 1:
+            check_new_partitions(new_partitions)
+            if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             _create(broker, topic, request.validate_only, result, mutation)
         except Refused as error:
@@ -131,13 +135,13 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
 def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> CreatePartitionsResponse:
     """Topics only ever grow."""
     results = []
-    named = [row.name for row in request.topics]
+    times = Counter(row.name for row in request.topics)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=3)
     for row in request.topics:
         result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=row.name)
         results.append(result)
         try:
-            if named.count(row.name) > 1:
+            if times[row.name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {row.name!r} is in the request more than once")
             topic = broker.topics.get(row.name)
             present = len(topic.partitions)
