@@ -315,6 +315,24 @@ def test_a_broken_invariant_stops_the_broker_and_leaves_no_clean_mark(
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
 
+def test_an_invariant_broken_by_a_timer_stops_the_broker_as_well(tmp_path: Path) -> None:
+    from semel.errors import InvariantViolation
+
+    def broken() -> None:
+        raise InvariantViolation("two and two are five")
+
+    broker = Broker(tmp_path).start()
+    try:
+        with Raw(broker) as raw:
+            raw.create("t")
+            broker.server.loop.call_soon_threadsafe(broken)
+            assert raw.is_closed()
+        until(lambda: broker.server.stopped.is_set(), what="the broker to stop")
+    finally:
+        broker.stop()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
 @pytest.mark.parametrize(("version", "closed"), [(3, False), (4, True)])
 def test_an_unforeseen_failure_is_answered_where_there_is_room_for_it(
     tmp_path: Path, version: int, closed: bool

@@ -106,6 +106,7 @@ class BrokerServer:
     async def start(self) -> None:
         """Open the data, recover what needs it, listen."""
         self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._callback_failed)
         self.stopped = asyncio.Event()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
@@ -264,6 +265,14 @@ class BrokerServer:
                 self.spawn_stop()
         else:
             logger.error("unexpected failure", exc_info=error)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a timer or a delayed step raised counts like what a request raised."""
+        error = context.get("exception")
+        if isinstance(error, InvariantViolation):
+            self.failed(error)
+        else:
+            loop.default_exception_handler(context)
 
     def open_soon(self, partitions: Iterable[Partition]) -> None:
         """Open the logs of new partitions beside the requests, so that their first writers need not wait for it."""

@@ -63,7 +63,12 @@ class TransactionHost(CoordinatorHost):
     def perform(self, effect: Effect) -> None:
         invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
         assert isinstance(effect, SendMarkers)
-        self._markers.send(effect)
+        if self.broker.flusher is None:
+            # The outcome is in the log, so it is answered first. What is called soon comes before anything that the
+            # sockets bring next: nobody who heard the answer can find the transaction still open.
+            self.broker.loop.call_soon(self._markers.send, effect)
+        else:
+            self._markers.send(effect)
 
     async def on_disk(self, transactional_id: str) -> None:
         """Return once everything the coordinator wrote of this id so far is durable (nothing to do without fsync)."""
