@@ -30,7 +30,7 @@ A_RULE = {"resource_type": 2, "resource_pattern_type": 3, "operation": 3, "permi
 
 #: What Apache Kafka 4.3.1 advertises on a PLAINTEXT listener and Semel does not: the quorum, other brokers, and the
 #: groups of shares and of streams.
-NOT_ADVERTISED = {50, 51, 55, 64, *range(76, 82), *range(83, 93)}
+NOT_ADVERTISED = {55, 64, *range(76, 82), *range(83, 93)}
 #: Apache Kafka 4.3.1's table, read from one: the keys a client of its broker sees.
 ADVERTISED_BY_KAFKA = {
     *range(4),

@@ -40,6 +40,7 @@ from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 
 if TYPE_CHECKING:
     from semel.broker.group_host import GroupHost
+    from semel.broker.scram_store import ScramStore
     from semel.broker.transaction_host import TransactionHost
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class BrokerServer:
         self.producer_ids: ProducerIds
         self.dynamic: DynamicSettings
         self.group_settings: GroupSettingsStore
+        self._metadata_store: LocalMetadataStore
         self.quota_store: QuotaStore
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
@@ -140,6 +142,7 @@ class BrokerServer:
         self.settings = self.dynamic.values
         self.group_settings = GroupSettingsStore(store)
         self.quota_store = QuotaStore(store)
+        self._metadata_store = store
         self.quotas_changed()
         self.topics = TopicRegistry(
             data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
@@ -200,6 +203,13 @@ class BrokerServer:
         from semel.broker.group_host import GroupHost
 
         return GroupHost(self)
+
+    @cached_property
+    def scram_store(self) -> ScramStore:
+        """SCRAM credentials, read when somebody asks for them: no listener does."""
+        from semel.broker.scram_store import ScramStore
+
+        return ScramStore(self._metadata_store)
 
     async def _load_coordinators(self) -> None:
         """What the last run left must be finished or time out, whether or not anybody asks."""

@@ -35,6 +35,8 @@ SERVED: dict[ApiKey, tuple[str, str]] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: ("inspection", "alter_replica_log_dirs"),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: ("quotas", "describe_client_quotas"),
     ApiKey.ALTER_CLIENT_QUOTAS: ("quotas", "alter_client_quotas"),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: ("scram", "describe_user_scram_credentials"),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: ("scram", "alter_user_scram_credentials"),
     ApiKey.SASL_HANDSHAKE: ("security", "sasl_handshake"),
     ApiKey.SASL_AUTHENTICATE: ("security", "sasl_authenticate"),
     ApiKey.DESCRIBE_ACLS: ("security", "describe_acls"),

@@ -1,0 +1,98 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials, with Kafka's checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.scram_store import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
+from semel.errors import ErrorCode, Refused
+from semel.wire.messages.security import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+_Change = (
+    AlterUserScramCredentialsRequest.ScramCredentialDeletion | AlterUserScramCredentialsRequest.ScramCredentialUpsertion
+)
+
+
+def describe_user_scram_credentials(
+    broker: BrokerServer, request: DescribeUserScramCredentialsRequest, call: Call
+) -> DescribeUserScramCredentialsResponse:
+    """Mechanism and iterations of each user asked for, or of all."""
+    named = [row.name for row in request.users or ()]
+    asked = named or [user for user, _ in broker.scram_store]
+    results = []
+    for user in dict.fromkeys(asked):
+        result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)
+        results.append(result)
+        found = broker.scram_store.of_user(user)
+        if named.count(user) > 1:
+            result.error_code = ErrorCode.DUPLICATE_RESOURCE
+            result.error_message = f"{user} is asked for more than once"
+        elif not found:
+            result.error_code = ErrorCode.RESOURCE_NOT_FOUND
+            result.error_message = f"{user} has no credentials"
+        else:
+            result.credential_infos = [
+                DescribeUserScramCredentialsResponse.CredentialInfo(
+                    mechanism=mechanism, iterations=credential.iterations
+                )
+                for mechanism, credential in sorted(found.items())
+            ]
+    return DescribeUserScramCredentialsResponse(results=results)
+
+
+def alter_user_scram_credentials(
+    broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
+) -> AlterUserScramCredentialsResponse:
+    """One change for each user; a user who is refused stays as before, the others change."""
+    row = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+    results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
+    changes: dict[str, tuple[CredentialKey, ScramCredential | None]] = {}
+    asked: list[_Change] = [*request.deletions, *request.upsertions]
+    for change in asked:
+        user = change.name
+        if user in results and results[user].error_code:
+            continue
+        was_named_before = user in results
+        result = results[user] = row(user=user, error_message=None)
+        try:
+            if was_named_before:
+                del changes[user]
+                raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user is changed once in a request")
+            changes[user] = (user, change.mechanism), _checked(broker, change)
+        except Refused as error:
+            result.error_code, result.error_message = error.code, error.why
+    try:
+        broker.scram_store.replace(dict(changes.values()))
+    except Refused as error:
+        for result in results.values():
+            result.error_code, result.error_message = error.code, error.why
+    return AlterUserScramCredentialsResponse(results=list(results.values()))
+
+
+def _checked(broker: BrokerServer, change: _Change) -> ScramCredential | None:
+    """The credential to keep, None for one to remove."""
+    if not change.name:
+        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "a user has a name")
+    if change.mechanism not in MECHANISMS:
+        raise Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, f"there is no SCRAM mechanism {change.mechanism}")
+    if isinstance(change, AlterUserScramCredentialsRequest.ScramCredentialDeletion):
+        if (change.name, change.mechanism) not in broker.scram_store:
+            raise Refused(ErrorCode.RESOURCE_NOT_FOUND, f"{change.name} has no such credential")
+        return None
+    if not MIN_ITERATIONS <= change.iterations <= MAX_ITERATIONS:
+        raise Refused(
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"{change.iterations} iterations: allowed are {MIN_ITERATIONS} to {MAX_ITERATIONS}",
+        )
+    if not change.salted_password:
+        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "there is no password")
+    return ScramCredential.of(change.mechanism, change.iterations, bytes(change.salt), bytes(change.salted_password))
