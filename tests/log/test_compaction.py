@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel.errors import Refused
-from semel.log.compaction import BYTES_PER_KEY, Compaction
+from semel.log.compaction import BYTES_PER_KEY, Cancelled, Compaction
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import read_records
 from semel.records.markers import read_marker
@@ -513,3 +513,20 @@ def test_records_without_a_time_have_not_waited_too_long(tmp_path: Path) -> None
     log.append(batch(timestamp_ms=-1), NOW)
     log.roll(NOW)
     assert log.compact(NOW + DAY_MS) is None
+
+
+def test_a_round_that_is_called_off_ends_at_once_and_leaves_no_trace(tmp_path: Path) -> None:
+    log = busy(tmp_path)
+    expected = contents(log)
+    called_off, other = (Compaction.plan(log, NOW, force=True) for _ in range(2))
+    assert called_off is not None and other is not None
+    called_off.cancel()
+    with pytest.raises(Cancelled):
+        called_off.run()
+    assert list((tmp_path / "t-0").glob("*.cleaned")) == []
+    assert contents(log) == expected
+    other.run()
+    # Called off too late, by somebody who stopped: what another round wrote is not its to remove.
+    called_off.abandon()
+    assert other.apply() is not None
+    assert {key: value for _, key, value in contents(log)} == {key: value for _, key, value in expected}

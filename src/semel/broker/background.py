@@ -123,6 +123,10 @@ class Background:
             except (OSError, Refused):
                 compaction.abandon()
                 raise
+            except asyncio.CancelledError:
+                # The thread would keep the process alive until it had read the whole log.
+                compaction.cancel()
+                raise
             stopped_short = compaction.stopped_short
 
     def _checkpoint(self) -> None:

@@ -18,10 +18,10 @@ beside the old ones (`.cleaned`), made durable, renamed (`.swap`, its log last) 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import md5
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 from semel.config import INT64_MAX
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 #: What a key and its last offset take in memory: two small objects and their place in a dictionary.
 BYTES_PER_KEY = 200
+_ROUNDS = count()
 #: Kafka's default of `log.cleaner.dedupe.buffer.size`.
 DEDUPE_BUFFER_BYTES = 134_217_728
 
@@ -49,6 +50,10 @@ class Compacted:
     first_dirty_offset: int
     bytes_before: int
     bytes_after: int
+
+
+class Cancelled(Exception):
+    """The round was called off."""
 
 
 class _Transactions:
@@ -108,6 +113,9 @@ class Compaction:
         self._keys_max = dedupe_buffer_bytes // BYTES_PER_KEY
         #: Whether there was more to do than the keys of one round allow.
         self.stopped_short = False
+        # A round of a broker that was stopped may still be running: nobody writes into another's files.
+        self._suffix = f".{next(_ROUNDS)}{CLEANED_SUFFIX}"
+        self._is_cancelled = False
         self._files: Files = log.files
         self._segments = segments
         self._first_dirty_offset = first_dirty_offset
@@ -167,12 +175,29 @@ class Compaction:
 
     def run(self) -> None:
         """Write the compacted segments beside the old ones. Touches nothing that anybody else reads."""
+        try:
+            self._run()
+        except Cancelled:
+            self.abandon()
+            raise
+
+    def cancel(self) -> None:
+        """Nobody wants it any more: `run` ends with the batch it is at, and leaves no trace."""
+        self._is_cancelled = True
+
+    def _batches(self, segment: Segment) -> Iterator[Batch]:
+        for batch in segment.checked_batches():
+            if self._is_cancelled:
+                raise Cancelled
+            yield batch
+
+    def _run(self) -> None:
         latest, mapped_to = self._latest_offsets()
         self.stopped_short = mapped_to < self._upper_bound
         transactions = _Transactions(self._aborted)
         for group in self._grouped(mapped_to):
             base_offset = group[0].base_offset
-            target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=CLEANED_SUFFIX)
+            target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=self._suffix)
             self._groups.append((group, target))
             self._clean(group, target, latest, mapped_to, transactions)
         self._upper_bound = mapped_to
@@ -187,7 +212,7 @@ class Compaction:
             following = self._upper_bound if is_last else self._segments[number + 1].base_offset
             segment = self._private(original)
             try:
-                for batch in segment.checked_batches():
+                for batch in self._batches(segment):
                     if transactions.discards(batch) or batch.is_control or batch.last_offset < self._first_dirty_offset:
                         continue
                     for record in read_records(batch):
@@ -232,13 +257,13 @@ class Compaction:
         transactions: _Transactions,
     ) -> None:
         for suffix in SEGMENT_SUFFIXES:
-            self._files.remove(target.stem + suffix + CLEANED_SUFFIX)
-        target.adopt(self._files.open(target.stem + LOG_SUFFIX + CLEANED_SUFFIX, create=True))
+            self._files.remove(target.stem + suffix + self._suffix)
+        target.adopt(self._files.open(target.stem + LOG_SUFFIX + self._suffix, create=True))
         transactions.indexed = []
         for original in group:
             segment = self._private(original)
             try:
-                for batch in segment.checked_batches():
+                for batch in self._batches(segment):
                     data = self._cleaned(batch, latest, mapped_to, transactions.discards(batch))
                     if data is not None:
                         kept = Batch.parse(data)
@@ -252,8 +277,8 @@ class Compaction:
         target.rewrite_indexes()
         self._files.sync(target.descriptor)
         for suffix in SEGMENT_SUFFIXES[1:]:
-            if self._files.exists(target.stem + suffix + CLEANED_SUFFIX):
-                self._files.sync_path(target.stem + suffix + CLEANED_SUFFIX)
+            if self._files.exists(target.stem + suffix + self._suffix):
+                self._files.sync_path(target.stem + suffix + self._suffix)
         target.close()
 
     def _cleaned(self, batch: Batch, latest: dict[bytes, int], mapped_to: int, discards: bool) -> bytes | None:
@@ -338,10 +363,10 @@ class Compaction:
         suffixes = [
             suffix
             for suffix in (*SEGMENT_SUFFIXES[1:], LOG_SUFFIX)
-            if files.exists(stem + suffix + CLEANED_SUFFIX)
+            if files.exists(stem + suffix + self._suffix)
         ]
         for suffix in suffixes:
-            files.rename(stem + suffix + CLEANED_SUFFIX, stem + suffix + SWAP_SUFFIX)
+            files.rename(stem + suffix + self._suffix, stem + suffix + SWAP_SUFFIX)
         files.sync_directory(log.directory)
         for segment in group:
             doom(log, segment, self._now_ms)
@@ -356,7 +381,7 @@ class Compaction:
         for _, cleaned in self._groups:
             cleaned.close()
             for suffix in SEGMENT_SUFFIXES:
-                self._files.remove(cleaned.stem + suffix + CLEANED_SUFFIX)
+                self._files.remove(cleaned.stem + suffix + self._suffix)
 
 
 def _is_overdue(log: PartitionLog, dirty: list[Segment], now_ms: int) -> bool:
