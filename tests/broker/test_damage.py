@@ -12,7 +12,12 @@ import pytest
 from semel.broker.embedded import Broker
 from semel.broker.metrics import render
 from semel.errors import ErrorCode
+from semel.wire.messages.groups import ListGroupsRequest
+from semel.wire.messages.metadata import FindCoordinatorRequest
+from semel.wire.messages.offsets import OffsetFetchRequest
+from semel.wire.messages.transactions import AddOffsetsToTxnRequest, InitProducerIdRequest, ListTransactionsRequest
 from tests.broker.raw import Raw, batch
+from tests.broker.test_transactions import Transactional
 from tests.support.waiting import until
 
 LOG = "00000000000000000000.log"
@@ -63,6 +68,52 @@ def test_a_partition_that_cannot_be_opened_is_offline_and_the_others_are_served(
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         assert raw.produce("t", batch(), partition=0).base_offset == 1
     assert mark.exists()
+
+
+def test_what_a_damaged_coordinator_partition_holds_is_not_served_and_everything_else_is(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        for name in ("lost", "kept"):
+            producer = Transactional(raw, name)
+            for _ in range(3):
+                assert producer.commit_offset(name, "t", 5) is ErrorCode.NONE
+                assert producer.end(commit=True) is ErrorCode.NONE
+        server = broker.server
+        damaged = {
+            "__consumer_offsets": server.groups.machine.partition_for("lost"),
+            "__transaction_state": server.transactions.machine.partition_for("lost"),
+        }
+        assert server.groups.machine.partition_for("kept") != damaged["__consumer_offsets"]
+        assert server.transactions.machine.partition_for("kept") != damaged["__transaction_state"]
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    for topic, partition in damaged.items():
+        path = tmp_path / f"{topic}-{partition}" / LOG
+        whole = path.read_bytes()
+        path.write_bytes(whole[:70] + b"\xff" + whole[71:])
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        for key_type in (0, 1):
+            found = raw.ask(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["lost", "kept"]), 4)
+            codes = [one.error_code for one in found.coordinators]
+            assert codes == [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NONE]
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=one, topics=None) for one in ("lost", "kept")]
+        fetched = raw.ask(OffsetFetchRequest(groups=groups), 9).groups
+        assert [one.error_code for one in fetched] == [ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+        assert [one.group_id for one in raw.ask(ListGroupsRequest()).groups] == ["kept"]
+        listed = raw.ask(ListTransactionsRequest()).transaction_states
+        assert [one.transactional_id for one in listed] == ["kept"]
+        init = InitProducerIdRequest(transactional_id="lost", transaction_timeout_ms=1000)
+        assert raw.ask(init, 5).error_code == ErrorCode.NOT_COORDINATOR
+        producer = Transactional(raw, "kept")
+        assert producer.commit_offset("lost", "t", 6) is ErrorCode.NOT_COORDINATOR
+        added = AddOffsetsToTxnRequest(
+            transactional_id="kept",
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            group_id="lost",
+        )
+        assert raw.ask(added, 3).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert producer.commit_offset("kept", "t", 6) is ErrorCode.NONE
+        assert producer.end(commit=True) is ErrorCode.NONE
 
 
 def test_a_stored_setting_that_is_not_legal_any_more_is_named_and_its_default_used(

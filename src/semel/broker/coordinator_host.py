@@ -6,6 +6,7 @@ Guarantees:
   `semel.durability=fsync` they are on disk before anybody hears of them.
 - A partition is loaded by replaying its log before its first request, and every stored partition is loaded soon after
   the start, because what was left prepared must be finished and what was left open must time out.
+- A partition that cannot be read is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
 - When an append fails, the machine is told and its answer to that is what the client gets.
 """
 
@@ -37,6 +38,7 @@ class Machine(Protocol):
 
     def load(self, partition: int, coordinator_epoch: int) -> None: ...
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]: ...
+    def unload(self, partition: int) -> object: ...
     def tick(self, now_ms: int) -> list[Decision[Any]]: ...
     def next_wake_ms(self) -> int | None: ...
 
@@ -51,15 +53,19 @@ class CoordinatorHost:
         #: What the topic's batches are compressed with.
         self.codec = NONE
         self._loaded: set[int] = set()
+        self._unreadable: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
 
     # Loading
 
-    def ready(self, partition: int) -> None:
-        """Make sure that this partition of the internal topic is loaded."""
-        if partition not in self._loaded:
+    def ready(self, partition: int) -> bool:
+        """Load this partition of the internal topic if nobody has yet; whether it can be served."""
+        if partition in self._loaded:
+            return True
+        if partition not in self._unreadable:
             self._load(partition)
+        return partition in self._loaded
 
     def load_all(self) -> None:
         """Load every partition, for questions about all of them."""
@@ -73,11 +79,7 @@ class CoordinatorHost:
         topic = self.broker.topics.topics.get(self.topic_name)
         for partition in topic.partitions if topic is not None else ():
             if partition.directory.exists():
-                try:
-                    self.ready(partition.index)
-                except Refused as error:
-                    # What lives in it cannot be served; everything else can.
-                    logger.error("%s-%d cannot be loaded: %s", self.topic_name, partition.index, error)
+                self.ready(partition.index)
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:
@@ -85,7 +87,14 @@ class CoordinatorHost:
         machine = self.machine_to_drive
         machine.load(index, self.broker.leader_epoch)
         if partition.opened is not None or partition.directory.exists():
-            self._replay_log(partition)
+            try:
+                self._replay_log(partition)
+            except (Refused, OSError) as error:
+                # What lives in it cannot be served, and the machine says so; everything else can.
+                logger.error("%s-%d cannot be loaded: %s", self.topic_name, index, error)
+                self._unreadable.add(index)
+                machine.unload(index)
+                return
         self._loaded.add(index)
         for decision in machine.loaded(index, self.broker.now_ms()):
             self.settle(decision)

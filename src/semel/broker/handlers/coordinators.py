@@ -16,7 +16,7 @@ BATCHED_SINCE = 4
 
 
 def find_coordinator(broker: BrokerServer, request: FindCoordinatorRequest, call: Call) -> FindCoordinatorResponse:
-    """This broker, for every group and every transactional id."""
+    """This broker, for every group and every transactional id whose stored state can be read."""
     keys = request.coordinator_keys if call.version >= BATCHED_SINCE else [request.key]
     host, port = broker.endpoint
     found = []
@@ -27,8 +27,11 @@ def find_coordinator(broker: BrokerServer, request: FindCoordinatorRequest, call
             coordinator.error_message = f"coordinators of type {request.key_type} are not served"
         else:
             host_of_key = broker.groups if request.key_type == GROUP else broker.transactions
-            host_of_key.ready_for(key)
-            coordinator.node_id, coordinator.host, coordinator.port = broker.node_id, host, port
+            if host_of_key.ready_for(key):
+                coordinator.node_id, coordinator.host, coordinator.port = broker.node_id, host, port
+            else:
+                coordinator.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                coordinator.error_message = f"what is stored of {key!r} cannot be read"
         found.append(coordinator)
     if call.version >= BATCHED_SINCE:
         return FindCoordinatorResponse(coordinators=found)

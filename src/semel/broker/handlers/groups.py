@@ -73,7 +73,8 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
     if not request.group_id:
         return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
     host = broker.groups
-    host.ready_for(request.group_id)
+    if not host.ready_for(request.group_id):
+        return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
     index = host.machine.partition_for(request.group_id)
     log = broker.internal_topic(CONSUMER_OFFSETS).partition(index).log
     first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None

@@ -10,6 +10,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.contract import TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     DescribeTransactionsRequest,
@@ -82,7 +83,9 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
     """The group's partition of `__consumer_offsets` joins a transaction."""
     host = broker.transactions
     host.ready_for(request.transactional_id)
-    broker.groups.ready_for(request.group_id)
+    if not broker.groups.ready_for(request.group_id):
+        # A marker could not be written there: the transaction would never end.
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return host.answer(
         host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), broker.groups.machine.partition_for)
     )
