@@ -11,8 +11,10 @@ from semel.errors import ErrorCode
 from semel.machines.classic_group import ClassicGroup
 from semel.machines.committed_offsets import NO_EXPIRY, NO_TOPIC_ID, CommittedOffset, CommittedOffsets
 from semel.machines.group_coordinator import GroupSettings, TopicInfo
+from semel.machines.group_records import record
 from semel.wire import encode
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest
+from semel.wire.messages.coordinator_records import GroupMetadataKey, GroupMetadataValue
 from semel.wire.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest
 from semel.wire.messages.offsets import OffsetDeleteRequest, OffsetFetchRequest
 from tests.machines.group_host import GROUP, TOPICS, Host, subscription
@@ -345,6 +347,19 @@ def test_offsets_of_a_group_grow_old_once_it_is_empty() -> None:
     host.leave((members[0], None))
     assert retained(host, RETENTION_MS - 1)
     assert not retained(host, 2 * RETENTION_MS)
+
+
+def test_offsets_of_a_group_that_an_old_broker_wrote_grow_old_from_their_commit() -> None:
+    host = Host(RETENTION)
+    value = GroupMetadataValue(protocol_type="consumer", generation=3, protocol=None, leader=None)
+    partition = host.machine.partition_for(GROUP)
+    old = record(partition, GroupMetadataKey(group=GROUP), value, version=1)
+    host.commit()
+    host.log.insert(0, (old, -1))
+    host = host.restarted()
+    assert host.machine.groups[GROUP].protocol_type == "consumer"  # type: ignore[union-attr]
+    assert retained(host, RETENTION_MS - 1)
+    assert not retained(host, RETENTION_MS)
 
 
 def test_a_stable_group_forgets_only_topics_nobody_reads() -> None:

@@ -355,7 +355,10 @@ class ClassicGroup:
         if self.protocol_type is None:
             return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
         if self.state is State.EMPTY:
-            return offset.expired(self.state_timestamp_ms, retention_ms, now_ms)
+            # Records of old brokers do not say when the group became empty.
+            known = self.state_timestamp_ms >= 0
+            since_ms = self.state_timestamp_ms if known else offset.commit_timestamp_ms
+            return offset.expired(since_ms, retention_ms, now_ms)
         if self.state is State.STABLE and self.subscribed_topics is not None and topic not in self.subscribed_topics:
             return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
         return False
