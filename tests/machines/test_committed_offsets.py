@@ -358,6 +358,8 @@ def test_offsets_of_a_group_that_an_old_broker_wrote_grow_old_from_their_commit(
     host.log.insert(0, (old, -1))
     host = host.restarted()
     assert host.machine.groups[GROUP].protocol_type == "consumer"  # type: ignore[union-attr]
+    host.pass_ms(RETENTION_MS // 2)
+    host.commit()
     assert retained(host, RETENTION_MS - 1)
     assert not retained(host, RETENTION_MS)
 
