@@ -22,7 +22,6 @@ from semel.log.indexes import (
     decode_time_entries,
     decode_transaction_entries,
 )
-from semel.log.recovery import valid_batch_after
 from semel.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -32,6 +31,7 @@ from semel.log.segment import (
     Segment,
 )
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
+from semel.log.tails import valid_batch_after
 from semel.records.batch import Batch, check, read_records
 from semel.records.markers import read_marker
 

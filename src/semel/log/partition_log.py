@@ -88,9 +88,7 @@ class PartitionLog(Reading, TimestampSearch):
         self.leader_epochs: LeaderEpochs = loaded.leader_epochs
         self.snapshots = loaded.snapshots
         self.repairs = loaded.repairs
-        self._bases = [segment.base_offset for segment in self.segments]
-        self._active = self.segments[-1]
-        self._positions = {}
+        self._segments_changed()
         self._readers = []
 
     # Opening and closing
@@ -401,6 +399,7 @@ class PartitionLog(Reading, TimestampSearch):
         finished, self._active = self._active, segment
         self.segments.append(segment)
         self._bases.append(offset)
+        self._older_bytes += finished.size_bytes
         self.uses(finished)
         self._roll_after_ms = self._drawn_age_ms()
         self.files.in_background(durability.snapshot_job(self, offset))
@@ -408,7 +407,7 @@ class PartitionLog(Reading, TimestampSearch):
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
+        return self._older_bytes + self._active.size_bytes
 
     # Deleting
 
@@ -457,13 +456,18 @@ class PartitionLog(Reading, TimestampSearch):
         """Put `successors` where `count` segments from number `first` on were; the answer is what was there."""
         gone = self.segments[first : first + count]
         self.segments[first : first + count] = successors
-        self._bases = [segment.base_offset for segment in self.segments]
-        self._active = self.segments[-1]
-        self._positions.clear()
+        self._segments_changed()
         self._readers = [segment for segment in self._readers if segment not in gone]
         for segment in gone:
             segment.close()
         return gone
+
+    def _segments_changed(self) -> None:
+        self._bases = [segment.base_offset for segment in self.segments]
+        self._active = self.segments[-1]
+        #: All but the active one do not change: every waiting fetch asks for the sum, again and again.
+        self._older_bytes = sum(segment.size_bytes for segment in self.segments[:-1])
+        self._positions = {}
 
     # Failure
 

@@ -16,7 +16,6 @@ Recovery may itself be killed at any point: it only cuts what it would cut again
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -40,11 +39,10 @@ from semel.log.segment import (
     Segment,
     file_stem,
 )
-from semel.log.set_aside import set_aside
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
+from semel.log.tails import set_aside, valid_batch_after
 from semel.machines.producer_state import CompletedTransaction, ProducerStates
-from semel.records.batch import HEADER_SIZE, Batch, check
-from semel.records.layout import MAGIC
+from semel.records.batch import Batch, check
 from semel.records.markers import read_marker
 
 DELETED_SUFFIX = ".deleted"
@@ -52,8 +50,6 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
 _STEM = re.compile("[0-9]{20}")
-_OFFSET_AND_LENGTH = struct.Struct(">qi")
-_OFFSETS_AHEAD_MAX = 2**31
 
 
 class DamagedLog(Refused):
@@ -499,30 +495,3 @@ class _Loader:
         loaded.segments[:] = [segment]
         loaded.end_offset = start_offset
         loaded.leader_epochs_changed |= self.epochs.truncate_from_start(start_offset)
-
-
-def valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
-    """Where, after `position`, a whole valid batch of a later offset begins; None when there is nothing to lose."""
-    window = 8 * 1024 * 1024
-    start = position + 1
-    while start + HEADER_SIZE <= segment.size_bytes:
-        data = memoryview(segment.read(start, window + HEADER_SIZE))
-        raw = bytes(data)
-        found = raw.find(MAGIC, 16)
-        while found >= 0 and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
-            here = found - 16
-            base_offset, length = _OFFSET_AND_LENGTH.unpack_from(raw, here)
-            if (
-                expected <= base_offset < expected + _OFFSETS_AHEAD_MAX
-                and HEADER_SIZE <= length + 12 <= segment.size_bytes - start - here
-            ):
-                try:
-                    whole = segment.read(start + here, length + 12)
-                    check(Batch.parse(whole), stored=True)
-                except Refused:
-                    pass
-                else:
-                    return start + here
-            found = raw.find(MAGIC, found + 1)
-        start += window
-    return None

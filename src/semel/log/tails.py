@@ -1,4 +1,4 @@
-"""Keeping what recovery takes out of a log although it is not torn.
+"""Where a log stops being whole: whether anything valid follows, and keeping it if it must go nevertheless.
 
 When the machine itself went down, what had not been fsynced may be gone from one segment and still be there in the
 next. The log then ends where it stops being whole: nobody was promised more, and nothing may be served past a hole.
@@ -8,10 +8,44 @@ topic removes it.
 
 from __future__ import annotations
 
+import struct
+
+from semel.errors import Refused
 from semel.log.files import Files
 from semel.log.segment import LOG_SUFFIX, Segment, file_stem
+from semel.records.batch import HEADER_SIZE, Batch, check
+from semel.records.layout import MAGIC
 
+_OFFSET_AND_LENGTH = struct.Struct(">qi")
+_OFFSETS_AHEAD_MAX = 2**31
 _COPY_BYTES = 4 * 1024 * 1024
+
+
+def valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
+    """Where, after `position`, a whole valid batch of a later offset begins; None when there is nothing to lose."""
+    window = 8 * 1024 * 1024
+    start = position + 1
+    while start + HEADER_SIZE <= segment.size_bytes:
+        data = memoryview(segment.read(start, window + HEADER_SIZE))
+        raw = bytes(data)
+        found = raw.find(MAGIC, 16)
+        while found >= 0 and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
+            here = found - 16
+            base_offset, length = _OFFSET_AND_LENGTH.unpack_from(raw, here)
+            if (
+                expected <= base_offset < expected + _OFFSETS_AHEAD_MAX
+                and HEADER_SIZE <= length + 12 <= segment.size_bytes - start - here
+            ):
+                try:
+                    whole = segment.read(start + here, length + 12)
+                    check(Batch.parse(whole), stored=True)
+                except Refused:
+                    pass
+                else:
+                    return start + here
+            found = raw.find(MAGIC, found + 1)
+        start += window
+    return None
 
 
 def set_aside(
