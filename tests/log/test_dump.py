@@ -139,3 +139,18 @@ def test_dumping_changes_nothing(directory: Path) -> None:
     dump(directory, "--records")
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
     assert open_log(directory.parent).end_offset == 15
+
+
+@pytest.mark.parametrize("victim", [".index", ".log"])
+def test_dumping_changes_nothing_and_goes_on_beside_a_damaged_file(directory: Path, victim: str) -> None:
+    path = directory / LOG.replace(".log", victim)
+    harmed = bytearray(path.read_bytes())
+    harmed[8:12] = b"\xf7\xf7\xf7\xf7"
+    harmed[:4] = b"\xf7\xf7\xf7\xf7"
+    path.write_bytes(harmed)
+    before = {each.name: each.read_bytes() for each in directory.iterdir()}
+    for suffix in (".timeindex", ".txnindex", ".index", ".log"):
+        result = dump(directory / LOG.replace(".log", suffix))
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert result.exit_code == 1 or suffix != victim
+    assert {each.name: each.read_bytes() for each in directory.iterdir()} == before

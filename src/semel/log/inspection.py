@@ -17,7 +17,6 @@ from semel.log.checkpoints import DamagedCheckpoint
 from semel.log.coordinator_words import in_words
 from semel.log.files import Files
 from semel.log.indexes import (
-    DamagedIndex,
     decode_offset_entries,
     decode_time_entries,
     decode_transaction_entries,
@@ -59,7 +58,7 @@ def inspect(path: str, *, records: bool = False) -> Inspection:
                     _inspect_log(inspection, records)
                 else:
                     reader(inspection, Files().read(path))
-            except DamagedIndex as damage:
+            except Refused as damage:
                 inspection.problems.append(damage.why)
             except (DamagedSnapshot, DamagedCheckpoint, UnicodeError) as error:
                 inspection.problems.append(str(error))
@@ -67,6 +66,13 @@ def inspect(path: str, *, records: bool = False) -> Inspection:
                 inspection.problems.append(f"cannot be read: {error.strerror}")
             return inspection
     return Inspection(path, "unknown", problems=["the name is not one of a log's files"])
+
+
+class _ReadOnly(Files):
+    """Looking changes nothing, not even the mark that has a damaged index rebuilt."""
+
+    def write_into(self, path: str | os.PathLike[str], data: bytes | bytearray | memoryview, position: int) -> None:
+        return
 
 
 # Batches
@@ -77,7 +83,7 @@ def _segment_of(path: str) -> Segment | None:
     directory, name = os.path.split(path)
     stem = name.split(".")[0]
     log_path = os.path.join(directory, stem + LOG_SUFFIX)
-    files = Files()
+    files = _ReadOnly()
     if not stem.isdigit() or not files.exists(log_path):
         return None
     segment = Segment(files, directory or ".", int(stem), files.size(log_path), 0)
