@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,18 +12,22 @@ import pytest
 from semel import Admin, Broker, Consumer, Producer
 from semel.client.cluster import Cluster
 from semel.client.producer import AsyncProducer
+from semel.client.send_loop import SendLoop
 from semel.config import ConfigError
 from semel.errors import (
     AbortTransaction,
+    AuthorizationFailed,
     CommitFailed,
+    ErrorCode,
     KafkaError,
     Misuse,
     ProducerFenced,
     RecordTooLarge,
     RequestTimedOut,
     UnsupportedVersion,
+    error_for,
 )
-from semel.machines.contract import ProducerIdentity
+from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.machines.sender import Sender
 from semel.machines.transaction_manager import GroupMetadata
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
@@ -431,6 +436,68 @@ def test_whoever_waits_hears_of_an_error_nobody_foresaw(
             delivery.result(30)
         with pytest.raises(ZeroDivisionError):
             until(lambda: producer.send(name, "z"), what="never")
+
+
+def test_whoever_waits_hears_of_a_request_that_could_not_even_be_made(
+    session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+        producer.send(name, "x").result(30)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(SendLoop, "_message", broken)
+        with pytest.raises(KafkaError, match="ZeroDivisionError"):
+            producer.send(name, "y").result(30)
+        with pytest.raises(ZeroDivisionError):
+            producer.send(name, "z")
+
+
+def test_partitions_added_to_a_topic_are_used(bootstrap: str, name: str) -> None:
+    config = {"bootstrap.servers": bootstrap, "metadata.max.age.ms": 200, "batch.size": 1}
+    with Admin({"bootstrap.servers": bootstrap}) as admin, Producer({"bootstrap.servers": bootstrap}) as patient:
+        admin.create_topic(name, 1)
+        patient.send(name, "x").result(30)
+        with Producer(config) as producer:
+            producer.send(name, "x").result(30)
+            admin.create_partitions({name: 2})
+
+            def told_or_found() -> int:
+                try:
+                    return patient.send(name, "y", partition=1).result(30).partition
+                except Misuse:
+                    return 0  # another broker's metadata may be a moment behind
+
+            assert until(told_or_found, what="the partition that was asked for by its number") == 1
+            with pytest.raises(Misuse, match="partitions 0 to 1, not 2"):
+                patient.send(name, "z", partition=2)
+            until(lambda: producer.send(name, "z").result(30).partition == 1, what="a record in the new partition")
+
+
+def test_a_topic_that_may_not_be_written_does_not_fail_the_records_of_another(
+    session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh = Cluster.refresh_metadata
+
+    async def guarded(self: Cluster, topics: Iterable[str] | None, **options: Any) -> None:
+        if topics is not None and f"{name}-secret" in topics:
+            raise error_for(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not yours")
+        await refresh(self, topics, **options)
+
+    async def run() -> None:
+        async with AsyncProducer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+            topics = (name, f"{name}-secret")
+            for topic in topics:
+                await (await producer.send(topic, "x"))
+            monkeypatch.setattr(Cluster, "refresh_metadata", guarded)
+            producer._sender.stale_leaders.update(TopicPartition(topic, 0) for topic in topics)
+            good, bad = [await producer.send(topic, "y") for topic in topics]
+            assert (await good).offset == 1
+            with pytest.raises(AuthorizationFailed, match="not yours"):
+                await bad
+
+    asyncio.run(run())
 
 
 def test_brokers_that_cannot_be_reached_are_named_when_max_block_ms_has_passed(name: str) -> None:

@@ -250,6 +250,35 @@ def test_a_leader_that_moved_is_looked_up_before_the_retry() -> None:
     assert len(poll(sender, 5_000)) == 1
 
 
+def test_a_leader_that_nobody_needs_any_more_is_not_looked_for_for_ever() -> None:
+    sender = make(idempotent(), delivery_timeout_ms=1_000)
+    put(sender, b"x")
+    assert sender.poll(0, lambda partition: None)[0] == []
+    assert sender.stale_leaders == {P0}
+    sender.poll(1_000, lambda partition: None)
+    assert sender.stale_leaders == set(), "its last batch was given up: the topic may be gone for good"
+
+
+def test_what_did_not_fit_into_a_request_follows_at_once() -> None:
+    sender = make(idempotent(), max_in_flight=2)
+    sender.accumulator.max_request_bytes = 200
+    put(sender, b"x" * 80, P0)
+    put(sender, b"y" * 80, P1)
+    requests, wake_at = sender.poll(0, lambda partition: 1)
+    assert [len(request.batches) for request in requests] == [1]
+    assert wake_at == 0
+    assert len(poll(sender)) == 1
+
+
+def test_giving_up_on_a_topic_leaves_the_others_alone() -> None:
+    sender = make(idempotent())
+    other = TopicPartition("other", 0)
+    lost, kept = put(sender, b"x"), put(sender, b"y", other)
+    sender.give_up(RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, "gone"), sent_too=True, topic="ledger")
+    assert lost.done
+    assert not kept.done
+
+
 def test_without_idempotence_batches_carry_no_identity() -> None:
     sender = make(None, retries=1)
     batch = put(sender, b"plain")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -149,12 +150,12 @@ class BatchDelivery:
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait for all; one entry per batch, saying where its first record is. The first error is raised."""
-        event = threading.Event()
+        deadline = None if timeout is None else time.monotonic() + timeout
         for batch in self._batches:
             if not batch.done:
-                event.clear()
+                event = threading.Event()
                 self._deliveries.when_done(batch, event.set)
-                if not event.wait(timeout):
+                if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise RequestTimedOut(
                         ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {timeout} s; still trying"
                     )

@@ -347,11 +347,8 @@ class Fetcher:
                 check(batch, stored=True)
             fetched.records.extend([record for record in read_records(batch) if record.offset >= position])
         except Refused as refused:
-            why = refused.why or refused.code.meaning
-            raise Unreadable(
-                refused.code,
-                f"{fetched.partition} at {batch.base_offset}: {why}. To read on without it, seek to {batch.next_offset}",
-            ) from refused
+            why = f"{fetched.partition} at {batch.base_offset}: {refused.why or refused.code.meaning}"
+            raise Unreadable(refused.code, f"{why}. To read on without it, seek to {batch.next_offset}") from refused
         fetched.current = fetched.batches.popleft()
 
     def _done_with(self, fetched: Fetched) -> None:

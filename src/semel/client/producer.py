@@ -175,9 +175,7 @@ class AsyncProducer:
 
         deadline = self._loop.time() + self.config["max.block.ms"] / 1000
         self._check_open()
-        info = await self._cluster.topic(topic, timeout_ms=self.config["max.block.ms"])
-        if partition is not None and not 0 <= partition < len(info.partitions):
-            raise _no_such_partition(topic, partition, len(info.partitions))
+        info = await self._topic_with(topic, partition, self.config["max.block.ms"])
         with self._lock:
             keyless = self._route_of(info).routes.route(None, self._accumulator.batch_size_bytes)
         encoded = encode_by_partition(
@@ -229,12 +227,10 @@ class AsyncProducer:
     async def _wait_for_room(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait for what `send_now` was missing: metadata, or memory."""
         left = deadline - self._loop.time()
-        unknown = topic not in self._cluster.metadata.topics
-        info = await self._cluster.topic(topic, timeout_ms=max(1.0, left * 1000))
-        if partition is not None and not 0 <= partition < len(info.partitions):
-            raise _no_such_partition(topic, partition, len(info.partitions))
-        if unknown:
-            return
+        known = self._cluster.metadata.topics.get(topic)
+        if await self._topic_with(topic, partition, max(1.0, left * 1000)) is not known:
+            return  # there is news, and time has passed: see whether that was all
+        self._sending.wake()  # what lingers need not, when there is no room for more
         try:
             async with asyncio.timeout_at(deadline):
                 await self._sending.changed()
@@ -244,6 +240,17 @@ class AsyncProducer:
                 f"the buffer (buffer.memory={self.config['buffer.memory']}) stayed full for "
                 f"max.block.ms={self.config['max.block.ms']}: brokers do not keep up with what is sent",
             ) from None
+
+    async def _topic_with(self, topic: str, partition: int | None, timeout_ms: float) -> TopicInfo:
+        """What is known of a topic, asked for anew if it seems to lack this partition; a Misuse if it does lack it."""
+        info = await self._cluster.topic(topic, timeout_ms=timeout_ms)
+        if partition is None or 0 <= partition < len(info.partitions):
+            return info
+        self._cluster.forget_topic(topic)
+        info = await self._cluster.topic(topic, timeout_ms=timeout_ms)
+        if not 0 <= partition < len(info.partitions):
+            raise _no_such_partition(topic, partition, len(info.partitions))
+        return info
 
     # --- transactions ---------------------------------------------------------------------------------------------
 

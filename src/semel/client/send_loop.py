@@ -66,12 +66,16 @@ class SendLoop:
         self._coordinator_tries = 0
         self._refreshing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._topics_used: set[str] = set()
+        #: What nobody foresaw, and ended the producer.
+        self._failure: BaseException | None = None
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._wake_asked = False
         self._change: asyncio.Future[None] = self._loop.create_future()
         self._runner = self._loop.create_task(self._run())
         self._runner.add_done_callback(self._on_end)
+        self._start(self._keep_up_with_topics())
 
     def wake(self) -> None:
         """There is something new to do. On the loop only."""
@@ -88,15 +92,18 @@ class SendLoop:
         await asyncio.shield(self._change)
 
     def check_running(self) -> None:
-        """Raise what stopped the task, if anything did: nobody shall wait for it in vain."""
-        if self._runner.done() and not self._runner.cancelled():
-            self._runner.result()
+        """Raise what stopped the sending, if anything did: nobody shall wait for it in vain."""
+        if self._failure is not None:
+            raise self._failure
 
-    def _on_end(self, runner: asyncio.Task[None]) -> None:
-        """The task ended by an error nobody foresaw: whoever waits for a delivery hears of it."""
-        failure = None if runner.cancelled() else runner.exception()
-        if failure is None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A task ended, perhaps by an error nobody foresaw: then whoever waits for a delivery hears of it."""
+        self._tasks.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is None or self._failure is not None:
             return
+        self._failure = failure
+        self._runner.cancel()
         self._fail_all(error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer itself failed: {failure!r}"))
         self._note_change()
 
@@ -187,6 +194,7 @@ class SendLoop:
     def _message(self, request: Produce) -> ProduceRequest:
         topics: dict[str, list[Any]] = {}
         for batch in request.batches:
+            self._topics_used.add(batch.partition.topic)
             topics.setdefault(batch.partition.topic, []).append(
                 ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.data)
             )
@@ -238,17 +246,13 @@ class SendLoop:
             while self.sender.stale_leaders:
                 with self.lock:
                     doubtful = set(self.sender.stale_leaders)
-                try:
-                    await self.cluster.refresh_metadata(sorted({p.topic for p in doubtful}))
-                except Retriable:
-                    found: set[TopicPartition] = set()
-                except KafkaError as error:
-                    with self.lock:
-                        self.sender.give_up(error, sent_too=True)
-                        self.sender.stale_leaders -= doubtful
-                    return
-                else:
-                    found = {p for p in doubtful if self._leader(p) is not None}
+                refused = await self._refresh(sorted({p.topic for p in doubtful}))
+                found = {p for p in doubtful if self._leader(p) is not None or p.topic in refused}
+                with self.lock:
+                    for topic, error in refused.items():
+                        self.sender.give_up(error, sent_too=True, topic=topic)
+                        if self.manager is not None:
+                            self.manager.fail(error, renew=True)
                 with self.lock:
                     self.sender.stale_leaders -= found
                 self._wake.set()
@@ -259,10 +263,34 @@ class SendLoop:
             self._refreshing = False
             self._wake.set()
 
+    async def _refresh(self, topics: list[str]) -> dict[str, KafkaError]:
+        """Ask for news of these topics; the answer is which of them cannot be had, and why."""
+        try:
+            await self.cluster.refresh_metadata(topics)
+        except Retriable:
+            return {}
+        except KafkaError as error:
+            if len(topics) == 1:
+                return {topics[0]: error}
+            each = [await self._refresh([topic]) for topic in topics]
+            return {topic: why for refused in each for topic, why in refused.items()}
+        return {}
+
+    async def _keep_up_with_topics(self) -> None:
+        """Topics in use are looked at every metadata.max.age.ms: they may have more partitions by now.
+
+        Those not in use are left alone: asking for one that was deleted might make it again.
+        """
+        while True:
+            await asyncio.sleep(self.config["metadata.max.age.ms"] / 1000)
+            topics, self._topics_used = sorted(self._topics_used), set()
+            if topics:
+                await self._refresh(topics)
+
     def _start(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_end)
 
     def _note_change(self) -> None:
         if not self._change.done():

@@ -113,7 +113,9 @@ class Sender:
         by_node: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
         wake_at: int | None = None
-        for partition in self._active():
+        active = self._active()
+        self.stale_leaders.intersection_update(active)  # a topic that is gone for good is not looked for for ever
+        for partition in active:
             at = self._sendable_at_ms(partition)
             if at is None:
                 continue
@@ -128,6 +130,8 @@ class Sender:
                 continue
             size = self._size_of_next(partition)
             if by_node.get(node_id) and sizes[node_id] + size > self.accumulator.max_request_bytes:
+                if self._in_flight.get(node_id, 0) + 1 < self.max_in_flight:
+                    wake_at = now_ms  # it goes with the next request
                 continue
             batch = self._take(partition)
             by_node.setdefault(node_id, []).append(batch)
@@ -236,15 +240,15 @@ class Sender:
                 found.append(batch)
         return found
 
-    def give_up(self, error: KafkaError, *, sent_too: bool) -> None:
-        """Fail every batch that waits; with `sent_too` also those that were sent and are not on their way now."""
+    def give_up(self, error: KafkaError, *, sent_too: bool, topic: str | None = None) -> None:
+        """Fail every batch that waits, of one topic or of all; with `sent_too` also those that were sent."""
         for partition in self.accumulator.partitions():
-            while self.accumulator.waiting.get(partition):
+            while topic in (None, partition.topic) and self.accumulator.waiting.get(partition):
                 self._finish(self.accumulator.take(partition), Answer(error.code), error)
         if not sent_too:
             return
-        for lane in self._busy.values():
-            for batch in list(lane.unfinished):
+        for partition, lane in self._busy.items():
+            for batch in list(lane.unfinished) if topic in (None, partition.topic) else ():
                 self._drop(lane, batch, error)
 
     def _landed(self, request: Produce) -> None:
