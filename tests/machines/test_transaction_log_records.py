@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.machines.contract import TopicPartition
+from semel.machines.coordination import java_hash, partition_for
 from semel.machines.transaction_log_records import (
     VALUE_VERSION,
     by_topic,
-    java_hash,
     key_of,
     metadata_of,
-    partition_for,
     record_of,
     tombstone_of,
     transactional_id_of,

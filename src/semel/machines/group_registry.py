@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.classic_group import ClassicGroup
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
+from semel.machines.coordination import partition_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,6 @@ class TopicInfo(NamedTuple):
 TopicsView = Mapping[str, TopicInfo]
 
 Group = ClassicGroup | ConsumerGroup
-
-
-@lru_cache(maxsize=4096)
-def java_string_hash(text: str) -> int:
-    """`String.hashCode()`: over UTF-16 code units, in 32-bit signed arithmetic."""
-    code = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
-    return code - (1 << 32) if code & 0x80000000 else code
 
 
 class Timer(NamedTuple):
@@ -170,9 +160,7 @@ class GroupRegistry:
         return GroupTimeouts(settings.group_consumer_session_timeout_ms, settings.group_consumer_heartbeat_interval_ms)
 
     def partition_for(self, group_id: str) -> int:
-        """`abs(hash) % partitions`, with Kafka's answer for the one number that has no absolute value."""
-        code = java_string_hash(group_id)
-        return (0 if code == -(1 << 31) else abs(code)) % self._partitions
+        return partition_for(group_id, self._partitions)
 
     def require_served(self, group_id: str) -> None:
         partition = self.partition_for(group_id)

@@ -10,6 +10,7 @@ from uuid import UUID
 from semel.errors import ErrorCode
 from semel.machines.classic_group import ClassicGroup, State
 from semel.machines.consumer_group import ConsumerGroup
+from semel.machines.coordination import after_failed_append
 from semel.machines.group_registry import Group, TopicsView
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
@@ -21,17 +22,6 @@ _Reply = TypeVar("_Reply")
 #: What ConsumerGroupDescribe calls the protocol a member speaks.
 CLASSIC_MEMBER_TYPE, CONSUMER_MEMBER_TYPE = 0, 1
 
-#: What a failed append means to a client of the coordinator; any other code is passed on as it is.
-_APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
@@ -127,7 +117,7 @@ def listed(group: Group, request: ListGroupsRequest) -> ListGroupsResponse.Liste
 
 def failed(reply: _Reply, append_error: ErrorCode) -> _Reply:
     """The same answer with an error wherever it would have said that all is well."""
-    code = _APPEND_ERRORS.get(append_error, append_error)
+    code = after_failed_append(append_error)
     if append_error in _TOO_LARGE and isinstance(reply, OffsetCommitResponse | TxnOffsetCommitResponse):
         code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     changed = copy.deepcopy(reply)

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Decision, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
+from semel.machines.coordination import after_failed_append, partition_for
 from semel.machines.transaction_fencing import (
     expected_identity,
     is_repeated_end,
@@ -30,7 +31,7 @@ from semel.machines.transaction_fencing import (
     owner_of,
     writer_of,
 )
-from semel.machines.transaction_log_records import partition_for, record_of, tombstone_of, transactional_id_of
+from semel.machines.transaction_log_records import record_of, tombstone_of, transactional_id_of
 from semel.machines.transaction_metadata import (
     EPOCH_BUMPING,
     NO_TIMEOUT_MS,
@@ -77,18 +78,6 @@ GROUP_METADATA_TOPIC = "__consumer_offsets"
 RETRY_MS = 500
 #: What a record of a batch takes beside its key, at most, when it has no value.
 RECORD_OVERHEAD_BYTES = 32
-
-#: What a failed write means to the one who asked: find the coordinator again, or ask it again later.
-AFTER_FAILED_APPEND = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 
 #: From this version on a request's sender knows PRODUCER_FENCED; before, it is told INVALID_PRODUCER_EPOCH.
 FENCED_SINCE_INIT = 4
@@ -181,7 +170,7 @@ class TransactionCoordinator:
             if transactional_id in shard.ongoing or transactional_id in shard.completions:
                 # An abort by timeout or a completion may have been lost, and nobody else will ask for it again.
                 self._next_retry_ms = pending.decided_at_ms + RETRY_MS
-        return refused(decision.reply, AFTER_FAILED_APPEND.get(code, code), failed)
+        return refused(decision.reply, after_failed_append(code), failed)
 
     # Requests
 

@@ -41,27 +41,6 @@ _REMEMBERED_SETS = 1024
 _SMALL_SET = 16
 
 
-def java_hash(text: str) -> int:
-    """`String.hashCode` of Java, over UTF-16 code units, as a signed 32-bit number."""
-    value = 0
-    if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & 0xFFFFFFFF
-    else:
-        units = text.encode("utf-16-be", "surrogatepass")
-        for position in range(0, len(units), 2):
-            value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
-    return value - 0x100000000 if value & 0x80000000 else value
-
-
-@lru_cache(_REMEMBERED_IDS)
-def partition_for(key: str, partition_count: int) -> int:
-    """The partition of `__transaction_state` (or, for a group id, of `__consumer_offsets`) that Kafka chooses."""
-    value = java_hash(key)
-    # Java has no absolute value of its smallest integer; Kafka takes 0 for it.
-    return (0 if value == -0x80000000 else abs(value)) % partition_count
-
-
 @lru_cache(_REMEMBERED_IDS)
 def key_of(transactional_id: str) -> bytes:
     return encode_versioned(TransactionLogKey(transactional_id=transactional_id), KEY_VERSION)
