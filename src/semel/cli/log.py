@@ -10,10 +10,12 @@ from pathlib import Path
 import click
 
 from semel.cli.output import show
+from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN
 from semel.log.inspection import Inspection, inspect
+from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60
-_NOT_OF_A_LOG = {".lock", ".metadata", ".kafka_cleanshutdown", "meta.properties"}
+_NOT_OF_A_LOG = {".lock", ".metadata", CLEAN_SHUTDOWN, BOOT_ID, "meta.properties"}
 
 
 @click.group()
@@ -54,8 +56,10 @@ def _expanded(files: Sequence[Path]) -> list[Path]:
 
 
 def _beside_the_logs(name: str) -> bool:
-    """Files a broker keeps beside its logs, and those of segments on their way out: nothing to verify in either."""
-    return name in _NOT_OF_A_LOG or name.endswith((".deleted", ".cleaned", ".swap"))
+    """Files a broker keeps beside its logs, and those on their way out of one: nothing to verify in either."""
+    return (
+        name in _NOT_OF_A_LOG or name.startswith(CUT_PREFIX) or name.endswith((".deleted", ".cleaned", ".swap"))
+    )
 
 
 def _print(inspection: Inspection) -> None:

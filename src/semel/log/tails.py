@@ -16,6 +16,9 @@ from semel.log.segment import LOG_SUFFIX, Segment, file_stem
 from semel.records.batch import HEADER_SIZE, Batch, check
 from semel.records.layout import MAGIC
 
+#: How the name of a directory begins that holds what was taken out of a log.
+CUT_PREFIX = "cut-at-"
+
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _OFFSETS_AHEAD_MAX = 2**31
 _COPY_BYTES = 4 * 1024 * 1024
@@ -56,7 +59,7 @@ def set_aside(
     It may be killed at any point: it copies before anything is cut, and moves the last segment first, so that what is
     left to move still follows the same hole.
     """
-    place = f"{directory}/cut-at-{file_stem(end_offset)}"
+    place = f"{directory}/{CUT_PREFIX}{file_stem(end_offset)}"
     files.make_directory(place)
     if valid_bytes < torn.size_bytes:
         copy = f"{place}/{file_stem(torn.base_offset)}{LOG_SUFFIX}.from-byte-{valid_bytes}"
