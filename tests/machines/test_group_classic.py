@@ -447,6 +447,25 @@ def test_a_static_member_may_be_late_without_losing_its_place(host: Host) -> Non
     assert second in group_of(host).members
 
 
+@pytest.mark.timeout(10)
+def test_members_that_may_take_no_time_to_join_again_do_not_stop_the_clock(host: Host) -> None:
+    """Static members are not given up when nobody comes: the group waits once more, which must not be forever now."""
+    _, first = host.join(instance="a", rebalance_ms=0)
+    assert first is not None
+    assert host.sync(first.member_id, 1, {}, instance="a")[1] is not None
+    leaving, _ = host.join(instance="b")
+    host.join(first.member_id, instance="a", rebalance_ms=0)
+    second = host.answers[leaving].member_id
+    assert host.sync(first.member_id, 2, {}, instance="a")[1] is not None
+    assert host.sync(second, 2, instance="b")[1] is not None
+    host.leave((second, "b"))
+    host.pass_ms(5)
+    group = host.machine.groups[GROUP]
+    assert group.state.value == "PreparingRebalance"
+    host.pass_ms(10_000)
+    assert group.state.value == "Empty", "its session has ended"
+
+
 def test_an_administrator_removes_a_static_member_by_its_instance_id(host: Host) -> None:
     _, second = static_group(host)
     assert host.leave(("", "i1")).members[0].error_code == ErrorCode.NONE

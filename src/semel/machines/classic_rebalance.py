@@ -256,7 +256,8 @@ class ClassicRebalance:
         for member in [m for m in group.members.values() if m.join is None and m.group_instance_id is None]:
             group.remove(member.member_id)
         if group.members and not group.elect_leader():
-            self._wait_for_joins(group, now_ms + group.rebalance_timeout_ms)
+            # In a moment at the earliest, though a client may say that no time is enough for it.
+            self._wait_for_joins(group, now_ms + max(group.rebalance_timeout_ms, 1))
             return
         group.begin_generation(now_ms)
         if group.state is State.EMPTY:
