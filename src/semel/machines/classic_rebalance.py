@@ -34,6 +34,8 @@ from semel.wire.messages.groups import (
 
 #: How long a member may wait in its first join; it has no id to send heartbeats with yet.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
+#: How long a group waits at least when nobody has come back.
+SHORTEST_WAIT_MS = 100
 #: From this version a new member is given its id first and joins with it, so a lost answer leaves no ghost behind.
 MEMBER_ID_REQUIRED_SINCE = 4
 #: From this version a static leader can be told to keep the assignment there is.
@@ -256,8 +258,8 @@ class ClassicRebalance:
         for member in [m for m in group.members.values() if m.join is None and m.group_instance_id is None]:
             group.remove(member.member_id)
         if group.members and not group.elect_leader():
-            # In a moment at the earliest, though a client may say that no time is enough for it.
-            self._wait_for_joins(group, now_ms + max(group.rebalance_timeout_ms, 1))
+            # Not at once, though a client may say that no time is enough for it: nobody would ever come.
+            self._wait_for_joins(group, now_ms + max(group.rebalance_timeout_ms, SHORTEST_WAIT_MS))
             return
         group.begin_generation(now_ms)
         if group.state is State.EMPTY:
