@@ -6,16 +6,19 @@ import asyncio
 import re
 import threading
 import time
+from dataclasses import replace
 
 import confluent_kafka
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
 from semel.client.consumer import AsyncConsumer
+from semel.client.metadata import Metadata
 from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.contract import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
+from semel.wire.messages.metadata import MetadataResponse
 from tests.client.witness import Witness
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
@@ -90,6 +93,30 @@ def test_a_paused_partition_waits_and_loses_nothing(bootstrap: str, name: str) -
         assert consumer.paused() == {TopicPartition(name, 0)}
         consumer.resume([(name, 0)])
         assert take(consumer, 20) == [b"%d" % n for n in range(20)]
+
+
+def test_a_partition_without_a_leader_does_not_keep_the_others_from_being_read(
+    bootstrap: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bootstrap, name, 3, partitions=2)
+    update = Metadata.update
+
+    def without_the_second_leader(self: Metadata, response: MetadataResponse, at: float) -> None:
+        update(self, response, at)
+        info = self.topics.get(name)
+        if info is not None and not healed.is_set():
+            first, second = info.partitions
+            self.topics[name] = replace(info, partitions=(first, replace(second, leader=-1)))
+
+    healed = threading.Event()
+    monkeypatch.setattr(Metadata, "update", without_the_second_leader)
+    with reader(bootstrap) as consumer:
+        consumer.assign([(name, 0), (name, 1)])
+        take(consumer, 3)
+        assert consumer.position((name, 0)) == 3
+        healed.set()
+        take(consumer, 3)
+        assert consumer.position((name, 1)) == 3
 
 
 def test_without_an_offset_and_without_a_policy_the_setting_is_named(bootstrap: str, name: str) -> None:

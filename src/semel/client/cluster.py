@@ -346,13 +346,6 @@ class Cluster:
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader at the moment")
         return info.leader
 
-    async def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:
-        """These (topic, partition) pairs, grouped by the node that leads them."""
-        grouped: dict[int, list[tuple[str, int]]] = {}
-        for topic, partition in partitions:
-            grouped.setdefault(await self.leader(topic, partition), []).append((topic, partition))
-        return grouped
-
     def forget_topic(self, topic: str) -> None:
         """Ask for this topic's metadata before it is used again."""
         self.metadata.fetched_at.pop(topic, None)

@@ -22,13 +22,14 @@ from semel.client.offset_requests import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetAndTimestamp,
+    ask_leaders,
     commit_offsets,
     fetch_committed,
     list_offsets,
 )
 from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partition, as_partitions
 from semel.config import CONSUMER, ConfigError, Values
-from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, Retriable, error_for
+from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, RequestTimedOut, Retriable, error_for
 from semel.machines.contract import TopicPartition
 from semel.machines.fetch_positions import EARLIEST, LATEST, FetchPositions, Stage
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
@@ -68,6 +69,8 @@ class AsyncConsumer:
         self._loop = asyncio.get_running_loop()
         self._next_auto_commit = self._loop.time() + values["auto.commit.interval.ms"] / 1000
         self._next_topic_check = self._loop.time() + values["metadata.max.age.ms"] / 1000
+        #: How often in a row a leader could not say where its partition begins or ends.
+        self._fruitless = 0
         self._polling = False
         self._closed = False
 
@@ -257,7 +260,6 @@ class AsyncConsumer:
             self._locating.add_done_callback(lambda _: self._fetcher.arrived.set())
 
     async def _find_positions(self) -> None:
-        timeout_ms = self.config["default.api.timeout.ms"]
         wanted = self._positions.needing_committed()
         if wanted:
             asked_in = {partition: self._positions[partition].generation for partition in wanted}
@@ -267,25 +269,35 @@ class AsyncConsumer:
                 offset, epoch = (None, -1) if given is None else (given.offset, given.leader_epoch)
                 self._positions.on_committed(partition, offset, epoch, asked_in=asked_in[partition])
         resets = self._positions.needing_reset()
-        if resets:
-            offsets = await list_offsets(self._cluster, resets, isolation_level=self._isolation, timeout_ms=timeout_ms)
-            for partition, timestamp in resets.items():
-                answer = offsets[partition]
-                if answer.offset < 0:  # no record is that young: go on at the end
-                    ends = await self.end_offsets([partition])
-                    self._positions.on_offset(partition, timestamp, ends[partition])
-                else:
-                    self._positions.on_offset(partition, timestamp, answer.offset, answer.leader_epoch)
+        if not resets:
+            return
+        found_at, missing = await ask_leaders(
+            self._cluster, resets, self._isolation, self.config["default.api.timeout.ms"]
+        )
+        for partition, answer in found_at.items():
+            offset, epoch = answer.offset, answer.leader_epoch
+            if offset < 0:  # no record is that young: go on at the end
+                offset, epoch = (await self.end_offsets([partition]))[partition], -1
+            self._positions.on_offset(partition, resets[partition], offset, epoch)
+        if missing is not None:
+            self._fetcher.arrived.set()  # what was found can be read already
+            self._fruitless += 1
+            await asyncio.sleep(self._cluster.backoff(self._fruitless))
+        else:
+            self._fruitless = 0
 
     # --- positions ------------------------------------------------------------------------------------------------
 
     async def position(self, partition: PartitionLike) -> int:
         """The offset of the next record to be read."""
         wanted = as_partition(partition)
-        entry = self._positions[wanted]
-        if entry.stage is not Stage.FETCHING:
+        timeout_ms = self.config["default.api.timeout.ms"]
+        deadline = self._loop.time() + timeout_ms / 1000
+        while (entry := self._positions[wanted]).stage is not Stage.FETCHING:
+            if self._loop.time() >= deadline:
+                why = f"the position of {wanted} was not found within default.api.timeout.ms={timeout_ms}"
+                raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why)
             await self._find_positions()
-            entry = self._positions[wanted]
         return entry.position
 
     def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from semel.client.answers import check, failure
 from semel.client.cluster import Cluster, Coordinator
 from semel.client.offsets import by_topic
-from semel.errors import ErrorCode, KafkaError, RequestTimedOut, Retriable
+from semel.errors import ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 from semel.wire.messages.fetch import ListOffsetsRequest
@@ -47,7 +47,8 @@ async def list_offsets(
         missing = {partition: timestamp for partition, timestamp in wanted.items() if partition not in found}
         if not missing:
             return found
-        last = await _ask_leaders(cluster, missing, isolation_level, found, max(1.0, (deadline - loop.time()) * 1000))
+        answers, last = await ask_leaders(cluster, missing, isolation_level, (deadline - loop.time()) * 1000)
+        found |= answers
         if last is None:
             continue
         if loop.time() >= deadline:
@@ -57,34 +58,27 @@ async def list_offsets(
         await asyncio.sleep(min(cluster.backoff(tries), max(0.0, deadline - loop.time())))
 
 
-async def _ask_leaders(
-    cluster: Cluster,
-    wanted: Mapping[TopicPartition, int],
-    isolation_level: int,
-    found: dict[TopicPartition, OffsetAndTimestamp],
-    timeout_ms: float,
-) -> KafkaError | None:
-    """Ask every leader once, keep what is found; the answer is a retriable error if there was one."""
-    try:
-        nodes = await cluster.leaders((p.topic, p.partition) for p in wanted)
-    except Retriable as error:
-        return error
+async def ask_leaders(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation_level: int, timeout_ms: float
+) -> tuple[dict[TopicPartition, OffsetAndTimestamp], KafkaError | None]:
+    """Ask every leader once: what was found, and the retriable error that kept the rest from being found."""
+    nodes, last = await _by_leader(cluster, wanted)
     answers = await asyncio.gather(
         *(
             cluster.request(
                 node_id,
-                _list_request([TopicPartition(*pair) for pair in pairs], wanted, isolation_level),
-                timeout_ms=min(timeout_ms, cluster.config["request.timeout.ms"]),
+                _list_request(partitions, wanted, isolation_level),
+                timeout_ms=min(max(1.0, timeout_ms), cluster.config["request.timeout.ms"]),
             )
-            for node_id, pairs in nodes.items()
+            for node_id, partitions in nodes.items()
         ),
         return_exceptions=True,
     )
-    last: KafkaError | None = None
-    for answer in answers:
+    found: dict[TopicPartition, OffsetAndTimestamp] = {}
+    for partitions, answer in zip(nodes.values(), answers, strict=True):
         if isinstance(answer, Retriable):
             last = answer
-            for partition in wanted:
+            for partition in partitions:
                 cluster.forget_topic(partition.topic)
             continue
         if isinstance(answer, BaseException):
@@ -100,7 +94,31 @@ async def _ask_leaders(
                     cluster.forget_topic(topic.name)
                 else:
                     raise refused
-    return last
+    return found, last
+
+
+async def _by_leader(
+    cluster: Cluster, wanted: Iterable[TopicPartition]
+) -> tuple[dict[int, list[TopicPartition]], KafkaError | None]:
+    """These partitions by the node that leads them; one without a leader is left out, and does not hold up the rest."""
+    metadata = cluster.metadata
+    last: KafkaError | None = None
+    doubtful = {p.topic for p in wanted if p.topic not in metadata.fetched_at or metadata.leader(*p) is None}
+    if doubtful:
+        try:
+            await cluster.refresh_metadata(doubtful)
+        except Retriable as error:
+            last = error
+    nodes: dict[int, list[TopicPartition]] = {}
+    for partition in wanted:
+        leader = metadata.leader(*partition)
+        if leader is not None:
+            nodes.setdefault(leader, []).append(partition)
+        elif partition.topic not in metadata.topics:
+            last = last or error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{partition.topic}'")
+        else:
+            last = last or error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} is not there, or has no leader")
+    return nodes, last
 
 
 def _list_request(
