@@ -421,6 +421,22 @@ def test_a_callback_that_fails_does_not_stop_the_sending(session_broker: Broker,
         assert producer.send(name, "y").result(30).offset == 1
 
 
+def test_somebody_who_waited_on_a_loop_that_is_gone_does_not_stop_the_sending(
+    session_broker: Broker, name: str
+) -> None:
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers, "linger.ms": 300}) as producer:
+        producer.send(name, "x").result(30)
+        delivery = producer.send(name, "y")
+
+        async def impatient() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(delivery, 0.01)
+
+        asyncio.run(impatient())
+        assert delivery.result(30).offset == 1
+        assert producer.send(name, "z").result(30).offset == 2
+
+
 def test_whoever_waits_hears_of_an_error_nobody_foresaw(
     session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

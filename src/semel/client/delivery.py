@@ -50,13 +50,19 @@ class Deliveries:
         callback()
 
     def announce(self, batches: list[ProducerBatch]) -> None:
-        """These batches are done: call everybody who waits. Not to be called with the lock held."""
+        """These batches are done: call everybody who waits. Not to be called with the lock held.
+
+        Whoever cannot be told, because the loop they waited on is gone, does not keep the others from being told.
+        """
         if not self._waiters:
             return
         with self.lock:
             callbacks = [callback for batch in batches for callback in self._waiters.pop(batch, ())]
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:
+                _log.warning("somebody who waited for a delivery could not be told", exc_info=True)
 
     async def wait_async(self, batch: ProducerBatch) -> None:
         if batch.done:
