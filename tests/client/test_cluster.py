@@ -69,6 +69,29 @@ def test_silence_ends_at_the_deadline_and_says_what_was_asked(session_broker: Br
         assert cluster.request(to, request, timeout_ms=5_000).error_code == 0, "on a new connection"
 
 
+def test_a_connection_that_opens_while_the_client_closes_is_closed_too(session_broker: Broker) -> None:
+    async def run() -> None:
+        opened: list[Connection] = []
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(host: str, port: int) -> Connection:
+            asked.set()
+            await go_on.wait()
+            opened.append(await Connection.open(host, port))
+            return opened[0]
+
+        cluster = Cluster({"bootstrap.servers": session_broker.bootstrap_servers}, connect=slowly)
+        request = asyncio.create_task(cluster.request(None, FindCoordinatorRequest(key="x", coordinator_keys=["x"])))
+        await asked.wait()
+        await cluster.close()
+        go_on.set()
+        with pytest.raises(Disconnected, match="the client is closed"):
+            await request
+        assert opened[0].closed
+
+    asyncio.run(run())
+
+
 def test_an_idle_connection_is_replaced_before_it_is_used(session_broker: Broker) -> None:
     config = {"bootstrap.servers": session_broker.bootstrap_servers, "connections.max.idle.ms": 0}
     with FaultProxy(config["bootstrap.servers"]) as proxy:  # type: ignore[arg-type]

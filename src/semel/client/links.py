@@ -119,12 +119,12 @@ class Links:
         async with link.opening:
             if link.connection is not None and not link.connection.closed:
                 return link.connection
-            if self.closed:
-                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+            self._check_open()
             loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, link.not_before - loop.time()))
             try:
                 link.connection = await self._greet(node_id)
+                self._check_open(link.connection)
             except Disconnected as failure:
                 self.failure = failure
                 link.failures += 1
@@ -134,6 +134,13 @@ class Links:
             link.failures = 0
             self.failure = None
             return link.connection
+
+    def _check_open(self, connection: Connection | None = None) -> None:
+        """Nothing is opened once the client is closed, and what was being opened meanwhile is closed again."""
+        if self.closed:
+            if connection is not None:
+                connection.close()
+            raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
 
     async def _greet(self, node_id: int) -> Connection:
         """Connect and learn what the broker serves."""
