@@ -33,7 +33,7 @@ from semel.machines.consumer_sessions import ConsumerSessions
 from semel.machines.group_migration import downgraded, upgraded
 from semel.machines.group_records import group_tombstone
 from semel.machines.group_registry import GroupRegistry, Outcome, Timer, TopicsView
-from semel.machines.topic_pattern import TopicPattern
+from semel.machines.name_pattern import NamePattern
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -296,7 +296,7 @@ class ConsumerRebalance:
         topics = self._topics
         if member.subscribed_topic_regex and member.subscribed_topic_regex not in draft.regexes:
             # Before anything is written: an expression that cannot be read is refused.
-            TopicPattern(member.subscribed_topic_regex)
+            NamePattern(member.subscribed_topic_regex)
         looked_again = group.checked_topics is not topics
         regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out)
         regex_changed |= member.subscribed_topic_regex != before.subscribed_topic_regex
@@ -320,7 +320,7 @@ class ConsumerRebalance:
             known = draft.regexes.get(expression)
             if known is not None and not again:
                 continue
-            pattern = TopicPattern(expression)
+            pattern = NamePattern(expression)
             found = frozenset(name for name in self._topics if pattern.matches(name))
             if known is None or known.topics != found:
                 version = 1 if known is None else known.version + 1

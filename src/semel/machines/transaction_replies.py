@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from semel.errors import ErrorCode
 from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.name_pattern import NamePattern
 from semel.machines.transaction_log_records import by_topic
 from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
-from semel.machines.transaction_patterns import IdPattern
 from semel.machines.transaction_states import STATES_BY_TITLE
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnResponse,
@@ -109,7 +109,7 @@ def listed(
         unknown_state_filters=[title for title in request.state_filters if title not in STATES_BY_TITLE]
     )
     producer_ids = set(request.producer_id_filters)
-    pattern = IdPattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    pattern = NamePattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
     for metadata in entries:
         if producer_ids and metadata.producer_id not in producer_ids:
             continue

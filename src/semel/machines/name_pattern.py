@@ -1,8 +1,8 @@
-"""Regular expressions over topic names, matched in linear time.
+"""Regular expressions over names of topics and transactional ids, matched in linear time.
 
-A subscription by regular expression comes from any client, so it must not be able to hang the broker: there is no
-backtracking here. Python's parser reads the expression, a set of positions walks it in step with the name. What RE2
-leaves out for the same reason (backreferences, look-around) is refused, as Kafka refuses it.
+Such an expression comes from any client, so it must not be able to hang the broker: there is no backtracking here.
+Python's parser reads the expression, a set of positions walks it in step with the name. What RE2 leaves out for the
+same reason (backreferences, look-around) is refused, as Kafka refuses it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from semel.errors import ErrorCode, Refused
 #: RE2's own bound on a counted repetition.
 _MOST_REPEATS = 1000
 #: The most steps an expression may have once its repetitions are written out.
-_MOST_STEPS = 10_000
+_MOST_STEPS = 2_500
+#: How many positions are kept, in all sets of them that were reached so far.
+_MOST_REMEMBERED = 500_000
 
 #: A step is what it needs to see and where it leads; without a need it leads on at once.
 _Step = tuple[Any, tuple[int, ...]]
+_Positions = frozenset[int]
 
 
-class TopicPattern:
+class NamePattern:
     """A compiled expression; `matches` asks for the whole name, as Kafka does."""
 
-    __slots__ = ("_start", "_steps")
+    __slots__ = ("_following", "_reached", "_remembered", "_start", "_steps", "_takers")
 
     def __init__(self, expression: str) -> None:
         try:
@@ -37,23 +40,39 @@ class TopicPattern:
         self._steps: list[_Step] = []
         ignore_case = bool(tree.state.flags & re.IGNORECASE)
         self._start = self._sequence(list(tree), self._add(None, ()), ignore_case)
+        #: What was worked out for one name is kept for the next: names are alike, and there may be very many.
+        self._takers: dict[str, frozenset[int]] = {}
+        self._following: dict[tuple[_Positions, str, bool], _Positions] = {}
+        self._reached: dict[_Positions, _Positions] = {}
+        self._remembered = 0
 
     def matches(self, name: str) -> bool:
         positions = self._closure({self._start}, at_start=True, at_end=not name)
+        last = len(name) - 1
         for index, character in enumerate(name):
-            following = {
-                target
-                for position in positions
-                for need, targets in (self._steps[position],)
-                if callable(need) and need(character)
-                for target in targets
-            }
-            positions = self._closure(following, at_start=False, at_end=index == len(name) - 1)
+            key = (positions, character, index == last)
+            following = self._following.get(key)
+            if following is None:
+                following = self._step(*key)
+                if following not in self._reached:
+                    self._remembered += len(following)
+                if self._remembered < _MOST_REMEMBERED:
+                    self._following[key] = following = self._reached.setdefault(following, following)
+            positions = following
             if not positions:
                 return False
         return 0 in positions
 
-    def _closure(self, positions: set[int], *, at_start: bool, at_end: bool) -> set[int]:
+    def _step(self, positions: _Positions, character: str, at_end: bool) -> _Positions:
+        takers = self._takers.get(character)
+        if takers is None:
+            takers = self._takers[character] = frozenset(
+                position for position, (need, _) in enumerate(self._steps) if callable(need) and need(character)
+            )
+        taken = {target for position in positions & takers for target in self._steps[position][1]}
+        return self._closure(taken, at_start=False, at_end=at_end)
+
+    def _closure(self, positions: set[int], *, at_start: bool, at_end: bool) -> _Positions:
         """The positions, and everything they lead to without another character."""
         seen: set[int] = set()
         waiting = list(positions)
@@ -65,7 +84,7 @@ class TopicPattern:
             need, targets = self._steps[position]
             if need is None or (need == "start" and at_start) or (need == "end" and at_end):
                 waiting.extend(targets)
-        return seen
+        return frozenset(seen)
 
     # Building, back to front: every method is told what follows and returns where its part begins.
 
