@@ -80,6 +80,8 @@ class Dispatcher:
         if broker.fatal_error is not None:
             connection.refuse("the broker stopped for a broken invariant")
             return None
+        if broker.due:
+            broker.do_what_is_due()
         try:
             header, body_offset = parse_request(frame)
             key, version, correlation_id, client_id = header

@@ -12,6 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.partitions import CONSUMER_OFFSETS
@@ -83,7 +84,11 @@ class MarkerSender:
                         continue
             done.append(target)
         if done and self._broker.flusher is None:
-            self._report(markers, done)
+            if self._is_watched(done):
+                # Those who wait for what the markers made visible are served before the transaction is written off.
+                self._broker.before_the_next_request(partial(self._report, markers, done))
+            else:
+                self._report(markers, done)
         elif done:
             self._broker.spawn(self._report_after_flush(markers, done))
         if left:
@@ -93,6 +98,14 @@ class MarkerSender:
         """Whether the producer has a transaction in this partition that still waits for its end."""
         entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
         return entry is not None and entry.has_open_transaction
+
+    def _is_watched(self, done: list[TopicPartition]) -> bool:
+        topics = self._broker.topics.topics
+        for name, index in done:
+            topic = topics.get(name)
+            if topic is not None and index < len(topic.partitions) and topic.partitions[index].watchers:
+                return True
+        return False
 
     def _report(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
         self._host.settle(self._host.machine.markers_written(markers, self._broker.now_ms(), done))

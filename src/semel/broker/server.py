@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,8 @@ class BrokerServer:
         self.group_settings: GroupSettingsStore
         self._metadata_store: LocalMetadataStore
         self.quota_store: QuotaStore
+        #: What answered requests still have to do.
+        self.due: deque[Callable[[], None]] = deque()
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
         #: Makes partitions durable, off the loop.
@@ -238,6 +240,8 @@ class BrokerServer:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.fatal_error is None:
+            self.do_what_is_due()
         for name in ("transactions", "groups"):
             if name in self.__dict__:
                 getattr(self, name).stop()
@@ -275,6 +279,25 @@ class BrokerServer:
                 self.spawn_stop()
         else:
             logger.error("unexpected failure", exc_info=error)
+
+    def before_the_next_request(self, step: Callable[[], None]) -> None:
+        """Do this once the request at hand is answered and those are served who waited for what it changed, but before
+        any new request is looked at: nobody who heard the answer can find it undone."""
+        if not self.due:
+            self.loop.call_soon(self._do_first_due)
+        self.due.append(step)
+
+    def _do_first_due(self) -> None:
+        if self.due:
+            step = self.due.popleft()
+            if self.due:
+                self.loop.call_soon(self._do_first_due)
+            step()
+
+    def do_what_is_due(self) -> None:
+        """Everything, now: a request came first."""
+        while self.due:
+            self.due.popleft()()
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What a timer or a delayed step raised counts like what a request raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinator_host import CoordinatorHost
@@ -64,9 +65,8 @@ class TransactionHost(CoordinatorHost):
         invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
         assert isinstance(effect, SendMarkers)
         if self.broker.flusher is None:
-            # The outcome is in the log, so it is answered first. What is called soon comes before anything that the
-            # sockets bring next: nobody who heard the answer can find the transaction still open.
-            self.broker.loop.call_soon(self._markers.send, effect)
+            # The outcome is in the log, so it is answered first.
+            self.broker.before_the_next_request(partial(self._markers.send, effect))
         else:
             self._markers.send(effect)
 
