@@ -228,3 +228,14 @@ def test_a_topic_that_may_keep_no_bytes_keeps_none(tmp_path: Path) -> None:
     assert log.retain(NOW) == 5
     assert (log.log_start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
     assert log.retain(NOW) == 0
+
+
+def test_a_log_cut_before_its_deleted_start_begins_and_ends_there(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    log.delete_records_before(4)
+    log.truncate_to(2, NOW)
+    assert (log.log_start_offset, log.end_offset, log.high_watermark) == (2, 2, 2)
+    assert log.append(batch(), NOW).base_offset == 2
+    log.close(NOW)
+    again = open_log(tmp_path)
+    assert (again.log_start_offset, again.end_offset) == (2, 3)

@@ -109,3 +109,15 @@ def test_an_index_that_went_bad_is_told_and_the_next_start_rebuilds_it(tmp_path:
     log = open_log(tmp_path, index_interval_bytes=100)
     assert read_all(log, 1) == expected
     assert path.read_bytes() == whole
+
+
+def test_a_search_by_time_does_not_answer_with_what_lies_behind_a_bad_batch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for number in range(4):
+        log.append(batch(timestamp_ms=NOW + number), NOW)
+    log.roll(NOW)
+    log.append(batch(timestamp_ms=NOW + 9), NOW)
+    harm(tmp_path / "t-0" / f"{FIRST}.log", stored(log)[0].size_bytes + LENGTH_AT.start, b"\xff\xff")
+    assert log.offset_for_timestamp(NOW) == (NOW, 0, 0)
+    with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+        log.offset_for_timestamp(NOW + 2)

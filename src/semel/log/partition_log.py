@@ -157,7 +157,7 @@ class PartitionLog(Reading, TimestampSearch):
         log = cls(path, topic, partition, files, config, loaded)
         log.producer_id_expiration_ms = producer_id_expiration_ms
         log.is_created = fresh
-        log.log_start_offset = min(max(log.log_start_offset, log_start_offset), log.end_offset)
+        log.log_start_offset = max(log.log_start_offset, log_start_offset)
         if loaded.leader_epochs_changed:
             log.write_leader_epochs()
         log._settle_topic_id(topic_id, fresh)

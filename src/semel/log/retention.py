@@ -25,15 +25,14 @@ def delete_records_before(log: PartitionLog, offset: int) -> int:
             ErrorCode.OFFSET_OUT_OF_RANGE, f"cannot delete up to {offset}: the high watermark is {log.high_watermark}"
         )
     if target > log.log_start_offset:
-        checkpoints.set_offset(
-            log.files,
-            os.path.dirname(log.directory),
-            checkpoints.LOG_START_OFFSETS,
-            (log.topic, log.partition),
-            target,
-        )
+        _write_down_start(log, target)
         log.log_start_offset = target
     return log.log_start_offset
+
+
+def _write_down_start(log: PartitionLog, offset: int) -> None:
+    name = (log.topic, log.partition)
+    checkpoints.set_offset(log.files, os.path.dirname(log.directory), checkpoints.LOG_START_OFFSETS, name, offset)
 
 
 def retain(log: PartitionLog, now_ms: int) -> int:
@@ -135,6 +134,9 @@ def truncate_to(log: PartitionLog, offset: int, now_ms: int) -> None:
         segment.cut_unfinished()
     segment.close()
     log.leader_epochs.truncate_from_end(offset)
+    start_offset = min(log.log_start_offset, offset)
+    if start_offset < log.log_start_offset:
+        _write_down_start(log, start_offset)
     compacted_to = checkpoints.read_offsets(log.files, os.path.dirname(log.directory), checkpoints.CLEANER_OFFSETS)
     loaded = recovery.load(
         log.files,
@@ -148,11 +150,11 @@ def truncate_to(log: PartitionLog, offset: int, now_ms: int) -> None:
             recovery_point=min(log.recovery_point, segment.base_offset),
             contiguous_from=compacted_to.get((log.topic, log.partition), 0),
             compacted="compact" in log.config["cleanup.policy"],
-            log_start_offset=log.log_start_offset,
+            log_start_offset=start_offset,
         ),
     )
     log.adopt(loaded)
     log.high_watermark = min(log.high_watermark, log.end_offset)
     log.producers.replicated_to(log.high_watermark)
-    log.log_start_offset = min(log.log_start_offset, log.end_offset)
+    log.log_start_offset = start_offset
     log.write_leader_epochs()

@@ -327,15 +327,20 @@ class Segment:
                 return
             position += here
 
-    def checked_batches(self) -> Iterator[Batch]:
-        """Every batch to the very end, each with its CRC checked; `Refused` where there is something else."""
-        end = 0
-        for position, batch in self.batches_with_positions():
-            check(batch, stored=True)
+    def batches_to_the_end(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[Batch]:
+        """Every batch from `position` on, up to the very end: `Refused` where there is something else."""
+        end = position
+        for here, batch in self.batches_with_positions(position, chunk_bytes):
             yield batch
-            end = position + batch.size_bytes
+            end = here + batch.size_bytes
         if end < self.size_bytes:
             raise self._no_batch_at(end)
+
+    def checked_batches(self) -> Iterator[Batch]:
+        """The same from the beginning, each with its CRC checked."""
+        for batch in self.batches_to_the_end():
+            check(batch, stored=True)
+            yield batch
 
     def paths(self) -> list[str]:
         return [self.stem + suffix for suffix in SEGMENT_SUFFIXES]

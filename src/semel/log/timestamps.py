@@ -43,7 +43,7 @@ class TimestampSearch:
                 continue
             segment.load_indexes()
             skip_to = segment.time_index.offset_before(timestamp_ms)
-            for batch in segment.batches(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
+            for batch in segment.batches_to_the_end(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
                 if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
                     found = self._first_as_late(batch, timestamp_ms)
                     if found is not None:
@@ -69,7 +69,7 @@ class TimestampSearch:
         self.uses(segment)
         segment.load_indexes()
         # An index entry may lie just before the batch it is followed by, so look from the entry before it.
-        for batch in segment.batches(segment.offset_index.position_before(last_offset - 1), _LOOK_BYTES):
+        for batch in segment.batches_to_the_end(segment.offset_index.position_before(last_offset - 1), _LOOK_BYTES):
             if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
                 return self._first_as_late(batch, timestamp_ms)
         return None
@@ -78,7 +78,8 @@ class TimestampSearch:
         """(timestamp, last offset of its batch), where the largest of the segment was deleted; (-1, -1) for none."""
         segment.load_indexes()
         largest = -1, -1
-        for batch in segment.batches(segment.offset_index.position_before(self.log_start_offset), _LOOK_BYTES):
+        start = segment.offset_index.position_before(self.log_start_offset)
+        for batch in segment.batches_to_the_end(start, _LOOK_BYTES):
             if batch.last_offset < self.log_start_offset or batch.max_timestamp <= largest[0]:
                 continue
             timestamp_ms = batch.max_timestamp
