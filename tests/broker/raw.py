@@ -37,12 +37,22 @@ class Raw:
         self.socket.close()
 
     def send(self, message: Any, version: int | None = None) -> tuple[ApiKey, int, int]:
+        frame, sent = self._frame(message, version)
+        self.socket.sendall(frame)
+        return sent
+
+    def send_together(self, *requests: tuple[Any, int]) -> list[tuple[ApiKey, int, int]]:
+        """Send several requests at once, so that the broker reads them at once."""
+        framed = [self._frame(message, version) for message, version in requests]
+        self.socket.sendall(b"".join(frame for frame, _ in framed))
+        return [sent for _, sent in framed]
+
+    def _frame(self, message: Any, version: int | None) -> tuple[bytes, tuple[ApiKey, int, int]]:
         key = _KEYS[type(message).__name__.removesuffix("Request")]
         version = APIS[key].max_version if version is None else version
         self._correlation_id += 1
         frame = request_frame(key, version, self._correlation_id, self.client_id, message)
-        self.socket.sendall(b"".join(frame))
-        return key, version, self._correlation_id
+        return b"".join(frame), (key, version, self._correlation_id)
 
     def receive(self, sent: tuple[ApiKey, int, int]) -> Any:
         correlation_id, response = parse_response(sent[0], sent[1], self.receive_frame())

@@ -298,6 +298,30 @@ def test_a_waiting_reader_of_committed_records_is_woken_by_the_marker(raw: Raw, 
     assert [stored.is_control for stored in split(data.records)] == [False, True]
 
 
+def test_a_request_right_behind_the_commit_finds_the_transaction_complete(raw: Raw, topic: str) -> None:
+    """The commit is answered before its markers are written, and still nobody can come between the two."""
+    producer = Transactional(raw, "pipelined")
+    assert producer.write(topic, b"one") == ErrorCode.NONE
+    end = EndTxnRequest(
+        transactional_id=producer.id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        committed=True,
+    )
+    row = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)
+    stable = ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=1,
+        topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[row])],
+    )
+    ended, described, listed = raw.send_together(
+        (end, 5), (DescribeTransactionsRequest(transactional_ids=[producer.id]), 0), (stable, 9)
+    )
+    assert raw.receive(ended).error_code == ErrorCode.NONE
+    assert raw.receive(described).transaction_states[0].transaction_state == "CompleteCommit"
+    assert raw.receive(listed).topics[0].partitions[0].offset == 2
+
+
 def test_offsets_in_a_transaction_count_when_it_commits_and_not_before(raw: Raw, topic: str) -> None:
     raw.create(topic)
     producer = Transactional(raw, topic)
