@@ -300,6 +300,7 @@ def test_a_waiting_reader_of_committed_records_is_woken_by_the_marker(raw: Raw, 
 
 def test_a_request_right_behind_the_commit_finds_the_transaction_complete(raw: Raw, topic: str) -> None:
     """The commit is answered before its markers are written, and still nobody can come between the two."""
+    raw.create(topic)
     producer = Transactional(raw, "pipelined")
     assert producer.write(topic, b"one") == ErrorCode.NONE
     end = EndTxnRequest(
