@@ -152,6 +152,13 @@ def test_a_static_member_in_use_keeps_its_instance_id(host: Host) -> None:
     assert code(host.consumer_heartbeat("b", 2, instance="j")) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_static_member_that_did_not_hear_of_its_join_may_join_again(host: Host) -> None:
+    first = host.consumer_heartbeat("a", 0, instance="i")
+    again = host.consumer_heartbeat("a", 0, instance="i")
+    assert code(again) == ErrorCode.NONE
+    assert (again.member_epoch, given(again)) == (first.member_epoch, given(first))
+
+
 def test_a_static_member_that_means_to_return_finds_its_partitions(host: Host) -> None:
     host.consumer_heartbeat("a", 0, instance="i")
     host.consumer_heartbeat("b", 0, instance="j")
