@@ -344,6 +344,32 @@ def test_offsets_whose_answer_never_came_do_not_count_with_the_next_transaction(
         assert admin.list_group_offsets(group, [(name, 0)], require_stable=True) == {}
 
 
+def test_a_commit_that_takes_too_long_says_so_and_is_waited_for_again(session_broker: Broker, name: str) -> None:
+    """And is not answered by an abort, which could not be done any more."""
+    with FaultProxy(session_broker.bootstrap_servers, nth_only(1, ApiKey.END_TXN, Mute())) as proxy:
+        config = {"max.block.ms": 500, "request.timeout.ms": 2_000, "delivery.timeout.ms": 5_000}
+        with Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name, **config}) as producer:
+            within(producer.init_transactions)
+            again = r"call commit_transaction\(\) again"
+            with pytest.raises(RequestTimedOut, match=again), producer.transaction():
+                within(lambda: producer.send(name, "slow"))
+            assert proxy.faults
+            within(producer.commit_transaction)
+    assert [record.value for record in read(session_broker.bootstrap_servers, name, 1)] == [b"slow"]
+
+
+def test_an_abort_that_fails_does_not_hide_why_there_was_one(session_broker: Broker, name: str) -> None:
+    with FaultProxy(session_broker.bootstrap_servers, every(1, ApiKey.END_TXN, Mute())) as proxy:
+        config = {"max.block.ms": 500, "request.timeout.ms": 60_000, "delivery.timeout.ms": 61_000}
+        with Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name, **config}) as producer:
+            within(producer.init_transactions)
+            with pytest.raises(ZeroDivisionError) as raised, producer.transaction():
+                within(lambda: producer.send(name, "x").result(30))
+                raise ZeroDivisionError
+            assert "the abort failed too" in raised.value.__notes__[0]
+            producer.close(timeout_ms=0)
+
+
 def within(call: Callable[[], object], reached: Callable[[], object] = lambda: False) -> None:
     """Call again while a short max.block.ms ends it early, until `reached` says that this was wanted."""
     while True:

@@ -130,9 +130,8 @@ class Producer(Face):
             self.commit_transaction()
         except Fatal:
             raise
-        except BaseException:
-            if self._producer.in_transaction:
-                self.abort_transaction()
+        except BaseException as error:
+            self._thread.run(self._producer.abort_after(error))
             raise
 
     def close(self, timeout_ms: float | None = None) -> None:

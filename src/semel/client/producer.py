@@ -336,10 +336,21 @@ class AsyncProducer:
             await self.commit_transaction()
         except Fatal:
             raise
-        except BaseException:
-            if self.in_transaction:
-                await self.abort_transaction()
+        except BaseException as error:
+            await self.abort_after(error)
             raise
+
+    async def abort_after(self, error: BaseException) -> None:
+        """Drop the transaction because of an error, which stays the one to be raised even if the abort fails too.
+
+        One whose commit was asked for cannot be dropped any more: call `commit_transaction` again.
+        """
+        if not self.in_transaction or self.state is State.COMMITTING:
+            return
+        try:
+            await self.abort_transaction()
+        except KafkaError as failed:
+            error.add_note(f"the abort failed too: {failed}")
 
     async def _settle(self, what: str) -> None:
         """Wait until the step that was begun has an outcome, and raise it if it is an error."""

@@ -135,8 +135,10 @@ class AsyncTransactSession:
 
     async def close(self) -> None:
         """Abort what is open, leave the group, let go of the connections."""
-        await self._producer.close()
-        await self._consumer.close()
+        try:
+            await self._producer.close()
+        finally:
+            await self._consumer.close()
 
 
 class TransactSession(Face):
