@@ -29,9 +29,12 @@ class OneLeader:
         self.metadata = Metadata(nodes={1: Node(1, "leader", 9092)})
         topic = TopicInfo("ledger", SimpleNamespace(int=7), False, (PartitionInfo("ledger", 0, 1, 0),))  # type: ignore[arg-type]
         self.metadata.topics["ledger"], self.metadata.fetched_at["ledger"] = topic, 0.0
+        self.metadata.nodes[2] = Node(2, "follower", 9092)
         self._answer = answer
+        self.asked: list[int] = []
 
     async def request(self, to: int, request: FetchRequest, **_: object) -> FetchResponse:
+        self.asked.append(to)
         row = self._answer(request.topics[0].partitions[0].fetch_offset)
         return FetchResponse(
             responses=[FetchResponse.FetchableTopicResponse(topic="ledger", partitions=[row])],
@@ -54,11 +57,13 @@ def batch(offset: int, *values: bytes, broken: bool = False) -> bytes:
     return bytes(data)
 
 
-def fetcher(answer: Callable[[int], FetchResponse.PartitionData]) -> tuple[Fetcher, FetchPositions]:
+def fetcher(
+    answer: Callable[[int], FetchResponse.PartitionData], cluster: Any = None
+) -> tuple[Fetcher, FetchPositions]:
     positions = FetchPositions("earliest")
     positions.assign([P0], with_group=True)
     positions.on_committed(P0, 0)
-    cluster: Any = OneLeader(answer)
+    cluster = cluster or OneLeader(answer)
     return Fetcher(cluster, positions, CONSUMER.parse({"bootstrap.servers": "leader:9092"})), positions
 
 
@@ -120,6 +125,32 @@ def test_an_offset_that_is_gone_ahead_of_what_is_held_does_not_cost_what_is_held
         assert positions.needing_reset() == {}
         await fetched(reading)
         assert P0 in positions.needing_reset(), "now the reader is there"
+        await reading.close()
+
+    asyncio.run(read())
+
+
+def test_a_leader_that_points_to_a_nearer_replica_is_believed_until_that_one_fails() -> None:
+    """KIP-392: to a client with client.rack a leader may answer with nothing but the name of a follower."""
+    answers = iter(
+        [
+            FetchResponse.PartitionData(partition_index=0, high_watermark=2, preferred_read_replica=2),
+            FetchResponse.PartitionData(partition_index=0, high_watermark=2, records=batch(0, b"a")),
+            FetchResponse.PartitionData(partition_index=0, error_code=int(ErrorCode.OFFSET_OUT_OF_RANGE)),
+            FetchResponse.PartitionData(partition_index=0, high_watermark=2, records=batch(1, b"b")),
+        ]
+    )
+
+    async def read() -> None:
+        cluster = OneLeader(lambda offset: next(answers))
+        reading, positions = fetcher(lambda offset: next(answers), cluster)
+        read: list[bytes | None] = []
+        for _ in range(4):
+            await fetched(reading)
+            read += values(reading.take(500))
+        assert cluster.asked == [1, 2, 2, 1]
+        assert read == [b"a", b"b"]
+        assert positions.needing_reset() == {}, "a follower that lags is no reason to jump"
         await reading.close()
 
     asyncio.run(read())

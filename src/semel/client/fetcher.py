@@ -78,6 +78,8 @@ class Fetcher:
         self._not_before: dict[TopicPartition, float] = {}
         self._tries: dict[TopicPartition, int] = {}
         self._errors: deque[KafkaError] = deque()
+        #: Replicas that leaders have pointed to, each with the time until which that holds.
+        self._nearer: dict[TopicPartition, tuple[int, float]] = {}
         #: Set whenever something came that `poll` should look at.
         self.arrived = asyncio.Event()
 
@@ -97,17 +99,24 @@ class Fetcher:
             waiting = [f for f in held.get(partition, ()) if f.generation == entry.generation]
             if len(waiting) >= _ANSWERS_HELD:
                 continue
-            leader = self._cluster.metadata.leader(partition.topic, partition.partition)
-            if leader is None or partition.topic not in self._cluster.metadata.fetched_at:
+            node_id = self._replica_for(partition, now)
+            if node_id is None or partition.topic not in self._cluster.metadata.fetched_at:
                 doubtful.add(partition.topic)
                 continue
-            if leader not in self._asked:
+            if node_id not in self._asked:
                 offset = waiting[-1].next_offset if waiting else entry.position
-                by_node.setdefault(leader, []).append((partition, entry.generation, offset))
+                by_node.setdefault(node_id, []).append((partition, entry.generation, offset))
         for node_id, wanted in by_node.items():
             self._start(node_id, self._fetch(node_id, wanted))
         if doubtful and -1 not in self._asked:
             self._start(-1, self._find_leaders(doubtful))
+
+    def _replica_for(self, partition: TopicPartition, now: float) -> int | None:
+        """Whom to ask: the leader, or the nearer replica it has pointed to (KIP-392); None while nobody is known."""
+        node_id, until = self._nearer.get(partition, (-1, 0.0))
+        if until > now and node_id in self._cluster.metadata.nodes:
+            return node_id
+        return self._cluster.metadata.leader(partition.topic, partition.partition)
 
     def _start(self, node_id: int, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -196,6 +205,11 @@ class Fetcher:
         code = ErrorCode.of(row.error_code)
         if not self._positions.is_current(partition, generation):
             return
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._nearer.pop(partition, None) is not None:
+            return  # only the leader knows for certain
+        if code is ErrorCode.NONE and row.preferred_read_replica >= 0:
+            until = asyncio.get_running_loop().time() + self._config["metadata.max.age.ms"] / 1000
+            self._nearer[partition] = (row.preferred_read_replica, until)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._positions[partition].position != offset:
             self._later(partition)  # asked for ahead of the reader, who has not come to this place yet
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -238,6 +252,7 @@ class Fetcher:
     def _doubt(self, partitions: Iterable[TopicPartition]) -> None:
         """A leader did not answer as one: ask who it is, and come back a little later."""
         for partition in partitions:
+            self._nearer.pop(partition, None)
             self._cluster.forget_topic(partition.topic)
             self._later(partition)
 
