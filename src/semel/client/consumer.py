@@ -8,6 +8,7 @@ which partitions are this consumer's. Unless told otherwise a consumer shows com
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class AsyncConsumer:
@@ -405,7 +408,7 @@ class AsyncConsumer:
         offsets: Offsets | None = None,
         on_done: Callable[[KafkaError | None], object] | None = None,
     ) -> None:
-        """As `commit`, without waiting; `on_done` gets the error, or None."""
+        """As `commit`, without waiting; `on_done` gets the error, or None. Without it an error is logged."""
         given = self.consumed() if offsets is None else as_offsets(offsets)
 
         async def run() -> None:
@@ -415,7 +418,12 @@ class AsyncConsumer:
             except KafkaError as error:
                 failed = error
             if on_done is not None:
-                on_done(failed)
+                try:
+                    on_done(failed)
+                except Exception:
+                    _log.exception("the callback of a commit failed")
+            elif failed is not None:
+                _log.warning("offsets of group '%s' were not committed: %s", self.config["group.id"], failed)
 
         task = self._loop.create_task(run())
         self._committing.add(task)

@@ -149,8 +149,6 @@ class Accumulator:
     level: int | None = None
     waiting: dict[TopicPartition, deque[ProducerBatch]] = field(default_factory=dict)
     used_bytes: int = 0
-    #: Until flush is over, nothing lingers.
-    flushing: int = 0
 
     def append(
         self,
@@ -235,7 +233,7 @@ class Accumulator:
             return None
         first = queue[0]
         exhausted = self.used_bytes + self.batch_size_bytes > self.buffer_memory_bytes
-        if first.closed or self.flushing or exhausted or first.size_bytes >= self.batch_size_bytes:
+        if first.closed or exhausted or first.size_bytes >= self.batch_size_bytes:
             return 0
         return first.created_ms + self.linger_ms
 
