@@ -131,7 +131,13 @@ def sizes(raw: Raw, now: int) -> list[object]:
 
 def zstd_by_version(raw: Raw, now: int) -> list[object]:
     raw.create("zstd")
-    return [written(raw, "zstd", of_times(now, codec=4), version)[0] for version in (6, 7)]
+    said: list[object] = [written(raw, "zstd", of_times(now, codec=4), version)[0] for version in (6, 7)]
+    raw.create("of-zstd", compression_type="zstd")
+    said.append(written(raw, "of-zstd", of_times(now))[0])
+    for topic, version in (("zstd", 9), ("of-zstd", 9), ("of-zstd", 10)):
+        data = raw.fetch(topic, version=version)
+        said.append((topic, version, ErrorCode(data.error_code).name, bool(data.records)))
+    return said
 
 
 def keys_of_a_compacted_topic(raw: Raw, now: int) -> list[object]:

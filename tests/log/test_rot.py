@@ -121,3 +121,16 @@ def test_a_search_by_time_does_not_answer_with_what_lies_behind_a_bad_batch(tmp_
     assert log.offset_for_timestamp(NOW) == (NOW, 0, 0)
     with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
         log.offset_for_timestamp(NOW + 2)
+
+
+def test_a_compacted_segment_that_went_bad_before_it_took_its_place_removes_nothing(tmp_path: Path) -> None:
+    log = two_segments(tmp_path)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    swap = path.with_name(path.name + ".swap")
+    swap.write_bytes(path.read_bytes())
+    harm(swap, LENGTH_AT.start, b"\xff")
+    before = path.read_bytes()
+    with pytest.raises(DamagedLog, match="swap is damaged at byte 0"):
+        open_log(tmp_path)
+    assert path.read_bytes() == before

@@ -211,10 +211,14 @@ class _Loader:
         )
         descriptor = self.files.open(stem + LOG_SUFFIX + SWAP_SUFFIX)
         swapped.adopt(descriptor)
-        last = base_offset - 1
-        for placed in swapped.walk(0):
-            last = placed.last_offset
-        swapped.close()
+        last, end = base_offset - 1, 0
+        try:
+            for placed in swapped.walk(0):
+                last, end = placed.last_offset, placed.position + placed.size_bytes
+        except Refused:
+            raise DamagedLog(stem + LOG_SUFFIX + SWAP_SUFFIX, end, "the bytes there are no record batch") from None
+        finally:
+            swapped.close()
         for old in self._offsets(LOG_SUFFIX):
             # An older segment that reaches past the new one holds something the new one does not: it stays.
             if base_offset <= old <= last or old == base_offset:
