@@ -144,12 +144,3 @@ def test_a_file_that_cannot_be_read_is_its_partitions_trouble_alone(
             assert values_of(rows[1]) == [b"kept"]
             assert list_offset(raw, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert raw.values("t") == [b"kept"]
-
-
-@pytest.mark.parametrize(("version", "code"), [(9, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (10, ErrorCode.NONE)])
-def test_a_topic_of_zstd_is_read_by_those_who_know_it(tmp_path: Path, version: int, code: ErrorCode) -> None:
-    with Broker(tmp_path) as broker, Raw(broker) as raw:
-        raw.create("t", compression_type="zstd")
-        raw.produce("t", batch())
-        data = raw.fetch("t", version=version)
-        assert (data.error_code, bool(data.records)) == (code, code == ErrorCode.NONE)

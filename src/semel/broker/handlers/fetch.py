@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
-ZSTD_SINCE = 10
-
 _PartitionData = FetchResponse.PartitionData
 _TopicResponse = FetchResponse.FetchableTopicResponse
 _Aborted = FetchResponse.AbortedTransaction
@@ -180,8 +178,6 @@ def _read(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Rou
 def _response(
     broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
 ) -> FetchResponse:
-    if call.version < ZSTD_SINCE:
-        _refuse_zstd(broker, round_)
     if broker.quotas is not None and (wait_ms := broker.quotas.fetched(call, round_.size_bytes)):
         return _nothing_yet(broker, session, incremental, wait_ms)
     broker.metrics.bytes_out += round_.size_bytes
@@ -205,14 +201,6 @@ def _response(
             topics[name] = topic
         topic.partitions.append(data)
     return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
-
-
-def _refuse_zstd(broker: BrokerServer, round_: _Round) -> None:
-    """A client this old cannot read what a topic of that codec holds."""
-    for _, one, data in round_.data:
-        if data.error_code == ErrorCode.NONE and _find(broker, one).topic.values["compression.type"] == "zstd":
-            round_.size_bytes -= len(data.records or b"")
-            data.records, data.error_code = b"", ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
 def _nothing_yet(broker: BrokerServer, session: FetchSession | None, incremental: bool, wait_ms: int) -> FetchResponse:
