@@ -175,6 +175,48 @@ def offsets_by_time(raw: Raw, now: int) -> list[object]:
     return [*said, asked(-2), asked(-1), asked(0)]
 
 
+def sequences(raw: Raw, now: int) -> list[object]:
+    """(producer id, epoch, sequence, records): in order, again, with gaps, over the wrap, of old and new epochs."""
+    raw.create("sequences")
+    last = 2**31 - 1
+    steps = [
+        *[(7, 0, sequence, 1) for sequence in range(3)],
+        *[(7, 0, sequence, 1) for sequence in (2, 0, 4, 3)],
+        (7, 0, 3, 2),
+        (7, 0, 4, 3),
+        (7, 0, 4, 3),
+        (7, 0, 5, 2),
+        (7, 1, 5, 1),
+        (7, 1, 0, 1),
+        (7, 0, 7, 1),
+        (7, 1, 0, 1),
+        (7, 3, 0, 1),
+        (8, 5, 44, 1),
+        (8, 5, 45, 1),
+        (8, 5, 44, 1),
+        (8, 5, 43, 1),
+        (9, 0, last - 1, 2),
+        (9, 0, 0, 1),
+        (9, 0, last - 1, 2),
+        (10, 0, last, 3),
+        (10, 0, last, 3),
+        (10, 0, 2, 1),
+    ]
+    said: list[object] = []
+    for step in steps:
+        producer_id, epoch, sequence, count = step
+        data = build(
+            [(b"k", b"v")] * count,
+            timestamp_ms=now,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+        code, base_offset, *_ = written(raw, "sequences", data)
+        said.append((step, code, base_offset))
+    return said
+
+
 CASES: list[Callable[[Raw, int], list[object]]] = [
     times_of_every_kind,
     largest_times_that_are_not,
@@ -184,6 +226,7 @@ CASES: list[Callable[[Raw, int], list[object]]] = [
     keys_of_a_compacted_topic,
     the_brokers_clock,
     offsets_by_time,
+    sequences,
 ]
 
 
