@@ -443,6 +443,18 @@ def test_a_kept_transaction_survives_the_last_epoch_of_its_producer_id(two_phase
     assert two_phase.commit(successor) is E.NONE
 
 
+def test_a_successor_with_a_timeout_has_that_long_to_end_what_it_kept(two_phase: Host) -> None:
+    first = two_phase.init(two_phase=True, version=6)
+    two_phase.produce(ProducerIdentity(first.producer_id, first.producer_epoch), T0)
+    two_phase.tick(10**8)
+    reply = two_phase.init(keep=True, version=6, timeout_ms=60_000)
+    assert reply.error_code == E.NONE
+    assert two_phase.tick(60_000) == [], "it was open for much longer before"
+    assert two_phase.state() == "Ongoing"
+    assert len(two_phase.tick(1)) == 1
+    assert two_phase.state() == "PrepareAbort"
+
+
 def test_keeping_when_nothing_is_open_is_an_ordinary_init(two_phase: Host) -> None:
     two_phase.init(two_phase=True, version=6)
     reply = two_phase.init(two_phase=True, keep=True, version=6)

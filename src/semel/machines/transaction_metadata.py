@@ -158,6 +158,8 @@ def kept(old: TransactionMetadata, timeout_ms: int, now_ms: int, new_producer_id
         next_producer_id=successor.producer_id,
         next_producer_epoch=successor.producer_epoch,
         timeout_ms=timeout_ms,
+        # A successor with a timeout has that long: the writer's had none, and may have begun long ago.
+        start_ms=old.start_ms if timeout_ms == NO_TIMEOUT_MS else now_ms,
         last_update_ms=now_ms,
         last_producer_epoch=NO_PRODUCER_EPOCH,
     )
