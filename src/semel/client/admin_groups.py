@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from semel.client.admin_part import AdminPart
 from semel.client.admin_values import GroupDescription, GroupListing, MemberDescription
 from semel.client.answers import check
-from semel.client.cluster import Cluster, Coordinator
+from semel.client.cluster import Coordinator
 from semel.client.offset_requests import commit_offsets, fetch_committed
-from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partitions, by_topic
-from semel.config import Values
+from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partitions
 from semel.errors import CommitFailed, ErrorCode, Misuse, Refused
-from semel.machines.contract import TopicPartition
+from semel.machines.contract import TopicPartition, by_topic
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 from semel.wire import decode_versioned
 from semel.wire.apis import ApiKey
@@ -25,26 +25,14 @@ from semel.wire.messages.offsets import OffsetDeleteRequest
 _NOT_A_CONSUMER_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
-class GroupAdmin:
+class GroupAdmin(AdminPart):
     """Groups, as an administrator sees them."""
-
-    cluster: Cluster
-    config: Values
-
-    @property
-    def _timeout_ms(self) -> int:
-        return int(self.config["default.api.timeout.ms"])
 
     async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
         """All groups of all brokers, or those in these states ("Stable", "Empty") and of these types."""
         await self.cluster.refresh_metadata((), timeout_ms=self._timeout_ms)
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-        answers = await asyncio.gather(
-            *(
-                self.cluster.request_retrying(request, to=node_id, timeout_ms=self._timeout_ms)
-                for node_id in self.cluster.metadata.nodes
-            )
-        )
+        answers = await asyncio.gather(*(self._ask(request, node_id) for node_id in self.cluster.metadata.nodes))
         found = {}
         for response in answers:
             check(response.error_code, "listing groups")
@@ -62,13 +50,13 @@ class GroupAdmin:
         to = Coordinator("group", group_id)
         if await self.cluster.serves(ApiKey.CONSUMER_GROUP_DESCRIBE):
             request = ConsumerGroupDescribeRequest(group_ids=[group_id])
-            response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+            response = await self._ask(request, to)
             row = response.groups[0]
             if ErrorCode.of(row.error_code) not in _NOT_A_CONSUMER_GROUP:
                 check(row.error_code, f"describing group '{group_id}'", row.error_message)
                 return await self._consumer_group(row)
         classic = DescribeGroupsRequest(groups=[group_id])
-        response = await self.cluster.request_retrying(classic, to=to, timeout_ms=self._timeout_ms)
+        response = await self._ask(classic, to)
         row = response.groups[0]
         check(row.error_code, f"describing group '{group_id}'", row.error_message)
         return await self._classic_group(row)
@@ -105,9 +93,7 @@ class GroupAdmin:
         """Delete groups without members, with their offsets."""
         for group_id in group_ids:
             request = DeleteGroupsRequest(groups_names=[group_id])
-            response = await self.cluster.request_retrying(
-                request, to=Coordinator("group", group_id), timeout_ms=self._timeout_ms
-            )
+            response = await self._ask(request, Coordinator("group", group_id))
             for row in response.results:
                 check(row.error_code, f"deleting group '{row.group_id}'")
 
@@ -143,9 +129,7 @@ class GroupAdmin:
                 for name, numbers in by_topic(as_partitions(partitions)).items()
             ],
         )
-        response = await self.cluster.request_retrying(
-            request, to=Coordinator("group", group_id), timeout_ms=self._timeout_ms
-        )
+        response = await self._ask(request, Coordinator("group", group_id))
         check(response.error_code, f"deleting offsets of group '{group_id}'")
         for topic in response.topics:
             for row in topic.partitions:

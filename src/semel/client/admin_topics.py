@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from semel.client.admin_part import AdminPart
 from semel.client.admin_values import ClusterDescription, ConfigEntry, NewTopic
 from semel.client.answers import check
-from semel.client.cluster import Cluster, Controller, Leader
+from semel.client.cluster import Controller, Leader
 from semel.client.metadata import Node, TopicInfo
 from semel.client.offset_requests import READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
 from semel.client.offsets import PartitionLike, as_partition
-from semel.config import Values
 from semel.errors import ErrorCode, Misuse, TopicExists
 from semel.machines.contract import TopicPartition
 from semel.wire.messages.admin import (
@@ -38,15 +38,8 @@ _DEFAULT_SOURCE = 5
 _SET, _DELETE = 0, 1
 
 
-class TopicAdmin:
+class TopicAdmin(AdminPart):
     """Topics, as an administrator sees them."""
-
-    cluster: Cluster
-    config: Values
-
-    @property
-    def _timeout_ms(self) -> int:
-        return int(self.config["default.api.timeout.ms"])
 
     async def create_topics(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
         """Make topics; the first that cannot be made is raised, the others are made all the same."""
@@ -63,7 +56,7 @@ class TopicAdmin:
             for topic in topics
         ]
         request = CreateTopicsRequest(topics=wanted, timeout_ms=self._timeout_ms, validate_only=validate_only)
-        response = await self.cluster.request_retrying(request, to=Controller(), timeout_ms=self._timeout_ms)
+        response = await self._ask(request, Controller())
         for row in response.topics:
             self.cluster.forget_topic(row.name)
         for row in response.topics:
@@ -126,7 +119,7 @@ class TopicAdmin:
             ],
             timeout_ms=self._timeout_ms,
         )
-        response = await self.cluster.request_retrying(request, to=Controller(), timeout_ms=self._timeout_ms)
+        response = await self._ask(request, Controller())
         for row in response.results:
             self.cluster.forget_topic(row.name)
             check(row.error_code, f"adding partitions to topic '{row.name}'", row.error_message)
@@ -141,7 +134,7 @@ class TopicAdmin:
             ]
         )
         to = int(name) if kind == "broker" and name else None
-        response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+        response = await self._ask(request, to)
         result = response.results[0]
         check(result.error_code, f"settings of {kind} '{name}'", result.error_message)
         return {
@@ -178,7 +171,7 @@ class TopicAdmin:
             validate_only=validate_only,
         )
         to = int(name) if kind == "broker" and name else Controller()
-        response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+        response = await self._ask(request, to)
         for row in response.responses:
             check(row.error_code, f"changing {kind} '{row.resource_name}'", row.error_message)
 
@@ -201,7 +194,7 @@ class TopicAdmin:
                 timeout_ms=self._timeout_ms,
             )
             to = Leader(partition.topic, partition.partition)
-            response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+            response = await self._ask(request, to)
             row = response.topics[0].partitions[0]
             check(row.error_code, f"deleting records of {partition} before {offset}")
             found[partition] = row.low_watermark
@@ -220,7 +213,7 @@ class TopicAdmin:
 
     async def describe_cluster(self) -> ClusterDescription:
         """The brokers, the controller, and the features the cluster has finalized."""
-        response = await self.cluster.request_retrying(DescribeClusterRequest(), timeout_ms=self._timeout_ms)
+        response = await self._ask(DescribeClusterRequest())
         check(response.error_code, "describing the cluster", response.error_message)
         nodes = tuple(Node(row.broker_id, row.host, row.port, row.rack) for row in response.brokers)
         return ClusterDescription(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from semel.client.admin_part import AdminPart
 from semel.client.admin_values import ProducerDescription, TransactionDescription, TransactionListing
 from semel.client.answers import check
-from semel.client.cluster import Cluster, Coordinator, Leader
+from semel.client.cluster import Coordinator, Leader
 from semel.client.offsets import PartitionLike, as_partition
-from semel.config import Values
 from semel.machines.contract import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     DescribeProducersRequest,
@@ -20,15 +20,8 @@ from semel.wire.messages.transactions import (
 )
 
 
-class TransactionAdmin:
+class TransactionAdmin(AdminPart):
     """Transactions, as an administrator sees them."""
-
-    cluster: Cluster
-    config: Values
-
-    @property
-    def _timeout_ms(self) -> int:
-        return int(self.config["default.api.timeout.ms"])
 
     async def list_transactions(
         self,
@@ -47,9 +40,7 @@ class TransactionAdmin:
             transactional_id_pattern=transactional_id_pattern,
         )
         nodes = list(self.cluster.metadata.nodes)
-        answers = await asyncio.gather(
-            *(self.cluster.request_retrying(request, to=node, timeout_ms=self._timeout_ms) for node in nodes)
-        )
+        answers = await asyncio.gather(*(self._ask(request, node) for node in nodes))
         found = []
         for node_id, response in zip(nodes, answers, strict=True):
             check(response.error_code, "listing transactions")
@@ -65,7 +56,7 @@ class TransactionAdmin:
         for transactional_id in transactional_ids:
             to = Coordinator("transaction", transactional_id)
             request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-            response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+            response = await self._ask(request, to)
             row = response.transaction_states[0]
             check(row.error_code, f"describing the transaction of '{transactional_id}'")
             found[transactional_id] = TransactionDescription(
@@ -93,7 +84,7 @@ class TransactionAdmin:
                 ]
             )
             to = Leader(partition.topic, partition.partition)
-            response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+            response = await self._ask(request, to)
             row = response.topics[0].partitions[0]
             check(row.error_code, f"producers of {partition}", row.error_message)
             found[partition] = [
@@ -133,7 +124,7 @@ class TransactionAdmin:
             ]
         )
         to = Leader(target.topic, target.partition)
-        response = await self.cluster.request_retrying(request, to=to, timeout_ms=self._timeout_ms)
+        response = await self._ask(request, to)
         for marker in response.markers:
             for topic in marker.topics:
                 for row in topic.partitions:
@@ -144,9 +135,7 @@ class TransactionAdmin:
         found = {}
         for transactional_id in transactional_ids:
             request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1)
-            response = await self.cluster.request_retrying(
-                request, to=Coordinator("transaction", transactional_id), timeout_ms=self._timeout_ms
-            )
+            response = await self._ask(request, Coordinator("transaction", transactional_id))
             check(response.error_code, f"fencing '{transactional_id}'")
             found[transactional_id] = ProducerIdentity(response.producer_id, response.producer_epoch)
         return found

@@ -18,7 +18,7 @@ from semel.client.connection import Connection
 from semel.client.consumer_group_member import ConsumerMember
 from semel.client.fetcher import ConsumerRecord, Fetcher
 from semel.client.group_member import ClassicMember
-from semel.client.member import Callback, Listener, Member
+from semel.client.member import Callback, Hooks, Listener, Member
 from semel.client.offset_requests import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -122,13 +122,12 @@ class AsyncConsumer:
 
     def _new_member(self) -> Member:
         kind = ConsumerMember if self.config["group.protocol"] == "consumer" else ClassicMember
-        return kind(
-            self._cluster,
-            self.config,
+        hooks = Hooks(
             apply=lambda partitions: self._positions.assign(partitions, with_group=True),
             before_revoke=self._commit_before_revoke,
             notify=self._fetcher.arrived.set,
         )
+        return kind(self._cluster, self.config, hooks)
 
     def _matching_topics(self) -> frozenset[str]:
         assert self._pattern is not None

@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from semel.client.cluster import Cluster
-from semel.client.member import Listener, Member
+from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable
 from semel.machines.consumer_membership import ConsumerMembership, State
-from semel.machines.contract import TopicPartition
 
 
 class ConsumerMember(Member):
     """A member of a group of the consumer protocol."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: Values,
-        *,
-        apply: Callable[[Iterable[TopicPartition]], None],
-        before_revoke: Callable[[], Awaitable[None]],
-        notify: Callable[[], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
         self.machine = ConsumerMembership(
             config["group.id"],
             str(uuid.uuid4()),
@@ -39,7 +30,7 @@ class ConsumerMember(Member):
             config["max.poll.interval.ms"],
             config["group.remote.assignor"],
         )
-        super().__init__(cluster, config, self.machine, apply=apply, before_revoke=before_revoke, notify=notify)
+        super().__init__(cluster, config, hooks, self.machine)
         self._wake = asyncio.Event()
         self._stepped_down = False
 

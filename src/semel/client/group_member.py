@@ -6,14 +6,13 @@ The rules are in `machines.membership`; this module owns the requests and the cl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from semel.client.cluster import Cluster
-from semel.client.member import Listener, Member
+from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable
-from semel.machines.contract import TopicPartition
 from semel.machines.membership import Membership, State
 
 #: A join waits for every member: longer than any one request, but not for ever.
@@ -23,15 +22,7 @@ _JOIN_GRACE_MS = 5_000
 class ClassicMember(Member):
     """A member of a group of the classic protocol."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: Values,
-        *,
-        apply: Callable[[Iterable[TopicPartition]], None],
-        before_revoke: Callable[[], Awaitable[None]],
-        notify: Callable[[], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
         self.machine = Membership(
             config["group.id"],
             config["group.instance.id"],
@@ -41,7 +32,7 @@ class ClassicMember(Member):
             tuple(config["partition.assignment.strategy"]),
             config["client.rack"],
         )
-        super().__init__(cluster, config, self.machine, apply=apply, before_revoke=before_revoke, notify=notify)
+        super().__init__(cluster, config, hooks, self.machine)
         self._last_answer = self._loop.time()
         #: As leader: how many partitions each topic had when they were shared out.
         self._shared_out: dict[str, int] | None = None

@@ -48,29 +48,26 @@ class Machine(Protocol):
     def let_go(self, partitions: Iterable[TopicPartition]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a member may ask of its consumer."""
+
+    #: Read exactly these partitions.
+    apply: Callable[[Iterable[TopicPartition]], None]
+    #: Commit, if that is wanted: partitions are about to go.
+    before_revoke: Callable[[], Awaitable[None]]
+    #: Wake a `poll` that waits.
+    notify: Callable[[], None]
+
+
 class Member(ABC):
-    """A consumer's place in its group.
+    """A consumer's place in its group."""
 
-    `apply(partitions)` makes the consumer read exactly these; `before_revoke()` is its chance to commit; `notify()`
-    wakes a `poll` that waits.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: Values,
-        machine: Machine,
-        *,
-        apply: Callable[[Iterable[TopicPartition]], None],
-        before_revoke: Callable[[], Awaitable[None]],
-        notify: Callable[[], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: Values, hooks: Hooks, machine: Machine) -> None:
         self._cluster = cluster
         self._config = config
         self._membership = machine
-        self._apply = apply
-        self._before_revoke = before_revoke
-        self._notify = notify
+        self._apply, self._before_revoke, self._notify = hooks.apply, hooks.before_revoke, hooks.notify
         self._listener = Listener()
         self._loop = asyncio.get_running_loop()
         self._last_poll = self._loop.time()
@@ -200,6 +197,6 @@ async def _tell(callback: Callback | None, partitions: Iterable[TopicPartition])
     """Call a listener's callback, and wait for it where it is a coroutine."""
     if callback is None:
         return
-    result = callback(sorted(partitions, key=lambda p: (p.topic, p.partition)))
+    result = callback(sorted(partitions))
     if inspect.isawaitable(result):
         await result

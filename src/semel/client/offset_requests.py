@@ -9,9 +9,8 @@ from typing import Any
 
 from semel.client.answers import check, failure
 from semel.client.cluster import Cluster, Coordinator
-from semel.client.offsets import by_topic
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
-from semel.machines.contract import TopicPartition
+from semel.machines.contract import TopicPartition, by_topic
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest

@@ -32,11 +32,3 @@ def as_offsets(given: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         as_partition(partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
         for partition, offset in given.items()
     }
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both in order."""
-    grouped: dict[str, list[int]] = {}
-    for item in sorted(partitions, key=lambda p: (p.topic, p.partition)):
-        grouped.setdefault(item.topic, []).append(item.partition)
-    return grouped

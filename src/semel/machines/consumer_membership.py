@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from semel.errors import ErrorCode, KafkaError, error_for
-from semel.machines.contract import TopicPartition
+from semel.machines.contract import TopicPartition, by_topic
 from semel.machines.transaction_manager import GroupMetadata
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 
@@ -155,12 +155,9 @@ class ConsumerMembership:
         return request
 
     def _owned_by_id(self) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:
-        numbers: dict[str, list[int]] = {}
-        for partition in sorted(self.owned, key=lambda p: (p.topic, p.partition)):
-            numbers.setdefault(partition.topic, []).append(partition.partition)
         return [
             ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=self._topic_ids[topic], partitions=listed)
-            for topic, listed in numbers.items()
+            for topic, listed in by_topic(self.owned).items()
         ]
 
     def on_response(self, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:

@@ -8,6 +8,7 @@ the stored records, so there is no second code path to go wrong.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,6 +26,18 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by topic, both in order, so that equal sets make equal bytes.
+
+    >>> by_topic([TopicPartition("payments", 1), TopicPartition("ledger", 0), TopicPartition("payments", 0)])
+    {'ledger': [0], 'payments': [0, 1]}
+    """
+    topics: dict[str, list[int]] = {}
+    for name, partition in sorted(partitions):
+        topics.setdefault(name, []).append(partition)
+    return topics
 
 
 class ProducerIdentity(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 
 from semel.errors import ErrorCode, KafkaError, error_for, invariant
 from semel.machines.client_assignors import ASSIGNORS, COOPERATIVE, Subscriber
-from semel.machines.contract import TopicPartition
+from semel.machines.contract import TopicPartition, by_topic
 from semel.machines.transaction_manager import GroupMetadata
 from semel.wire import decode_versioned, encode_versioned
 from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
@@ -177,7 +177,7 @@ class Membership:
             topics=sorted(self.topics),
             owned_partitions=[
                 ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=numbers)
-                for topic, numbers in _by_topic(self.owned).items()
+                for topic, numbers in by_topic(self.owned).items()
             ],
             generation_id=self.generation_id,
             rack_id=self.rack_id or None,
@@ -359,13 +359,6 @@ def _assignment(share: Iterable[TopicPartition]) -> ConsumerProtocolAssignment:
     return ConsumerProtocolAssignment(
         assigned_partitions=[
             ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=numbers)
-            for topic, numbers in _by_topic(share).items()
+            for topic, numbers in by_topic(share).items()
         ]
     )
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for partition in sorted(partitions, key=lambda p: (p.topic, p.partition)):
-        grouped.setdefault(partition.topic, []).append(partition.partition)
-    return grouped

@@ -5,12 +5,11 @@ A record written here is read by Apache Kafka's own tools, and a record written 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct, pack
 from sys import intern
 
-from semel.machines.contract import StateRecord, TopicPartition
+from semel.machines.contract import StateRecord, TopicPartition, by_topic
 from semel.machines.transaction_metadata import (
     NO_PARTITIONS,
     NO_PRODUCER_EPOCH,
@@ -130,11 +129,3 @@ def metadata_of(
         value.next_producer_epoch,
         last_producer_epoch,
     )
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both in order, so that equal sets make equal bytes."""
-    topics: dict[str, list[int]] = {}
-    for name, partition in sorted(partitions):
-        topics.setdefault(name, []).append(partition)
-    return topics

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from semel.errors import ErrorCode
-from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.contract import ProducerIdentity, TopicPartition, by_topic
 from semel.machines.name_pattern import NamePattern
-from semel.machines.transaction_log_records import by_topic
 from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
 from semel.machines.transaction_states import STATES_BY_TITLE
 from semel.wire.messages.transactions import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.contract import ProducerIdentity, TopicPartition, by_topic
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -43,7 +43,7 @@ def add_partitions(
         v3_and_below_producer_epoch=identity.producer_epoch,
         v3_and_below_topics=[
             AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=numbers)
-            for name, numbers in _by_topic(partitions).items()
+            for name, numbers in by_topic(partitions).items()
         ],
     )
 
@@ -87,7 +87,7 @@ def commit_offsets(
                     for given in (offsets[TopicPartition(name, number)],)
                 ],
             )
-            for name, numbers in _by_topic(offsets).items()
+            for name, numbers in by_topic(offsets).items()
         ],
     )
 
@@ -100,10 +100,3 @@ def end(transactional_id: str, identity: ProducerIdentity, *, committed: bool) -
         producer_epoch=identity.producer_epoch,
         committed=committed,
     )
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for partition in sorted(partitions, key=lambda p: (p.topic, p.partition)):
-        grouped.setdefault(partition.topic, []).append(partition.partition)
-    return grouped

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import SendMarkers, StateRecord, TopicPartition
-from semel.machines.transaction_log_records import by_topic, metadata_of
+from semel.machines.contract import SendMarkers, StateRecord, TopicPartition, by_topic
+from semel.machines.transaction_log_records import metadata_of
 from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transaction_states import PREPARED, State
 
