@@ -92,7 +92,7 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
-    """Commit or abort; answered when the outcome is in the log, and here with the markers written as well."""
+    """Commit or abort; answered when the outcome is in the log. The markers follow before anything else is served."""
     host = broker.transactions
     host.ready_for(request.transactional_id)
     return host.answer(host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take))
