@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from semel.broker.embedded import Broker
 from semel.cli.txn import txn
 from semel.client.blocking import BlockingCluster
 from semel.client.cluster import Controller, Coordinator, Leader
@@ -19,10 +21,8 @@ from semel.records.building import build
 from semel.wire.messages.admin import CreateTopicsRequest
 from semel.wire.messages.produce import ProduceRequest
 from semel.wire.messages.transactions import EndTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
+from tests.broker.raw import Raw, batch
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from semel.broker.embedded import Broker
 
 
 class Person:
@@ -198,6 +198,24 @@ def test_the_doctor_writes_a_decided_outcome_that_the_partition_does_not_take_fr
 def test_a_transaction_is_aborted_also_where_only_short_ones_are_allowed(person: Person) -> None:
     person.produce(person.init(timeout_ms=400))
     assert person.types("abort", "payments", "--yes").exit_code == 0
+
+
+def test_a_partition_that_cannot_be_read_does_not_keep_the_doctor_from_the_others(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("ledger", 2)
+        for _ in range(2):
+            raw.produce("ledger", batch(), partition=1)
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    path = tmp_path / "ledger-1" / "00000000000000000000.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:70] + b"\xff" + whole[71:])
+    with Broker(tmp_path) as broker, BlockingCluster({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
+        person = Person(broker, cluster)
+        person.produce(person.init())
+        result = person.types("doctor", "ledger")
+        assert "ledger-0: in progress" in result.stdout
+        assert result.stderr.startswith("ledger-1 cannot be looked at: ") and "is damaged at byte" in result.stderr
+        assert result.exit_code == 1
 
 
 def test_yes_ends_only_what_will_not_end_by_itself(person: Person) -> None:

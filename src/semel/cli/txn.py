@@ -199,14 +199,17 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
     """Explain why the last stable offset of a partition is not moving.
 
     Looks at the given topics or partitions (`ledger`, `ledger-0`), or at everything. Ends with exit code 1 if something
-    is left that will not end by itself.
+    is left that will not end by itself, or a partition cannot be looked at.
     """
     with errors_for_people(), cluster_at(bootstrap) as cluster:
         partitions = chosen_partitions(cluster, places)
-        found = findings(cluster, partitions, _now_ms())
+        unreadable: dict[TopicPartition, str] = {}
+        found = findings(cluster, partitions, _now_ms(), unreadable)
         done: dict[int, str] = {}
+        for partition, why in unreadable.items():
+            click.echo(f"{partition} cannot be looked at: {why}", err=True)
         if not as_json:
-            _report(len(partitions), [explain(finding) for finding in found])
+            _report(len(partitions) - len(unreadable), [explain(finding) for finding in found])
         for number, finding in enumerate(found):
             wanted = fix and (finding.verdict.is_trouble or not yes)
             if wanted and (yes or click.confirm(f"End the transaction in {finding.partition}?", err=True)):
@@ -219,7 +222,7 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
         if as_json:
             rows = [{**each.as_dict(), "done": done.get(number)} for number, each in enumerate(found)]
             show(rows, (), as_json=True)
-    if any(each.verdict.is_trouble and number not in done for number, each in enumerate(found)):
+    if unreadable or any(each.verdict.is_trouble and number not in done for number, each in enumerate(found)):
         raise SystemExit(1)
 
 

@@ -30,6 +30,9 @@ READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 #: own.
 FENCING_TIMEOUT_MS = 1
 
+#: Partitions that could not be looked at, and why.
+Unreadable = dict[TopicPartition, str]
+
 
 def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[TopicPartition]:
     """The partitions meant by topics (`ledger`) and partitions (`ledger-0`), or all there are."""
@@ -98,9 +101,12 @@ def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int])
 
 
 def open_in(
-    cluster: BlockingCluster, partitions: Sequence[TopicPartition]
+    cluster: BlockingCluster, partitions: Sequence[TopicPartition], unreadable: Unreadable | None = None
 ) -> dict[TopicPartition, list[OpenInPartition]]:
-    """The partitions' view: who has a transaction open, the oldest first. A partition with none is left out."""
+    """The partitions' view: who has a transaction open, the oldest first. A partition with none is left out.
+
+    One that its broker cannot read goes into `unreadable` with the reason, and keeps nobody from asking the others.
+    """
     by_leader: dict[int, dict[str, list[int]]] = {}
     for partition in partitions:
         leader = cluster.leader(partition.topic, partition.partition)
@@ -116,10 +122,13 @@ def open_in(
         for leader, topics in by_leader.items()
     ]
     found: dict[TopicPartition, list[OpenInPartition]] = {}
-    for answer in cluster.request_all(requests):
-        for topic in answer.topics:
+    for leader, request in requests:
+        for topic in cluster.request(leader, request).topics:
             for described_partition in topic.partitions:
                 partition = TopicPartition(topic.name, described_partition.partition_index)
+                if unreadable is not None and described_partition.error_code == ErrorCode.KAFKA_STORAGE_ERROR:
+                    unreadable[partition] = described_partition.error_message or ErrorCode.KAFKA_STORAGE_ERROR.meaning
+                    continue
                 what = f"asking {partition} for its producers"
                 check(described_partition.error_code, what, described_partition.error_message)
                 if opened := _open_of(described_partition.active_producers):
@@ -157,9 +166,14 @@ def end_offset(cluster: BlockingCluster, partition: TopicPartition, isolation_le
     return int(answer.offset)
 
 
-def findings(cluster: BlockingCluster, partitions: Sequence[TopicPartition], now_ms: int) -> list[Finding]:
+def findings(
+    cluster: BlockingCluster,
+    partitions: Sequence[TopicPartition],
+    now_ms: int,
+    unreadable: Unreadable | None = None,
+) -> list[Finding]:
     """Every transaction that is open in these partitions, judged."""
-    opened = open_in(cluster, partitions)
+    opened = open_in(cluster, partitions, unreadable)
     owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
     # The partitions are asked once more: what ended while the coordinator was asked holds nothing back.
     still_open = open_in(cluster, list(opened))
