@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -76,3 +78,18 @@ def test_running_out_of_ids_is_said_plainly(tmp_path: Path, caplog: pytest.LogCa
     assert refused.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
     told = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "Start a new data directory" in told[0].getMessage()
+
+
+def test_a_new_store_is_durable_with_its_name(tmp_path: Path) -> None:
+    """Otherwise a power cut takes the whole directory, and producer ids are handed out again."""
+
+    class Synced(Files):
+        directories: ClassVar[list[str]] = []
+
+        def sync_directory(self, path: str | os.PathLike[str]) -> None:
+            self.directories.append(os.fspath(path))
+            super().sync_directory(path)
+
+    for _ in range(2):
+        LocalMetadataStore(tmp_path / ".metadata", Synced())
+        assert Synced.directories == [str(tmp_path)]

@@ -35,7 +35,10 @@ class LocalMetadataStore:
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            # What is stored in it is durable; so must be its own name.
+            files.sync_directory(directory.parent)
 
     def get(self, name: str) -> tuple[Any, int]:
         """The entry's value and version; (None, -1) when there is none."""
