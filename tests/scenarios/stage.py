@@ -207,9 +207,7 @@ class Scene:
         """Fetch after fetch, from the first offset to the last that may be read."""
         offset = 0
         while True:
-            data = self.raw.fetch(
-                topic, offset, partition=partition, isolation_level=isolation_level, max_wait_ms=0
-            )
+            data = self.raw.fetch(topic, offset, partition=partition, isolation_level=isolation_level, max_wait_ms=0)
             yield data
             batches = split(data.records or b"")
             if not batches:
@@ -380,9 +378,7 @@ class Steps:
         """EndTxn once; on success the identity the answer gave is the next one."""
         producer_id, epoch = identity or self.identity
         self.last_end = self.scene.raw.ask(
-            EndTxnRequest(
-                transactional_id=self.id, producer_id=producer_id, producer_epoch=epoch, committed=commit
-            ),
+            EndTxnRequest(transactional_id=self.id, producer_id=producer_id, producer_epoch=epoch, committed=commit),
             5 if self.protocol == 2 else 4,
         )
         if self.last_end.error_code == ErrorCode.NONE and identity is None and self.protocol == 2:
@@ -393,9 +389,14 @@ class Steps:
 
 def committed_values(data: FetchResponse.PartitionData) -> list[bytes]:
     """The values of a read_committed answer after the filter that every client applies."""
+    return [value for _, value in committed_records(data)]
+
+
+def committed_records(data: FetchResponse.PartitionData) -> list[tuple[int, bytes]]:
+    """The same with their offsets."""
     aborted = sorted((row.first_offset, row.producer_id) for row in data.aborted_transactions or ())
     aborting: set[int] = set()
-    seen: list[bytes] = []
+    seen: list[tuple[int, bytes]] = []
     for stored in split(data.records or b""):
         while aborted and aborted[0][0] <= stored.last_offset:
             aborting.add(aborted.pop(0)[1])
@@ -403,7 +404,7 @@ def committed_values(data: FetchResponse.PartitionData) -> list[bytes]:
             if not read_marker(stored).commit:
                 aborting.discard(stored.producer_id)
         elif not (stored.is_transactional and stored.producer_id in aborting):
-            seen += [bytes(record.value or b"") for record in read_records(stored)]
+            seen += [(record.offset, bytes(record.value or b"")) for record in read_records(stored)]
     return seen
 
 
@@ -431,4 +432,3 @@ def in_background(work: Callable[[], object]) -> Iterator[Callable[[], Any]]:
 
     yield answer
     answer()
-

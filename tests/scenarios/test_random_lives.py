@@ -1,12 +1,14 @@
 """Random lives on a real broker: producers of both protocols, zombies, timeouts, offsets, restarts and crashes.
 
 What a reader of committed records ends up with is exactly what was committed, in the order in which it was written
-(R1, R3, R5); a group's offset is the last one that was committed (G1); the files keep every invariant (L, T, C).
+(R1, R3, R5); a group's offset is the last one that was committed (G1); the files keep every invariant (L, T, C). What
+readers saw on the way, up to the last stable offset of every partition, is judged as a history.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,10 +16,23 @@ import pytest
 
 from semel.broker.partitions import INTERNAL_TOPICS
 from semel.errors import ErrorCode
+from semel.records.batch import split
+from semel.testing.history import (
+    Assigned,
+    Ended,
+    Ending,
+    Operation,
+    Outcome,
+    Poll,
+    Reached,
+    Seen,
+    Send,
+    judge,
+)
 from semel.testing.invariants import Watch, check
 from tests.broker.raw import batch
 from tests.scenarios.power import PowerDisk, cut_power
-from tests.scenarios.stage import Scene, Stage, Steps
+from tests.scenarios.stage import Scene, Stage, Steps, committed_records
 from tests.support.waiting import until
 
 E = ErrorCode
@@ -53,6 +68,19 @@ class Life:
     committed: set[bytes] = field(default_factory=set)
     offset: int = -1
     number: int = 0
+    history: list[Operation] = field(default_factory=list)
+    #: How many transactions each producer has ended.
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def sent(self, partition: int, values: list[bytes], producer: Steps | None = None) -> None:
+        self.written[partition] += values
+        name = "plain" if producer is None else producer.id
+        transaction = None if producer is None else (name, self.ended[name])
+        self.history += [Send(name, "ledger", partition, value, transaction=transaction) for value in values]
+
+    def has_ended(self, producer: Steps, outcome: Outcome) -> None:
+        self.history.append(Ended(producer.id, (producer.id, self.ended[producer.id]), outcome))
+        self.ended[producer.id] += 1
 
     def step(self) -> None:
         actions = [self.write] * 8 + [self.commit] * 3 + [self.abort] * 2
@@ -69,14 +97,14 @@ class Life:
         values = [b"%06d" % (self.number + position) for position in range(self.chance.randint(1, 3))]
         self.number += len(values)
         assert patiently(lambda: producer.write("ledger", *values, partition=partition)) is E.NONE
-        self.written[partition] += values
+        self.sent(partition, values, producer)
         self.open_records.setdefault(producer.id, []).extend((partition, value) for value in values)
 
     def plain(self) -> None:
         value = b"%06d" % self.number
         self.number += 1
         assert self.scene.raw.produce("ledger", batch(value)).error_code == E.NONE
-        self.written[0].append(value)
+        self.sent(0, [value])
         self.committed.add(value)
 
     def retry(self) -> None:
@@ -107,7 +135,9 @@ class Life:
         if not records and offset is None:
             return
         before = producer.identity
+        self.history.append(Ending(producer.id, (producer.id, self.ended[producer.id])))
         assert patiently(lambda: producer.end(commit)) is E.NONE
+        self.has_ended(producer, Outcome.OK if commit else Outcome.FAILED)
         if self.chance.random() < 0.3 and producer.protocol == 2:
             assert producer.end(commit, identity=before) in (E.NONE, E.CONCURRENT_TRANSACTIONS)
         if commit:
@@ -124,15 +154,25 @@ class Life:
         self.open_records.pop(producer.id, None)
         self.open_offset.pop(producer.id, None)
         assert producer.init() is E.NONE
+        self.has_ended(producer, Outcome.FAILED)
         assert zombie.write("ledger", b"zombie") in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
         assert zombie.send_offset("readers", "ledger", 999_999) is not E.NONE
         assert zombie.end(True) is not E.NONE
 
     def look(self) -> None:
+        places = [("ledger", partition) for partition in range(PARTITIONS)]
+        self.history.append(Assigned("reader", frozenset(places)))
+        self.history.append(Reached("reader", tuple((place, 0) for place in places)))
         for isolation in (0, 1):
-            for partition in range(PARTITIONS):
-                for data in self.scene.read("ledger", partition, isolation):
-                    self.watch.saw("ledger", isolation, data)
+            for topic, partition in places:
+                for data in self.scene.read(topic, partition, isolation):
+                    self.watch.saw(topic, isolation, data)
+                    if isolation:
+                        seen = (Seen(topic, partition, *record) for record in committed_records(data))
+                        self.history.append(Poll("reader", tuple(seen)))
+                        end = max((one.next_offset for one in split(data.records or b"")), default=None)
+                        if end is not None:
+                            self.history.append(Reached("reader", (((topic, partition), end),)))
 
     def tidy_up(self) -> None:
         """The cleaner has its turn with everything the coordinators wrote down."""
@@ -164,12 +204,14 @@ class Life:
                 self.end(producer, True)
             else:
                 assert producer.init() is E.NONE
+                self.has_ended(producer, Outcome.FAILED)
                 self.open_records.pop(producer.id, None)
         assert self.scene.offset("readers", "ledger", stable=True) == (self.offset, E.NONE)
         names = [producer.id for producer in self.producers]
         until(lambda: not any("Prepare" in self.scene.state(name) for name in names), what="the markers")
         self.look()
         self.watch.check()
+        assert [str(anomaly) for anomaly in judge(self.history, at_rest=True)] == []
         for partition in range(PARTITIONS):
             expected = [value for value in self.written[partition] if value in self.committed]
             assert self.scene.committed("ledger", partition) == expected
@@ -201,9 +243,7 @@ def test_what_was_acknowledged_after_fsync_survives_a_power_cut(
     """C1, C2, R3, T4: nothing that anybody was told or shown is taken back."""
     chance = random.Random(f"power {protocols} {seed}")
     disk = PowerDisk()
-    scene = stage.start(
-        disk=disk, log_segment_bytes=3_000, log_index_interval_bytes=300, semel_durability="fsync"
-    )
+    scene = stage.start(disk=disk, log_segment_bytes=3_000, log_index_interval_bytes=300, semel_durability="fsync")
     scene.raw.create("ledger", PARTITIONS)
     life = Life(stage, scene, chance, version=2 if 1 not in protocols else None, disk=disk)
     life.producers = [scene.producer(f"application-{number}", protocol=p) for number, p in enumerate(protocols * 2)]
