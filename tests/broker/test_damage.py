@@ -117,6 +117,20 @@ def test_what_a_damaged_coordinator_partition_holds_is_not_served_and_everything
         assert producer.end(commit=True) is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("key", [b"x", b"\0\2", b"\0\2\0\7short"])
+def test_a_record_that_no_coordinator_wrote_costs_the_groups_of_its_partition_only(tmp_path: Path, key: bytes) -> None:
+    def codes(raw: Raw) -> list[int]:
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=one, topics=None) for one in ("lost", "kept")]
+        return [one.error_code for one in raw.ask(OffsetFetchRequest(groups=groups), 9).groups]
+
+    with Broker(tmp_path) as broker, Raw(broker, client_id="__admin_client") as raw:
+        assert codes(raw) == [ErrorCode.NONE, ErrorCode.NONE]
+        partition = broker.server.groups.machine.partition_for("lost")
+        assert raw.produce("__consumer_offsets", batch(b"value", key=key), partition=partition).error_code == 0
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert codes(raw) == [ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+
+
 def test_a_stored_setting_that_is_not_legal_any_more_is_named_and_its_default_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

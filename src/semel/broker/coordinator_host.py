@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from semel.broker.partitions import Partition
@@ -89,8 +90,9 @@ class CoordinatorHost:
         if partition.opened is not None or partition.directory.exists():
             try:
                 self._replay_log(partition)
-            except (Refused, OSError) as error:
-                # What lives in it cannot be served, and the machine says so; everything else can.
+            except (Refused, OSError, StructError, ValueError, LookupError) as error:
+                # Damage, or a record that no coordinator writes. What lives in it cannot be served, and the machine
+                # says so; everything else can.
                 logger.error("%s-%d cannot be loaded: %s", self.topic_name, index, error)
                 self._unreadable.add(index)
                 machine.unload(index)
