@@ -17,6 +17,7 @@ from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.metadata import MetadataRequest
 from tests.broker.raw import Raw, batch, fetch_request, produce_request, values_of
 from tests.support.processes import BrokerProcess
+from tests.support.waiting import until
 
 PRODUCER, CONSUMER = "producer_byte_rate", "consumer_byte_rate"
 WORK, MUTATION, CONNECTION = "request_percentage", "controller_mutation_rate", "connection_creation_rate"
@@ -386,6 +387,20 @@ def test_growing_and_deleting_count_as_changes_and_old_clients_wait_instead_of_b
         assert raw.ask(delete).responses[0].error_code == ErrorCode.NONE
         refused = raw.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="b")]))
         assert refused.responses[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+@pytest.mark.semel(**{"controller.quota.window.num": 1, "num.partitions": 13})
+def test_a_topic_is_not_created_by_asking_for_it_while_changes_are_above_the_rate(semel_broker: Broker) -> None:
+    with Raw(semel_broker) as raw:
+        alter(raw, {"client-id": "raw"}, {MUTATION: 10.0})
+
+        def codes(name: str) -> list[int]:
+            asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)])
+            return [raw.ask(asked).topics[0].error_code for _ in range(2)]
+
+        assert codes("a") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+        assert codes("b") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+        until(lambda: codes("b")[1] == ErrorCode.NONE, within_s=5, what="the rate to allow it")
 
 
 def test_connections_that_come_too_fast_are_kept_waiting_and_closed(metered: Broker, raw: Raw) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
+from semel.broker.handlers.versions import FEATURES
 from semel.errors import ErrorCode
 from semel.log.files import Files
 from semel.wire.messages.admin import (
@@ -464,6 +465,15 @@ def test_versions_and_finalized_features_are_advertised(raw: Raw) -> None:
     assert 55 not in served
     finalized = {row.name: row.max_version_level for row in answer.finalized_features}
     assert finalized["transaction.version"] == 2
+
+
+@pytest.mark.parametrize(("version", "supported"), [(3, {"metadata.version"}), (4, set(FEATURES))])
+def test_features_from_level_0_on_are_shown_only_to_clients_that_bear_it(
+    raw: Raw, version: int, supported: set[str]
+) -> None:
+    answer = raw.ask(ApiVersionsRequest(client_software_name="test", client_software_version="1"), version)
+    assert {row.name for row in answer.supported_features} == supported
+    assert {row.name for row in answer.finalized_features} == set(FEATURES)
 
 
 def test_an_unknown_version_of_api_versions_is_answered_in_version_0(raw: Raw) -> None:

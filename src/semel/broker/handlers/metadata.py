@@ -41,7 +41,7 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Meta
     if wanted is None or (not wanted and call.version == 0):
         topics = [_described(broker, topic, call.version, request) for topic in broker.topics.topics.values()]
     else:
-        topics = _asked_for(broker, wanted, call.version, request)
+        topics = _asked_for(broker, wanted, call, request)
     host, port = broker.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     return MetadataResponse(
@@ -58,10 +58,11 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Meta
 def _asked_for(
     broker: BrokerServer,
     wanted: list[MetadataRequest.MetadataRequestTopic],
-    version: int,
+    call: Call,
     request: MetadataRequest,
 ) -> list[MetadataResponse.MetadataResponseTopic]:
     """Each topic once, however often it was named: those that are there first, then those that are not."""
+    version = call.version
     known: dict[str, MetadataResponse.MetadataResponseTopic] = {}
     missing: dict[str, MetadataResponse.MetadataResponseTopic] = {}
     by_neither = []
@@ -77,7 +78,7 @@ def _asked_for(
             continue
         topic = broker.topics.by_id.get(row.topic_id) if by_id else broker.topics.topics.get(name)
         if topic is None:
-            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(broker, name, request, version)
+            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(broker, name, request, call)
         elif topic.name not in known:
             known[topic.name] = _described(broker, topic, version, request)
     return [*known.values(), *missing.values(), *by_neither]
@@ -90,7 +91,7 @@ def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> Meta
 
 
 def _unknown_name(
-    broker: BrokerServer, name: str, request: MetadataRequest, version: int
+    broker: BrokerServer, name: str, request: MetadataRequest, call: Call
 ) -> MetadataResponse.MetadataResponseTopic:
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
@@ -98,19 +99,22 @@ def _unknown_name(
     except Refused as error:
         code = error.code
     else:
-        if (request.allow_auto_topic_creation or version < 4) and broker.settings["auto.create.topics.enable"]:
-            _create(broker, name)
+        if (request.allow_auto_topic_creation or call.version < 4) and broker.settings["auto.create.topics.enable"]:
+            _create(broker, name, call)
     return MetadataResponse.MetadataResponseTopic(
         error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_id=NO_ID
     )
 
 
-def _create(broker: BrokerServer, name: str) -> None:
+def _create(broker: BrokerServer, name: str, call: Call) -> None:
+    partition_count = broker.settings["num.partitions"]
     try:
         if name in INTERNAL_TOPICS:
             broker.internal_topic(name)
-        else:
-            broker.open_soon(broker.topics.create(name, broker.settings["num.partitions"]).partitions)
+            return
+        if broker.quotas is not None:
+            broker.quotas.mutation(call, strict_since=0).take(partition_count)
+        broker.open_soon(broker.topics.create(name, partition_count).partitions)
     except Refused as error:
         # The client is told nothing but that the topic is not there, now and whenever it asks again.
         logger.warning("topic %s was asked for and cannot be created: %s", name, error)

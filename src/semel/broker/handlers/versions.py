@@ -42,6 +42,8 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
         supported_features=[
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
             for name, (low, high, _) in FEATURES.items()
+            # Java clients of version 3 do not bear a lowest level of 0, so Kafka does not show it to them.
+            if low > 0 or (call is not None and call.version >= 4)
         ],
         finalized_features_epoch=0,
         finalized_features=[
