@@ -21,7 +21,7 @@ def written(data: Path, count: int = 8, **changes: object) -> PartitionLog:
     """A log with plain, idempotent and transactional batches, one of them compressed, some aborted."""
     log = open_log(data, **changes)
     for number in range(count):
-        log.append(batch(1, number * 2, b"x%d" % number, b"y", codec=number % 2), NOW + number)
+        log.append(batch(1, number * 2, b"x%d" % number, b"y", codec=number % 2), NOW)
         send(log, 7, number, b"t%d" % number)
         end(log, 7, commit=number % 2 == 0)
     return log

@@ -239,3 +239,25 @@ def test_a_log_cut_before_its_deleted_start_begins_and_ends_there(tmp_path: Path
     log.close(NOW)
     again = open_log(tmp_path)
     assert (again.log_start_offset, again.end_offset) == (2, 3)
+
+
+@pytest.mark.parametrize("stop", ["none", "clean", "crash", "crash after a roll"])
+def test_a_producer_of_old_records_is_as_alive_as_any(tmp_path: Path, stop: str) -> None:
+    """A backfill keeps the times of its records: its retries must be recognised nevertheless, also after a restart."""
+    log = open_log(tmp_path)
+    old = batch(1, 0, timestamp_ms=NOW - 30 * DAY_MS)
+    log.append(old, NOW)
+    if stop == "crash after a roll":
+        log.roll(NOW)
+        log.append(batch(), NOW)
+    if stop == "clean":
+        log.close(NOW)
+    elif stop != "none":
+        crash(log)
+    if stop != "none":
+        log = open_log(tmp_path, clean=stop == "clean", now_ms=NOW + 1000)
+    log.retain(NOW + 60_000)
+    answer = log.append(old, NOW + 60_000)
+    assert answer.duplicate and answer.base_offset == 0
+    log.producers.expire(NOW + 1000 + DAY_MS, DAY_MS)
+    assert 1 not in log.producers.entries

@@ -343,6 +343,7 @@ class PartitionLog(Reading, TimestampSearch):
                 last_offset,
                 timestamp_ms,
                 transactional,
+                now_ms,
             )
             if transactional and self.producers.first_open_offset == offset:
                 # read_committed will stop here again and again.

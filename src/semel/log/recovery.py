@@ -109,8 +109,11 @@ class Circumstances:
     unsynced_may_be_lost: bool = False
 
 
-def replay(producers: ProducerStates, batch: Batch) -> CompletedTransaction | None:
-    """Remember one stored batch: what appending it did, without asking whether it may be appended."""
+def replay(producers: ProducerStates, batch: Batch, heard_ms: int) -> CompletedTransaction | None:
+    """Remember one stored batch: what appending it did, without asking whether it may be appended.
+
+    `heard_ms`: when its producer was last heard of, as far as the files can tell. Its records may be much older.
+    """
     if batch.producer_id < 0:
         return None
     if not batch.is_control:
@@ -123,6 +126,7 @@ def replay(producers: ProducerStates, batch: Batch) -> CompletedTransaction | No
             batch.last_offset,
             batch.max_timestamp,
             batch.is_transactional,
+            heard_ms,
         )
         return None
     if batch.record_count == 0:
@@ -336,17 +340,21 @@ class _Loader:
         for number, segment in enumerate(segments[:count]):
             if number + 1 < len(segments) and segments[number + 1].base_offset <= start:
                 continue
-            end = 0
+            end, heard_ms = 0, self._written_ms(segment)
             for position, batch in segment.batches_with_positions():
                 try:
                     check(batch, stored=True)
                 except Refused as refused:
                     raise DamagedLog(segment.log_path, position, refused.why) from None
                 if batch.base_offset >= start:
-                    replay(self.producers, batch)
+                    replay(self.producers, batch, heard_ms)
                 end = position + batch.size_bytes
             if end < segment.size_bytes:
                 raise DamagedLog(segment.log_path, end, "the bytes there are no record batch")
+
+    def _written_ms(self, segment: Segment) -> int:
+        """When the last batch of a segment was written, by the clock of the file system."""
+        return min(self.given.now_ms, self.files.modified_ms(segment.log_path)) if segment.size_bytes else -1
 
     # Recovery
 
@@ -381,7 +389,7 @@ class _Loader:
         size = segment.size_bytes
         segment.forget_indexes()
         aborts: list[AbortedTransaction] = []
-        valid_bytes = 0
+        valid_bytes, heard_ms = 0, self._written_ms(segment)
         what = "the bytes there are no record batch"
         expected = max(expected, segment.base_offset)
         for position, batch in segment.batches_with_positions():
@@ -394,7 +402,7 @@ class _Loader:
             if impossible:
                 # A write that was cut short leaves no matching CRC: this is something else.
                 raise DamagedLog(segment.log_path, position, impossible)
-            completed = replay(self.producers, batch) if batch.base_offset >= replay_from else None
+            completed = replay(self.producers, batch, heard_ms) if batch.base_offset >= replay_from else None
             if completed is not None and completed.aborted:
                 aborts.append(
                     AbortedTransaction(

@@ -55,7 +55,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
                 batch.last_sequence,
                 batch.last_offset,
                 batch.offset_delta,
-                entry.last_timestamp_ms if batch is last else batch.timestamp_ms,
+                max(entry.last_timestamp_ms, entry.heard_ms) if batch is last else batch.timestamp_ms,
                 entry.coordinator_epoch,
                 entry.current_transaction_first_offset,
             )

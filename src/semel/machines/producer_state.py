@@ -58,6 +58,7 @@ class ProducerEntry:
         "contiguous_from_zero",
         "coordinator_epoch",
         "current_transaction_first_offset",
+        "heard_ms",
         "last_marker_offset",
         "last_timestamp_ms",
         "producer_epoch",
@@ -69,6 +70,7 @@ class ProducerEntry:
         self.producer_epoch = producer_epoch
         self.coordinator_epoch = coordinator_epoch
         self.last_timestamp_ms = -1
+        self.heard_ms = -1
         self.current_transaction_first_offset = -1
         self.batches: list[WrittenBatch] = []
         self.contiguous_from_zero = False
@@ -296,7 +298,9 @@ class ProducerStates:
         last_offset: int,
         timestamp_ms: int,
         transactional: bool,
+        heard_ms: int = -1,
     ) -> None:
+        """`heard_ms`: the broker's time, by which the producer is alive however old its records are."""
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id)
@@ -310,6 +314,7 @@ class ProducerStates:
             del batches[0]
         batches.append(WrittenBatch(last_sequence, last_offset, last_offset - first_offset, timestamp_ms))
         entry.last_timestamp_ms = timestamp_ms
+        entry.heard_ms = heard_ms
         if transactional:
             if entry.current_transaction_first_offset < 0:
                 entry.current_transaction_first_offset = first_offset
@@ -416,7 +421,8 @@ class ProducerStates:
         gone = [
             producer_id
             for producer_id, entry in self.entries.items()
-            if not entry.has_open_transaction and now_ms - entry.last_timestamp_ms >= expiration_ms
+            if not entry.has_open_transaction
+            and now_ms - max(entry.last_timestamp_ms, entry.heard_ms) >= expiration_ms
         ]
         for producer_id in gone:
             del self.entries[producer_id]
