@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semel.errors import ErrorCode
+from semel.machines import transaction_coordinator
 from semel.machines.contract import ProducerIdentity, StateRecord, TopicPartition
 from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
 from semel.machines.transaction_log_records import metadata_of, record_of, transactional_id_of
@@ -284,8 +285,9 @@ def test_scenario_30_a_topic_deleted_during_commit_does_not_keep_the_transaction
     assert host.state() == "CompleteCommit"
 
 
-def test_scenario_31_mass_expiry_writes_no_batch_larger_than_allowed() -> None:
-    settings = TransactionSettings(expiration_batch_bytes=2_000, transaction_state_log_num_partitions=2)
+def test_scenario_31_mass_expiry_writes_no_batch_larger_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "MOST_EXPIRED_AT_ONCE", 30)
+    settings = TransactionSettings(transaction_state_log_num_partitions=2)
     host = Host(settings)
     for number in range(500):
         host.producer(f"application-{number}")
@@ -294,7 +296,7 @@ def test_scenario_31_mass_expiry_writes_no_batch_larger_than_allowed() -> None:
     assert len(decisions) > 10
     for decision in decisions:
         assert len({record.partition for record in decision.records}) == 1
-        assert sum(len(record.key) for record in decision.records) <= 2_000
+        assert len(decision.records) <= 30
     assert sum(len(decision.records) for decision in decisions) == 500
     assert host.init("application-7").error_code == E.CONCURRENT_TRANSACTIONS
     for decision in decisions[:-1]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker import marker_sender
+from semel.broker import coordinator_host, marker_sender
 from semel.broker.coordinator_host import CoordinatorHost
 from semel.broker.group_host import GroupHost
 from semel.broker.partitions import TopicRegistry
@@ -365,15 +365,8 @@ def without_verification_of_offsets(patch: Patch) -> None:
 
 
 def without_a_bound_on_expiry(patch: Patch) -> None:
-    original = TransactionCoordinator._expired
-
-    def all_at_once(self: TransactionCoordinator, now_ms: int) -> Any:
-        by_partition: dict[int, list[Any]] = {}
-        for decision in original(self, now_ms):
-            by_partition.setdefault(decision.records[0].partition, []).extend(decision.records)
-        return (Decision(None, tuple(records)) for records in by_partition.values())
-
-    patch.setattr(TransactionCoordinator, "_expired", all_at_once)
+    """What does not fit into one batch is not written in several."""
+    patch.setattr(coordinator_host, "_can_be_parted", lambda records: False)
 
 
 def without_timeouts(patch: Patch) -> None:

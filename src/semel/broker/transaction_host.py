@@ -10,21 +10,10 @@ from semel.broker.marker_sender import MarkerSender
 from semel.broker.partitions import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Decision, Effect, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
-from semel.machines.transaction_coordinator import (
-    RECORD_OVERHEAD_BYTES,
-    TransactionCoordinator,
-    TransactionSettings,
-)
-from semel.records.batch import HEADER_SIZE
+from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
-
-
-def _expiration_batch_bytes(*limits: int) -> int:
-    """How many bytes of tombstones fit into what the topic takes as one batch, its header and the first included."""
-    largest = TransactionSettings().expiration_batch_bytes
-    return min(largest, *(limit - HEADER_SIZE - RECORD_OVERHEAD_BYTES for limit in limits))
 
 
 class TransactionHost(CoordinatorHost):
@@ -41,9 +30,6 @@ class TransactionHost(CoordinatorHost):
                 ),
                 transaction_state_log_num_partitions=settings.transaction_state_log_num_partitions,
                 transaction_two_phase_commit_enable=settings.transaction_two_phase_commit_enable,
-                expiration_batch_bytes=_expiration_batch_bytes(
-                    settings["message.max.bytes"], settings["transaction.state.log.segment.bytes"]
-                ),
             )
         )
         super().__init__(broker, TRANSACTION_STATE, self.machine)

@@ -76,8 +76,8 @@ from semel.wire.messages.transactions import (
 GROUP_METADATA_TOPIC = "__consumer_offsets"
 #: How long after a failed write the coordinator tries its own steps (timeouts, completions) again.
 RETRY_MS = 500
-#: What a record of a batch takes beside its key, at most, when it has no value.
-RECORD_OVERHEAD_BYTES = 32
+#: No decision forgets more ids than this, however many expire at once.
+MOST_EXPIRED_AT_ONCE = 1_000
 
 #: From this version on a request's sender knows PRODUCER_FENCED; before, it is told INVALID_PRODUCER_EPOCH.
 FENCED_SINCE_INIT = 4
@@ -101,8 +101,6 @@ class TransactionSettings:
     transaction_two_phase_commit_enable: bool = False
     #: The finalized feature level: what the coordinator itself uses when it aborts for an absent owner.
     transaction_version: int = 2
-    #: No decision holds more bytes of tombstones than this, however many ids expire at once.
-    expiration_batch_bytes: int = 262_144
 
 
 class TransactionCoordinator:
@@ -464,22 +462,19 @@ class TransactionCoordinator:
         for partition, shard in self._shards.items():
             if shard.loading:
                 continue
-            batch: list[StateRecord] = []
-            size_bytes = 0
-            for transactional_id, metadata in list(shard.entries.items()):
-                if metadata.last_update_ms > unused_since_ms or transactional_id in shard.pending:
-                    continue
-                if step(metadata.state, Event.EXPIRE) is not State.DEAD:
-                    continue
-                tombstone = tombstone_of(transactional_id, partition)
-                if batch and size_bytes + len(tombstone.key) > self.settings.expiration_batch_bytes:
-                    yield Decision(None, tuple(batch))
-                    batch, size_bytes = [], 0
-                shard.pending[transactional_id] = Pending([(tombstone, None)], now_ms)
-                batch.append(tombstone)
-                size_bytes += len(tombstone.key) + RECORD_OVERHEAD_BYTES
-            if batch:
-                yield Decision(None, tuple(batch))
+            expired = [
+                transactional_id
+                for transactional_id, metadata in shard.entries.items()
+                if metadata.last_update_ms <= unused_since_ms
+                and transactional_id not in shard.pending
+                and step(metadata.state, Event.EXPIRE) is State.DEAD
+            ]
+            for start in range(0, len(expired), MOST_EXPIRED_AT_ONCE):
+                tombstones = []
+                for transactional_id in expired[start : start + MOST_EXPIRED_AT_ONCE]:
+                    tombstones.append(tombstone_of(transactional_id, partition))
+                    shard.pending[transactional_id] = Pending([(tombstones[-1], None)], now_ms)
+                yield Decision(None, tuple(tombstones))
 
     # For administrators
 
