@@ -15,6 +15,7 @@ from semel.records.batch import split
 from semel.records.markers import read_marker
 from semel.wire.messages.admin import DeleteTopicsRequest
 from semel.wire.messages.fetch import ListOffsetsRequest
+from semel.wire.messages.groups import DescribeGroupsRequest, ListGroupsRequest
 from semel.wire.messages.offsets import OffsetFetchRequest
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -510,6 +511,18 @@ def test_two_phase_commit_is_served_only_when_it_is_switched_on(tmp_path: Path, 
             assert raw.is_closed()
             return
         assert raw.ask(request, 6).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_broker_that_has_no_transactions_and_groups_yet_says_so(tmp_path: Path, durability: str) -> None:
+    with running(tmp_path, semel_durability=durability) as broker, Raw(broker) as raw:
+        identity = raw.ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000), 5)
+        assert (identity.error_code, identity.producer_epoch) == (ErrorCode.NONE, 0)
+        assert raw.ask(ListTransactionsRequest()).transaction_states == []
+        assert raw.ask(DescribeTransactionsRequest(transactional_ids=[])).transaction_states == []
+        assert raw.ask(ListGroupsRequest()).groups == []
+        assert raw.ask(DescribeGroupsRequest(groups=[])).groups == []
+        assert not broker.server.topics.topics, "nothing was made for that"
 
 
 @pytest.mark.parametrize("version", [V1_PRODUCE, V2_PRODUCE])

@@ -140,7 +140,7 @@ class CoordinatorHost:
         reply, written = self._write(decision)
         if not written:
             return reply
-        if self.broker.flusher is None:
+        if self.broker.flusher is None or not decision.records:
             self.perform_all(decision.effects)
             return reply
         return self._answer_after_flush(decision, reply)
@@ -160,7 +160,7 @@ class CoordinatorHost:
         assert self.broker.flusher is not None
         topic = self.broker.topics.get(self.topic_name)
         written = {topic.partitions[record.partition] for record in decision.records}
-        if written and await self.broker.flusher.flushed(written):
+        if await self.broker.flusher.flushed(written):
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
         self.perform_all(decision.effects)
         return reply
