@@ -199,3 +199,22 @@ def test_a_hole_is_where_the_log_ends_only_if_the_machine_went_down_and_nothing_
         else:
             assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert (tmp_path / ".semel_boot_id").read_bytes() == BOOT_ID.read_bytes()
+
+
+def test_a_damaged_partition_is_told_once_and_not_at_every_round_of_retention(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=2)
+        for partition in (0, 1):
+            for _ in range(3):
+                raw.produce("t", batch(timestamp_ms=1), partition=partition)
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    path = tmp_path / "t-0" / LOG
+    path.write_bytes(path.read_bytes()[:70] + b"\xff" + path.read_bytes()[71:])
+    with Broker(tmp_path, settings={"log.retention.check.interval.ms": 20}) as broker:
+        log = broker.server.topics.partition("t", 1).log
+        until(lambda: log.log_start_offset == 3, what="a round of retention")
+    said = [record.getMessage() for record in caplog.records if "t-0" in record.getMessage()]
+    assert len([line for line in said if "offline" in line]) == 1
+    assert not [line for line in said if "retention of" in line]

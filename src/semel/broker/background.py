@@ -70,8 +70,8 @@ class Background:
         for partition in list(self._broker.topics.all_partitions()):
             if self._stopped:
                 return
-            if partition.opened is None and not partition.directory.exists():
-                continue
+            if partition.opened is None and (partition.offline is not None or not partition.directory.exists()):
+                continue  # what is offline was told once; whoever asks for it tries again
             try:
                 work(partition)
             except (OSError, Refused):
