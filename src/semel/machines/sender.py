@@ -114,7 +114,8 @@ class Sender:
         sizes: dict[int, int] = {}
         wake_at: int | None = None
         active = self._active()
-        self.stale_leaders.intersection_update(active)  # a topic that is gone for good is not looked for for ever
+        if self.stale_leaders:
+            self.stale_leaders.intersection_update(active)  # a topic that is gone for good is not looked for for ever
         for partition in active:
             at = self._sendable_at_ms(partition)
             if at is None:
