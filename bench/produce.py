@@ -9,6 +9,7 @@ SMALL = "produce 1,000,000 x 100 B, acks=all"
 LARGE = "produce 500,000 x 1 KB, acks=all"
 CPU = "broker CPU for the first"
 CONSUME = "consume the first back, librdkafka"
+CEILING = "the same, if Semel stored nothing"
 GROWTH = "cost per record, 1,000 partitions to 1"
 
 
@@ -22,6 +23,14 @@ def measure(server: Server) -> dict[str, float]:
     consumed = consume_all(server, "small", 1_000_000)
     large = producer_performance(server, "large", 500_000, 1_000)
     return {SMALL: small, CPU: cpu, CONSUME: consumed, LARGE: large}
+
+
+def measure_ceiling(server: Server) -> dict[str, float]:
+    """The client against a broker that stores nothing: no broker can be driven faster on this machine."""
+    create_topic(server, "small")
+    create_topic(server, "large")
+    producer_performance(server, "large", 20_000, 100)
+    return {CEILING: producer_performance(server, "small", 1_000_000, 100)}
 
 
 def measure_growth(server: Server) -> dict[str, float]:
@@ -46,6 +55,12 @@ FAMILIES = [
             Row(LARGE, "records/s", 1.5, higher_is_better=True),
         ),
         measure,
+    ),
+    Family(
+        "ceiling",
+        (Row(CEILING, "records/s", None, higher_is_better=True),),
+        measure_ceiling,
+        module="bench.storing_nothing",
     ),
     Family(
         "partitions",

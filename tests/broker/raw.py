@@ -13,9 +13,10 @@ from semel.records.batch import Batch, build, read_records, split
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.admin import CreateTopicsRequest
-from semel.wire.messages.fetch import FetchRequest, FetchResponse
+from semel.wire.messages.fetch import FetchRequest, FetchResponse, ListOffsetsRequest
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
+from tests.support.waiting import until
 
 _KEYS = {api.name: api.key for api in APIS.values()}
 
@@ -28,6 +29,7 @@ class Raw:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self.client_id = client_id
+        self._elsewhere = isinstance(broker, str)
         self._correlation_id = 0
 
     def __enter__(self) -> Raw:
@@ -94,8 +96,18 @@ class Raw:
         )
         result = self.ask(CreateTopicsRequest(topics=[topic])).topics[0]
         assert result.error_code == 0, result
+        if self._elsewhere:
+            # Kafka answers before its partitions have their leader.
+            for partition in range(partitions):
+                until(lambda p=partition: self._is_led(name, p), what=f"{name}-{partition} to have a leader")
         topic_id: uuid.UUID = result.topic_id
         return topic_id
+
+    def _is_led(self, topic: str, partition: int) -> bool:
+        row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=-2)
+        asked = ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[row])
+        answer = self.ask(ListOffsetsRequest(replica_id=-1, topics=[asked]), 9)
+        return bool(answer.topics[0].partitions[0].error_code == 0)
 
     def topic_id(self, name: str) -> uuid.UUID:
         row = MetadataRequest.MetadataRequestTopic(name=name)

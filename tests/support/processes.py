@@ -161,8 +161,16 @@ class Process:
 class BrokerProcess:
     """A Semel broker in a process of its own: start, kill -9, start again on the same data and port."""
 
-    def __init__(self, data: Path, *, settings: Mapping[str, object] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Mapping[str, object] | None = None,
+        port: int | None = None,
+        module: str = "semel",
+    ) -> None:
         self.data = data
+        self.module = module
         self.settings = dict(settings or {})
         self.port = port or free_port()
         self.process: Process | None = None
@@ -190,10 +198,10 @@ class BrokerProcess:
         if self.log_path.exists():
             self.log_path.rename(self.log_path.with_suffix(f".{time.time_ns()}.log"))
         options = [option for name, value in self.settings.items() for option in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-m", "semel", "broker", "start"]
+        command = [sys.executable, "-m", self.module, "broker", "start"]
         command += ["--listen", self.bootstrap_servers, "--data", str(self.data), *options]
         source = str(CHECKOUT / "src")
-        path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
+        path = os.pathsep.join(part for part in (source, str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
         environment = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self.process = Process(command, name="semel-broker", environment=environment, output=self.log_path)
         return self.process

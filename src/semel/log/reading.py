@@ -28,7 +28,7 @@ _REMEMBERED_POSITIONS = 256
 class Read(NamedTuple):
     """Whole batches, and what a reader must know about them. `aborted` is None for read_uncommitted."""
 
-    data: bytes
+    data: bytes | memoryview
     aborted: list[tuple[int, int]] | None
     high_watermark: int
     last_stable_offset: int
@@ -74,7 +74,8 @@ class Reading:
                 f"offset {offset} is not within {self.log_start_offset} to {self.end_offset}",
             )
         limit = last_stable_offset if isolation == READ_COMMITTED else self.high_watermark
-        data, upper_bound, aborted = b"", offset, None
+        data: bytes | memoryview = b""
+        upper_bound, aborted = offset, None
         try:
             if offset < limit:
                 data, upper_bound = self._read_batches(offset, limit, max_bytes, at_least_one)
@@ -84,7 +85,9 @@ class Reading:
             raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log cannot be read: {error}") from error
         return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
 
-    def _read_batches(self, offset: int, limit: int, max_bytes: int, at_least_one: bool) -> tuple[bytes, int]:
+    def _read_batches(
+        self, offset: int, limit: int, max_bytes: int, at_least_one: bool
+    ) -> tuple[bytes | memoryview, int]:
         """(whole batches, the offset after them)."""
         place = self._position_of(offset)
         if place is None:
@@ -94,7 +97,7 @@ class Reading:
         available = end_position - position
         if available <= 0:
             return b"", offset
-        data = segment.read(position, min(available, max(max_bytes, 0)))
+        data: bytes | memoryview = segment.read(position, min(available, max(max_bytes, 0)))
         if len(data) < available:
             whole, end_offset = segment.whole_batches(data, position)
             if whole == 0:
@@ -104,7 +107,8 @@ class Reading:
                 whole, end_offset = first.size_bytes, first.last_offset + 1
                 data = segment.read(position, whole)
             if whole < len(data):
-                data = data[:whole]
+                # A view: what was read may be megabytes, and cutting off its end is no reason to copy them.
+                data = memoryview(data)[:whole]
             self._remember_position(end_offset, segment, position + whole)
         elif segment is self._active:
             self._remember_position(end_offset, segment, end_position)

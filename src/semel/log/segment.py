@@ -280,7 +280,7 @@ class Segment:
                 return placed
         return None
 
-    def whole_batches(self, data: bytes, position: int) -> tuple[int, int]:
+    def whole_batches(self, data: bytes | memoryview, position: int) -> tuple[int, int]:
         """How many bytes of `data`, read at `position`, are whole batches, and the offset that comes after them."""
         self.offset_index.load(self.files)
         end = position + len(data)
