@@ -1,4 +1,4 @@
-"""From start to stop: kill -9, clean stops, the lock, durability, the command line, embedding, metrics."""
+"""From start to stop: kill -9, clean stops, the lock, the command line, embedding, metrics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from semel.broker.data_directory import DataDirectoryInUse
 from semel.broker.embedded import Broker
 from semel.config import ConfigError
 from semel.errors import ErrorCode
-from semel.log.files import Files
 from semel.properties import read_properties
 from semel.wire.messages.transactions import InitProducerIdRequest
-from tests.broker.raw import Raw, batch, produce_request
+from tests.broker.raw import Raw, batch
 from tests.support.dump_log import complaints
 from tests.support.processes import BrokerProcess
 from tests.support.requirements import CHECKOUT
@@ -152,85 +151,6 @@ def test_after_a_clean_stop_logs_are_opened_only_when_they_are_needed(tmp_path: 
         raw.fetch("t", partition=3)
         opened = [one.index for one in broker.server.topics.topics["t"].partitions if one.opened is not None]
         assert opened == [3]
-
-
-# Durability
-
-
-class SlowDisk(Files):
-    """fsync waits until it is let go, and counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.let_go = threading.Event()
-        self.let_go.set()
-        self.log_syncs = 0
-
-    def sync(self, descriptor: int) -> None:
-        if threading.current_thread().name.startswith("semel-fsync"):
-            self.log_syncs += 1
-            assert self.let_go.wait(30)
-        super().sync(descriptor)
-
-
-@pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    from semel.broker import server
-
-    disk = SlowDisk()
-    monkeypatch.setattr(server, "Files", lambda: disk)
-    return disk
-
-
-def test_with_fsync_nothing_is_answered_or_read_before_it_is_on_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
-    settings = {"semel.durability": "fsync"}
-    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw, Raw(broker) as retry, Raw(broker) as reader:
-        raw.create("t")
-        sent = batch(b"once", producer_id=3, producer_epoch=0, base_sequence=0)
-        slow_disk.let_go.clear()
-        waiting = raw.send(produce_request("t", sent), 12)
-        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
-        assert reader.values("t") == []
-        also_waiting = retry.send(produce_request("t", sent), 12)
-        until(lambda: broker.server.metrics.messages_in == 2, what="the retry to be recognised")
-        slow_disk.let_go.set()
-        for connection, one in ((raw, waiting), (retry, also_waiting)):
-            answer = connection.receive(one).responses[0].partition_responses[0]
-            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
-        assert reader.values("t") == [b"once"]
-
-
-def test_one_fsync_serves_all_that_wait(tmp_path: Path, slow_disk: SlowDisk) -> None:
-    with Broker(tmp_path, settings={"semel.durability": "fsync"}) as broker:
-        writers = [Raw(broker) for _ in range(8)]
-        writers[0].create("t")
-        slow_disk.let_go.clear()
-        first = writers[0].send(produce_request("t", batch(b"first")), 12)
-        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
-        others = [writer.send(produce_request("t", batch(b"other")), 12) for writer in writers[1:]]
-        until(lambda: broker.server.metrics.messages_in == 8, what="the others to be written")
-        slow_disk.let_go.set()
-        for writer, sent in zip(writers, [first, *others], strict=True):
-            assert writer.receive(sent).responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        assert broker.server.flusher is not None
-        assert broker.server.flusher.rounds == 2
-        for writer in writers:
-            writer.socket.close()
-
-
-def test_an_fsync_that_fails_is_answered_and_stops_the_partition(tmp_path: Path, slow_disk: SlowDisk) -> None:
-    with Broker(tmp_path, settings={"semel.durability": "fsync"}) as broker, Raw(broker) as raw:
-        raw.create("t")
-        raw.produce("t", batch(b"fine"))
-
-        def failing(descriptor: int) -> None:
-            raise OSError(5, "the disk is on fire")
-
-        slow_disk.sync = failing  # type: ignore[method-assign]
-        assert raw.produce("t", batch(b"lost")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert raw.produce("t", batch(b"refused")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        assert raw.values("t") == [b"fine"]
-    assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
 
 # The command line

@@ -8,13 +8,14 @@ Guarantees:
   the start, because what was left prepared must be finished and what was left open must time out.
 - A partition that cannot be read is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
 - When an append fails, the machine is told and its answer to that is what the client gets.
+- What was decided and written is carried out, whether or not the client that asked for it is still there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -143,7 +144,7 @@ class CoordinatorHost:
         if self.broker.flusher is None or not decision.records:
             self.perform_all(decision.effects)
             return reply
-        return self._answer_after_flush(decision, reply)
+        return self._answer_after(self.broker.spawn(self._perform_after_flush(decision)), reply)
 
     def settle(self, decision: Decision[Any]) -> Any:
         """Carry out a decision whose reply is wanted now, if anybody wants it; only its effects wait for the disk."""
@@ -153,17 +154,47 @@ class CoordinatorHost:
         if self.broker.flusher is None or not decision.records:
             self.perform_all(decision.effects)
         elif decision.effects:
-            self.broker.spawn(self._answer_after_flush(decision, reply))
+            self.broker.spawn(self._perform_after_flush(decision))
         return reply
 
-    async def _answer_after_flush(self, decision: Decision[Any], reply: Any) -> Any:
-        assert self.broker.flusher is not None
-        topic = self.broker.topics.get(self.topic_name)
-        written = {topic.partitions[record.partition] for record in decision.records}
-        if await self.broker.flusher.flushed(written):
-            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
+    async def _perform_after_flush(self, decision: Decision[Any]) -> bool:
+        """Carry a written decision out once it is on disk; False when it cannot get there."""
+        if not await self._flushed({record.partition for record in decision.records}):
+            return False
         self.perform_all(decision.effects)
+        return True
+
+    async def _answer_after(self, performed: asyncio.Task[bool], reply: Any) -> Any:
+        # Shielded: this coroutine ends with the client's connection, what it asked for does not.
+        if not await asyncio.shield(performed):
+            raise self._not_on_disk()
         return reply
+
+    async def on_disk(self, indexes: Iterable[int]) -> None:
+        """Return once everything these partitions hold so far is durable (nothing to do without fsync)."""
+        if not await self._flushed(indexes):
+            raise self._not_on_disk()
+
+    def holds_what_is_not_on_disk(self, indexes: Iterable[int]) -> bool:
+        """Whether anybody who hears now what these partitions hold may hear what a power cut takes back."""
+        return any(self._unflushed(indexes))
+
+    def _unflushed(self, indexes: Iterable[int]) -> Iterator[Partition]:
+        topic = self.broker.topics.topics.get(self.topic_name)
+        if topic is None:
+            return
+        for index in indexes:
+            partition = topic.partitions[index]
+            # With fsync the high watermark follows the disk.
+            if partition.opened is not None and partition.opened.high_watermark < partition.opened.end_offset:
+                yield partition
+
+    async def _flushed(self, indexes: Iterable[int]) -> bool:
+        flusher = self.broker.flusher
+        return flusher is None or not await flusher.flushed(self._unflushed(indexes))
+
+    def _not_on_disk(self) -> Refused:
+        return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
 
     def _write(self, decision: Decision[Any]) -> tuple[Any, bool]:
         """Append and replay; the reply, and whether everything was written."""

@@ -32,8 +32,13 @@ class Flusher:
         self.rounds = 0
 
     async def flushed(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
-        """Return once everything these partitions hold now is on disk; those where that failed come back."""
+        """Return once everything these partitions hold now is on disk; those where that failed come back.
+
+        A partition that is deleted meanwhile has nothing left to make durable: that is no failure.
+        """
         mine = frozenset(partitions)
+        if not mine:
+            return mine
         self._wanted |= mine
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._round())
@@ -43,7 +48,6 @@ class Flusher:
         async with self._one_at_a_time:
             wanted, self._wanted, self._next = self._wanted, set(), None
             self.rounds += 1
-            # A partition that was deleted meanwhile has nothing left to make durable.
             logs = {partition: partition.opened for partition in wanted}
             jobs = _prepared(logs)
             if self._threads is None:
@@ -54,7 +58,7 @@ class Flusher:
             if log is not None:
                 log.advance_high_watermark(offset)
                 partition.changed()
-        return frozenset(wanted - reached.keys())
+        return frozenset(partition for partition in wanted - reached.keys() if partition.opened is not None)
 
     def close(self) -> None:
         """Let the running round end."""

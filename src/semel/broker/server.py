@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.broker.background import Background
 from semel.broker.data_directory import DataDirectory
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
+
+_Result = TypeVar("_Result")
 
 
 def _wall_clock_ms() -> int:
@@ -259,11 +261,12 @@ class BrokerServer:
         """Stop as soon as the loop gets to it; for signal handlers."""
         self.loop.create_task(self.stop())
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         """Run something beside the requests; a failure of it is logged, a broken invariant stops the broker."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

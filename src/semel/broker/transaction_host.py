@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.coordinator_host import CoordinatorHost
 from semel.broker.marker_sender import MarkerSender
 from semel.broker.partitions import TRANSACTION_STATE
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, invariant
 from semel.machines.contract import Decision, Effect, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
 from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
 
@@ -55,14 +55,6 @@ class TransactionHost(CoordinatorHost):
             self.broker.before_the_next_request(partial(self._markers.send, effect))
         else:
             self._markers.send(effect)
-
-    async def on_disk(self, transactional_id: str) -> None:
-        """Return once everything the coordinator wrote of this id so far is durable (nothing to do without fsync)."""
-        if self.broker.flusher is not None:
-            topic = self.broker.internal_topic(self.topic_name)
-            partition = topic.partitions[self.machine.partition_for(transactional_id)]
-            if await self.broker.flusher.flushed((partition,)):
-                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
 
     def admit(
         self,

@@ -1,0 +1,191 @@
+"""`semel.durability=fsync`: nothing is answered or shown before it is on disk, and nothing is left undone meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.errors import ErrorCode
+from semel.log.files import Files
+from semel.wire.messages.admin import DeleteTopicsRequest
+from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
+from semel.wire.messages.transactions import DescribeTransactionsRequest, EndTxnRequest
+from tests.broker.raw import Raw, batch, produce_request
+from tests.broker.test_transactions import Transactional, committed, committed_offset
+from tests.support.waiting import until
+
+FSYNC = {"semel.durability": "fsync"}
+
+
+class SlowDisk(Files):
+    """fsync waits until it is let go, that of a partition with a gate until its gate opens, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self.gates: dict[str, threading.Event] = {}
+        self.log_syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        if threading.current_thread().name.startswith("semel-fsync"):
+            self.log_syncs += 1
+            assert self.let_go.wait(30)
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            assert all(gate.wait(30) for name, gate in self.gates.items() if f"/{name}-" in path)
+        super().sync(descriptor)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    from semel.broker import server
+
+    disk = SlowDisk()
+    monkeypatch.setattr(server, "Files", lambda: disk)
+    return disk
+
+
+def test_with_fsync_nothing_is_answered_or_read_before_it_is_on_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw, Raw(broker) as retry, Raw(broker) as reader:
+        raw.create("t")
+        sent = batch(b"once", producer_id=3, producer_epoch=0, base_sequence=0)
+        slow_disk.let_go.clear()
+        waiting = raw.send(produce_request("t", sent), 12)
+        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
+        assert reader.values("t") == []
+        also_waiting = retry.send(produce_request("t", sent), 12)
+        until(lambda: broker.server.metrics.messages_in == 2, what="the retry to be recognised")
+        slow_disk.let_go.set()
+        for connection, one in ((raw, waiting), (retry, also_waiting)):
+            answer = connection.receive(one).responses[0].partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
+        assert reader.values("t") == [b"once"]
+
+
+def test_one_fsync_serves_all_that_wait(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker:
+        writers = [Raw(broker) for _ in range(8)]
+        writers[0].create("t")
+        slow_disk.let_go.clear()
+        first = writers[0].send(produce_request("t", batch(b"first")), 12)
+        until(lambda: slow_disk.log_syncs == 1, what="the fsync to begin")
+        others = [writer.send(produce_request("t", batch(b"other")), 12) for writer in writers[1:]]
+        until(lambda: broker.server.metrics.messages_in == 8, what="the others to be written")
+        slow_disk.let_go.set()
+        for writer, sent in zip(writers, [first, *others], strict=True):
+            assert writer.receive(sent).responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        assert broker.server.flusher is not None
+        assert broker.server.flusher.rounds == 2
+        for writer in writers:
+            writer.socket.close()
+
+
+def test_an_fsync_that_fails_is_answered_and_stops_the_partition(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(b"fine"))
+
+        def failing(descriptor: int) -> None:
+            raise OSError(5, "the disk is on fire")
+
+        slow_disk.sync = failing  # type: ignore[method-assign]
+        assert raw.produce("t", batch(b"lost")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.produce("t", batch(b"refused")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert raw.values("t") == [b"fine"]
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+def end_request(producer: Transactional) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=producer.id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        committed=True,
+    )
+
+
+def state_of(raw: Raw, transactional_id: str) -> str:
+    answer = raw.ask(DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+    return str(answer.transaction_states[0].transaction_state)
+
+
+def test_a_commit_is_carried_out_although_its_sender_went_away_before_it_was_on_disk(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+        raw.create("t")
+        with Raw(broker) as hasty:
+            producer = Transactional(hasty, "payments")
+            assert producer.write("t", b"paid") is ErrorCode.NONE
+            slow_disk.let_go.clear()
+            before = slow_disk.log_syncs
+            hasty.send(end_request(producer), 5)
+            until(lambda: slow_disk.log_syncs > before, what="the fsync to begin")
+        until(lambda: broker.server.connection_count == 1, what="the sender to be gone")
+        slow_disk.let_go.set()
+        until(lambda: committed(raw, "t") == [b"paid"], what="the marker")
+        until(lambda: state_of(raw, "payments") == "CompleteCommit", what="the transaction to be complete")
+
+
+def test_a_topic_that_is_deleted_while_its_marker_waits_for_the_disk_does_not_hold_up_the_transaction(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw, Raw(broker) as other:
+        raw.create("short-lived")
+        raw.create("busy")
+        producer = Transactional(raw, "payments")
+        assert producer.write("short-lived", b"paid") is ErrorCode.NONE
+        slow_disk.gates = {"__transaction_state": threading.Event(), "busy": threading.Event()}
+        before, written = slow_disk.log_syncs, broker.server.metrics.messages_in
+        ending = raw.send(end_request(producer), 5)
+        until(lambda: slow_disk.log_syncs > before, what="the outcome's fsync to begin")
+        other.send(produce_request("busy", batch()), 12)
+        until(lambda: broker.server.metrics.messages_in > written, what="the next in line")
+        log = broker.server.topics.partition("short-lived", 0).log
+        slow_disk.gates["__transaction_state"].set()
+        assert raw.receive(ending).error_code == ErrorCode.NONE
+        until(lambda: log.end_offset == 2, what="the marker to be written")
+        target = DeleteTopicsRequest.DeleteTopicState(name="short-lived")
+        assert raw.ask(DeleteTopicsRequest(topics=[target])).responses[0].error_code == ErrorCode.NONE
+        slow_disk.gates["busy"].set()
+        until(lambda: state_of(raw, "payments") == "CompleteCommit", what="the transaction to be complete")
+
+
+def test_a_stranger_to_the_coordinator_is_told_so_in_the_answer(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+        raw.create("t")
+        data = batch(b"whose?", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        answer = raw.produce("t", data, transactional_id="nobody")
+        assert answer.error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_committed_offset_is_not_shown_before_it_is_on_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw, Raw(broker) as reader:
+        raw.create("t")
+        partition = OffsetCommitRequest.OffsetCommitRequestPartition
+        rows = [
+            OffsetCommitRequest.OffsetCommitRequestTopic(
+                name="t", partitions=[partition(partition_index=0, committed_offset=7, committed_metadata="")]
+            )
+        ]
+        assert committed_offset(reader, "g", "t") == (-1, ErrorCode.NONE)
+        slow_disk.let_go.clear()
+        before = slow_disk.log_syncs
+        waiting = raw.send(OffsetCommitRequest(group_id="g", topics=rows), 8)
+        until(lambda: slow_disk.log_syncs > before, what="the fsync to begin")
+        asked = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0])
+        also_waiting = reader.send(OffsetFetchRequest(group_id="g", topics=[asked]), 7)
+        reader.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            reader.receive_frame()
+        reader.socket.settimeout(10)
+        slow_disk.let_go.set()
+        assert raw.receive(waiting).topics[0].partitions[0].error_code == ErrorCode.NONE
+        assert reader.receive(also_waiting).topics[0].partitions[0].committed_offset == 7
+        rounds = broker.server.disk.rounds
+        assert committed_offset(reader, "g", "t") == (7, ErrorCode.NONE)
+        assert broker.server.disk.rounds == rounds, "what is on disk is shown at once"
