@@ -29,7 +29,9 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
+        self.first_write = asyncio.Event()
         self.second_write = asyncio.Event()
+        self.resumed = asyncio.Event()
         self.reading = True
         self.aborted = False
 
@@ -38,6 +40,7 @@ class FakeTransport:
 
     def writelines(self, buffers: list[bytes]) -> None:
         self.written.append(b"".join(buffers))
+        self.first_write.set()
         if len(self.written) == 2:
             self.second_write.set()
 
@@ -46,6 +49,7 @@ class FakeTransport:
 
     def resume_reading(self) -> None:
         self.reading = True
+        self.resumed.set()
 
     def abort(self) -> None:
         self.aborted = True
@@ -172,6 +176,39 @@ def test_buffers_kept_for_later_leave_others_their_share() -> None:
         assert peer.transport.written == [b"x" * 1_000_000]
     assert pool.refusals == 0
     assert pool.used_bytes <= 6_000_000
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_peer_that_has_to_wait_keeps_nothing_that_others_need(waits: bool) -> None:
+    async def scene() -> None:
+        async def muted_later(connection: ServerConnection) -> list[bytes | bytearray | memoryview]:
+            connection.mute(0.05)
+            return [b"wait"]
+
+        def serve(connection: ServerConnection, frame: memoryview) -> Served:
+            if len(frame) < 1000:
+                return [bytes(frame)]
+            if waits:
+                return muted_later(connection)
+            connection.mute(0.05)
+            return [b"wait"]
+
+        pool = MemoryPool(1_000_000)
+        peer = Peer(serve, pool=pool)
+        peer.feed(framed(b"x" * 2_000_000))
+        async with asyncio.timeout(5):
+            await peer.transport.first_write.wait()
+            assert pool.used_bytes == 0
+            if peer.transport.reading:
+                peer.feed(framed(b"next"))
+                assert peer.transport.written == [b"wait"]
+            else:
+                await peer.transport.resumed.wait()
+                peer.feed(framed(b"next"))
+            await peer.transport.second_write.wait()
+        assert peer.transport.written == [b"wait", b"next"]
+
+    asyncio.run(scene())
 
 
 def test_requests_of_one_connection_are_served_one_at_a_time_and_answered_in_order() -> None:

@@ -274,6 +274,13 @@ def test_a_producer_that_wants_no_answer_is_not_heard_either(raw: Raw, topic: st
     assert waited_s(raw, began) >= 0.3
 
 
+def test_a_wait_longer_than_an_answer_can_say_is_the_longest_it_can_say(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    alter(raw, {"client-id": "raw"}, {PRODUCER: 1.0, WORK: 5e-324})
+    answer = raw.ask(produce_request(topic, batch(b"x" * 3_000_000)), 12)
+    assert answer.throttle_time_ms == 2**31 - 1
+
+
 @pytest.mark.semel(**{"quota.window.num": 2, "semel.durability": "fsync"})
 def test_a_produce_that_waits_for_the_disk_is_counted_too(semel_broker: Broker, topic: str) -> None:
     with Raw(semel_broker) as raw:

@@ -6,6 +6,7 @@ Guarantees:
   whole windows but one, so that a burst after a silence is judged by its average.
 - `TokenBucket` is Kafka's (KIP-599): a bucket holds what `samples` windows may spend and fills at the allowed rate. It
   may be overdrawn once, by any amount; the debt is then waited for.
+- Nobody is told to wait for longer than an answer can say, however small the quota.
 - Neither remembers anything once it `is_idle`: it can be thrown away and made again without anybody noticing.
 """
 
@@ -13,6 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+
+#: The longest wait: `throttle_time_ms` is a 32-bit number.
+MOST_WAIT_MS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class SampledRate:
         rate = self.total * 1000 / span_ms
         if rate <= allowed_per_s:
             return 0
-        return round((rate - allowed_per_s) / allowed_per_s * span_ms)
+        return round(min((rate - allowed_per_s) / allowed_per_s * span_ms, MOST_WAIT_MS))
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether nothing of the last windows is left."""
@@ -97,7 +101,7 @@ class TokenBucket:
     def wait_ms(self, now_ms: int) -> int:
         """How long it takes until the debt is paid; 0 while there is none."""
         self._fill(now_ms)
-        return round(-self.tokens / self._allowed_per_s * 1000) if self.tokens < 0 else 0
+        return round(min(-self.tokens / self._allowed_per_s * 1000, MOST_WAIT_MS)) if self.tokens < 0 else 0
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether the bucket is full."""

@@ -198,11 +198,17 @@ class FramedProtocol(asyncio.BufferedProtocol):
                 return
         if self._start == end:
             self._start = self._end = 0
-            if len(buffer) > INITIAL_BUFFER_BYTES and (
-                len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low)
-            ):
-                self._return_grown()
-                self._buffer = memoryview(bytearray(INITIAL_BUFFER_BYTES))
+            if len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low):
+                self._shrink()
+
+    def _shrink(self) -> None:
+        """Go on in a buffer as small as the first, if what has arrived of the next frame fits into it."""
+        pending = self._end - self._start
+        if len(self._buffer) > INITIAL_BUFFER_BYTES > pending:
+            small = memoryview(bytearray(INITIAL_BUFFER_BYTES))
+            small[:pending] = self._buffer[self._start : self._end]
+            self._buffer, self._start, self._end = small, 0, pending
+            self._return_grown()
 
     def _make_room(self) -> None:
         start, end, buffer = self._start, self._end, self._buffer
@@ -301,6 +307,8 @@ class ServerConnection(FramedProtocol):
         # What arrived together is answered together: one write, however many requests.
         if self._answers:
             self._write_answers()
+        if self.is_muted:
+            self._shrink()
 
     def _write_answers(self) -> None:
         answers, self._answers = self._answers, []
@@ -359,7 +367,10 @@ class ServerConnection(FramedProtocol):
             self._resume()
 
     def _resume(self) -> None:
-        if not self.is_muted:
+        if self.is_muted:
+            # Whoever has to wait, perhaps for hours, keeps nothing that others need.
+            self._shrink()
+        else:
             super()._resume()
 
     def _fail(self, error: BaseException) -> None:
