@@ -370,6 +370,27 @@ def test_an_invariant_broken_by_a_timer_stops_the_broker_as_well(tmp_path: Path)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
 
+def test_what_was_due_is_not_done_after_a_broken_invariant(tmp_path: Path) -> None:
+    from semel.errors import InvariantViolation
+
+    done: list[str] = []
+
+    def broken() -> None:
+        server = broker.server
+        server.before_the_next_request(lambda: done.append("due"))
+        server.transactions.machine.tick = lambda now_ms: [done.append("tick")]  # type: ignore[assignment,list-item]
+        server.loop.call_soon(server.transactions._tick)
+        raise InvariantViolation("two and two are five")
+
+    broker = Broker(tmp_path).start()
+    try:
+        broker.server.loop.call_soon_threadsafe(broken)
+        until(lambda: broker.server.stopped.is_set(), what="the broker to stop")
+    finally:
+        broker.stop()
+    assert done == []
+
+
 @pytest.mark.parametrize(("version", "closed"), [(3, False), (4, True)])
 def test_an_unforeseen_failure_is_answered_where_there_is_room_for_it(
     tmp_path: Path, version: int, closed: bool

@@ -289,6 +289,8 @@ class CoordinatorHost:
 
     def _tick(self) -> None:
         self._timer = None
+        if self.broker.fatal_error is not None:
+            return
         for decision in self.machine_to_drive.tick(self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()

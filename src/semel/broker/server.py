@@ -291,7 +291,7 @@ class BrokerServer:
         self.due.append(step)
 
     def _do_first_due(self) -> None:
-        if self.due:
+        if self.due and self.fatal_error is None:
             step = self.due.popleft()
             if self.due:
                 self.loop.call_soon(self._do_first_due)

@@ -26,8 +26,8 @@ CONSUMER = -1
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 #: Tiered storage's questions. There is one tier here, so the first is the log's start and the others have no answer.
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
-#: The request version each special timestamp came with.
 _NOTHING = Found(-1, -1, -1)
+#: The request version each special timestamp came with.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
