@@ -198,7 +198,9 @@ class FramedProtocol(asyncio.BufferedProtocol):
                 return
         if self._start == end:
             self._start = self._end = 0
-            if len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low):
+            if len(buffer) > INITIAL_BUFFER_BYTES and (
+                len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low)
+            ):
                 self._shrink()
 
     def _shrink(self) -> None:
