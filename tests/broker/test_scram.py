@@ -133,3 +133,8 @@ def test_credentials_outlive_kill_9_and_the_password_is_nowhere_on_disk(tmp_path
     assert base64.b64encode(secret) not in stored
     with BrokerProcess(data) as broker, Raw(broker.bootstrap_servers) as raw:
         assert described(raw) == {"a": [(SHA_256, 4096)]}
+
+
+def test_asking_for_very_many_users_costs_no_square_of_their_number(raw: Raw) -> None:
+    answer = described(raw, *(f"somebody with a name of some length {number}" for number in range(40_000)))
+    assert set(answer.values()) == {ErrorCode.RESOURCE_NOT_FOUND}

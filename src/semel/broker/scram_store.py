@@ -68,7 +68,8 @@ class ScramStore:
 
     def of_user(self, user: str) -> dict[int, ScramCredential]:
         """A user's credentials by mechanism."""
-        return {mechanism: found for (name, mechanism), found in self._credentials.items() if name == user}
+        keys = ((user, mechanism) for mechanism in MECHANISMS)
+        return {key[1]: self._credentials[key] for key in keys if key in self._credentials}
 
     def replace(self, changes: Mapping[CredentialKey, ScramCredential | None]) -> None:
         """Set credentials and, where there is None, remove them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from semel.broker.scram_store import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
@@ -26,14 +27,13 @@ def describe_user_scram_credentials(
     broker: BrokerServer, request: DescribeUserScramCredentialsRequest, call: Call
 ) -> DescribeUserScramCredentialsResponse:
     """Mechanism and iterations of each user asked for, or of all."""
-    named = [row.name for row in request.users or ()]
-    asked = named or [user for user, _ in broker.scram_store]
+    times = Counter(row.name for row in request.users or ())
     results = []
-    for user in dict.fromkeys(asked):
+    for user in times or dict.fromkeys(user for user, _ in broker.scram_store):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)
         results.append(result)
         found = broker.scram_store.of_user(user)
-        if named.count(user) > 1:
+        if times[user] > 1:
             result.error_code = ErrorCode.DUPLICATE_RESOURCE
             result.error_message = f"{user} is asked for more than once"
         elif not found:
