@@ -20,7 +20,6 @@ from semel.machines.idle_entries import NOTHING, with_entry, without_entry
 from semel.wire import decode
 from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 
-NO_GENERATION = -1
 NO_MEMBER_ID = ""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 _VERSION = Struct(">h")

@@ -70,13 +70,6 @@ class Answer(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt(Effect):
-    """The machine wants `tick` to be called no later than this."""
-
-    at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class SendMarkers(Effect):
     """Write this transaction's outcome into every partition, then report back with `markers_written`.
 
