@@ -25,11 +25,25 @@ def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
 
 
 @pytest.fixture
-def too_many_files(spark: Any) -> Iterator[list[int]]:
+def too_many_files(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A process in which every new descriptor is beyond what select() takes, and which has not listened yet."""
+    from pyspark import java_gateway
+
     opened = [os.open(os.devnull, os.O_RDONLY)]
-    while opened[-1] < 1100:
+
+    def fill() -> None:
         opened.append(os.open(os.devnull, os.O_RDONLY))
+        while opened[-1] < 1100:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+
+    def listen(gateway: Any) -> None:
+        # Whatever closed meanwhile, here or in py4j's threads, must not leave room for a listener.
+        fill()
+        started(gateway)
+
+    started = java_gateway.ensure_callback_server_started
+    monkeypatch.setattr(java_gateway, "ensure_callback_server_started", listen)
+    fill()
     gateway = spark.sparkContext._gateway
     gateway._callback_server = None
     yield opened
@@ -37,27 +51,34 @@ def too_many_files(spark: Any) -> Iterator[list[int]]:
         os.close(descriptor)
 
 
+def close_most(opened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for descriptor in sorted(opened)[:900]:
+        os.close(descriptor)
+        opened.remove(descriptor)
+
+
 def test_a_process_that_cannot_be_called_back_is_told_so_and_nothing_hangs(
-    stage: Stage, too_many_files: list[int]
+    stage: Stage, too_many_files: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = stage.source()
     with pytest.raises(CallbacksImpossible, match=r"cannot use one from 1024 on.*close what is not needed"):
         stage.start(frame)
-    for _ in range(900):
-        os.close(too_many_files.pop(0))
+    close_most(too_many_files, monkeypatch)
     values = stage.put_numbers(3)
     stage.run(frame)
     assert stage.values() == values
 
 
-def test_a_listener_that_died_is_started_again(stage: Stage, too_many_files: list[int]) -> None:
+def test_a_listener_that_died_is_started_again(
+    stage: Stage, too_many_files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark.java_gateway import ensure_callback_server_started
 
     gateway = stage.spark.sparkContext._gateway
     ensure_callback_server_started(gateway)  # as any foreachBatch does, and dies
     gateway._callback_server.thread.join(20)
-    for _ in range(900):
-        os.close(too_many_files.pop(0))
+    close_most(too_many_files, monkeypatch)
     values = stage.put_numbers(3)
     stage.run(stage.source())
     assert stage.values() == values
