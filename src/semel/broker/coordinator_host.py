@@ -3,7 +3,7 @@
 Guarantees:
 
 - A machine's records are in the log before it remembers them, and before anybody hears of them; with
-  `semel.durability=fsync` they are on disk before anybody hears of them.
+  `semel.durability=fsync` they are on disk before anybody hears of them, also from the answer to a retry.
 - A partition is loaded by replaying its log before its first request, and every stored partition is loaded soon after
   the start, because what was left prepared must be finished and what was left open must time out.
 - A partition that cannot be read is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
@@ -41,6 +41,7 @@ class Machine(Protocol):
     def load(self, partition: int, coordinator_epoch: int) -> None: ...
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]: ...
     def unload(self, partition: int) -> object: ...
+    def partition_for(self, key: str, /) -> int: ...
     def tick(self, now_ms: int) -> list[Decision[Any]]: ...
     def next_wake_ms(self) -> int | None: ...
 
@@ -68,6 +69,10 @@ class CoordinatorHost:
         if partition not in self._unreadable:
             self._load(partition)
         return partition in self._loaded
+
+    def ready_for(self, key: str) -> bool:
+        """Load the partition this group or transactional id lives in; whether it can be served."""
+        return self.ready(self.machine_to_drive.partition_for(key))
 
     def load_all(self) -> None:
         """Load every partition, for questions about all of them."""
@@ -136,13 +141,19 @@ class CoordinatorHost:
 
     # Deciding
 
-    def answer(self, decision: Decision[Any]) -> Any:
-        """Carry a decision out. The reply, or a coroutine that gives it once the records are on disk."""
+    def answer(self, decision: Decision[Any], *keys: str) -> Any:
+        """Carry a decision out. The reply, or a coroutine that gives it once the records are on disk.
+
+        Of `keys` the reply tells something even if nothing is written now: what was written before may still be on its
+        way to the disk.
+        """
         reply, written = self._write(decision)
         if not written:
             return reply
         if self.broker.flusher is None or not decision.records:
             self.perform_all(decision.effects)
+            if self.broker.flusher is not None and any(self._unflushed(self._partitions_of(keys))):
+                return self._answer_after_flush(reply, keys)
             return reply
         return self._answer_after(self.broker.spawn(self._perform_after_flush(decision)), reply)
 
@@ -170,14 +181,17 @@ class CoordinatorHost:
             raise self._not_on_disk()
         return reply
 
-    async def on_disk(self, indexes: Iterable[int]) -> None:
-        """Return once everything these partitions hold so far is durable (nothing to do without fsync)."""
-        if not await self._flushed(indexes):
+    async def _answer_after_flush(self, reply: Any, keys: Iterable[str]) -> Any:
+        await self.on_disk(*keys)
+        return reply
+
+    async def on_disk(self, *keys: str) -> None:
+        """Return once everything written of these keys so far is durable (nothing to do without fsync)."""
+        if not await self._flushed(self._partitions_of(keys)):
             raise self._not_on_disk()
 
-    def holds_what_is_not_on_disk(self, indexes: Iterable[int]) -> bool:
-        """Whether anybody who hears now what these partitions hold may hear what a power cut takes back."""
-        return any(self._unflushed(indexes))
+    def _partitions_of(self, keys: Iterable[str]) -> set[int]:
+        return {self.machine_to_drive.partition_for(key) for key in keys}
 
     def _unflushed(self, indexes: Iterable[int]) -> Iterator[Partition]:
         topic = self.broker.topics.topics.get(self.topic_name)

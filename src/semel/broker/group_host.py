@@ -42,10 +42,6 @@ class GroupHost(CoordinatorHost):
         timeouts = GroupTimeouts(values["consumer.session.timeout.ms"], values["consumer.heartbeat.interval.ms"])
         self.machine.set_timeouts(group_id, timeouts if own.changed(group_id) else None)
 
-    def ready_for(self, group_id: str) -> bool:
-        """Load the partition this group lives in; whether it can be served."""
-        return self.ready(self.machine.partition_for(group_id))
-
     def new_token(self) -> int:
         """A number for a request that may have to wait."""
         self._next_token += 1

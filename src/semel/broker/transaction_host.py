@@ -37,10 +37,6 @@ class TransactionHost(CoordinatorHost):
         self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         self._markers = MarkerSender(broker, self)
 
-    def ready_for(self, transactional_id: str) -> bool:
-        """Load the partition this id lives in; whether it can be served."""
-        return self.ready(self.machine.partition_for(transactional_id))
-
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         self.machine.replay(record)
 

@@ -25,7 +25,7 @@ IMPLICIT_ADD_SINCE = 5
 def _served(broker: BrokerServer, request: Any, call: Call, command: Callable[..., Any], groups: Iterable[str]) -> Any:
     for group_id in groups:
         broker.groups.ready_for(group_id)
-    return broker.groups.answer(command(request, call.version, broker.now_ms()))
+    return broker.groups.answer(command(request, call.version, broker.now_ms()), *groups)
 
 
 def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -100,7 +100,7 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
 
 async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     """With fsync, the coordinator's record is on disk before the first offset of the transaction is written."""
-    await broker.transactions.on_disk((broker.transactions.machine.partition_for(request.transactional_id),))
+    await broker.transactions.on_disk(request.transactional_id)
     host = broker.groups
     reply = host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
     return await reply if type(reply) is CoroutineType else reply
@@ -122,17 +122,7 @@ def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode)
 def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Committed offsets; with fsync, once they are on disk: a consumer may go on from them at once."""
     groups = [group.group_id for group in request.groups] if call.version >= 8 else [request.group_id]
-    reply = _served(broker, request, call, broker.groups.machine.offset_fetch, groups)
-    if broker.flusher is not None:
-        indexes = {broker.groups.machine.partition_for(group_id) for group_id in groups}
-        if broker.groups.holds_what_is_not_on_disk(indexes):
-            return _told_when_on_disk(broker, indexes, reply)
-    return reply
-
-
-async def _told_when_on_disk(broker: BrokerServer, indexes: set[int], reply: Any) -> Any:
-    await broker.groups.on_disk(indexes)
-    return reply
+    return _served(broker, request, call, broker.groups.machine.offset_fetch, groups)
 
 
 def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:

@@ -74,8 +74,7 @@ async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceR
                 _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
             except Refused as error:
                 refused[id(part)] = error
-    host = broker.transactions
-    await host.on_disk((host.machine.partition_for(str(request.transactional_id)),))
+    await broker.transactions.on_disk(str(request.transactional_id))
     reply = _produce(broker, request, call, refused)
     return await reply if type(reply) is CoroutineType else reply
 

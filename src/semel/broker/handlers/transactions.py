@@ -33,22 +33,25 @@ BATCHED_SINCE = 4
 def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
     """A producer id for an idempotent producer, or the next identity of a transactional one."""
     host = broker.transactions
-    if request.transactional_id is not None:
-        host.ready_for(request.transactional_id)
-    return host.answer(host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take))
+    keys = () if request.transactional_id is None else (request.transactional_id,)
+    for transactional_id in keys:
+        host.ready_for(transactional_id)
+    decision = host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
+    return host.answer(decision, *keys)
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
     """Partitions join a transaction; one that does not exist keeps the others out as well, as in Kafka."""
     host = broker.transactions
     if call.version < BATCHED_SINCE:
-        host.ready_for(request.v3_and_below_transactional_id)
-        refused = _refused_partitions(broker, request)
-        if refused is not None:
-            return refused
-    for transaction in request.transactions:
-        host.ready_for(transaction.transactional_id)
-    return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()))
+        ids = [request.v3_and_below_transactional_id]
+    else:
+        ids = [transaction.transactional_id for transaction in request.transactions]
+    for transactional_id in ids:
+        host.ready_for(transactional_id)
+    if call.version < BATCHED_SINCE and (refused := _refused_partitions(broker, request)) is not None:
+        return refused
+    return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
 
 def _refused_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
@@ -86,16 +89,17 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
     if not broker.groups.ready_for(request.group_id):
         # A marker could not be written there: the transaction would never end.
         return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return host.answer(
-        host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), broker.groups.machine.partition_for)
-    )
+    partition_for = broker.groups.machine.partition_for
+    decision = host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
+    return host.answer(decision, request.transactional_id)
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
     """Commit or abort; answered when the outcome is in the log. The markers follow before anything else is served."""
     host = broker.transactions
     host.ready_for(request.transactional_id)
-    return host.answer(host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take))
+    decision = host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
+    return host.answer(decision, request.transactional_id)
 
 
 def describe_transactions(broker: BrokerServer, request: DescribeTransactionsRequest, call: Call) -> Any:
