@@ -43,6 +43,9 @@ class OneLeader:
     def backoff(self, tries: int) -> float:
         return 0.0
 
+    def throttled_s(self, node_id: int, lane: str) -> float:
+        return 0.0
+
     def forget_topic(self, topic: str) -> None:
         raise AssertionError("nobody doubts the leader here")
 

@@ -131,7 +131,7 @@ class Cluster:
             async with asyncio.timeout(timeout_ms / 1000):
                 node_id = await self._node_for(to)
                 connection, node_id = await self._connection(node_id, lane)
-                return await self._links.exchange(connection, node_id, message, version, newest)
+                return await self._links.exchange(connection, node_id, lane, message, version, newest)
         except TimeoutError:
             if connection is not None:
                 # Answers come in order: whatever follows on this connection would wait behind the one that is late.
@@ -139,9 +139,10 @@ class Cluster:
             elif self._links.failure is not None:
                 why = f"no connection within {timeout_ms:g} ms; the last try: {self._links.failure.why}"
                 raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._links.failure
-            raise RequestTimedOut(
-                ErrorCode.REQUEST_TIMED_OUT, f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
-            ) from None
+            why = f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
+            if connection is None and (left_s := self._links.throttles.longest_s()) > 0:
+                why += f"; it was not sent: a quota makes this client wait for another {left_s * 1000:.0f} ms"
+            raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
         except asyncio.CancelledError:
             if connection is not None and lane != "data":
                 # A broker may hold a join or a fetch for long, and would answer nothing else meanwhile.
@@ -222,6 +223,10 @@ class Cluster:
         """Whether the cluster offers this API at all."""
         _, node_id = await self._connection(None, "data")
         return self._links.serves(node_id, api)
+
+    def throttled_s(self, node_id: int, lane: str = "data") -> float:
+        """For how many seconds this broker wants to hear nothing more of this client; `request` waits by itself."""
+        return self._links.throttles.left_s(node_id, lane)
 
     # --- connections ----------------------------------------------------------------------------------------------
 

@@ -107,7 +107,9 @@ class Fetcher:
                 offset = waiting[-1].next_offset if waiting else entry.position
                 by_node.setdefault(node_id, []).append((partition, entry.generation, offset))
         for node_id, wanted in by_node.items():
-            self._start(node_id, self._fetch(node_id, wanted))
+            # What is asked for is decided after a wait, not before: positions may move meanwhile.
+            left_s = self._cluster.throttled_s(node_id, "fetch")
+            self._start(node_id, asyncio.sleep(left_s) if left_s else self._fetch(node_id, wanted))
         if doubtful and -1 not in self._asked:
             self._start(-1, self._find_leaders(doubtful))
 

@@ -2,7 +2,7 @@
 
 Guarantees: the first thing said on a connection is ApiVersions, so that every request after it goes out in a version
 the broker serves; one connection is opened at a time for each broker and lane; after a failure the next attempt waits,
-longer each time.
+longer each time; a broker that asks for a pause gets it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from semel.client.answers import check
 from semel.client.connection import Connection
+from semel.client.throttling import Throttles
 from semel.config import ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
 from semel.wire import Malformed
@@ -55,6 +56,7 @@ class Links:
         #: Why the last connection could not be opened; None once one could.
         self.failure: Disconnected | None = None
         self.closed = False
+        self.throttles = Throttles()
         self._client_id: str = config["client.id"]
         self._connect = connect
         self._address_of = address_of
@@ -62,17 +64,21 @@ class Links:
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
 
     def least_busy(self, lane: str) -> int | None:
-        """The node with an open connection and the fewest requests waiting on it, if there is any."""
+        """The node with an open connection and the fewest requests waiting on it, if there is any.
+
+        One that has asked this client to wait comes after all that have not.
+        """
         ready = [
-            (link.connection.in_flight, node_id)
+            (self.throttles.left_s(node_id, lane), link.connection.in_flight, node_id)
             for (node_id, link_lane), link in self._links.items()
             if link_lane == lane and link.connection is not None and not link.connection.closed
         ]
-        return min(ready)[1] if ready else None
+        return min(ready)[2] if ready else None
 
     def close(self) -> None:
         """Close every connection; requests that wait fail with `Disconnected`."""
         self.closed = True
+        self.throttles.close()
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.close()
@@ -81,7 +87,7 @@ class Links:
         return api in self._versions[node_id]
 
     async def exchange(
-        self, connection: Connection, node_id: int, message: Any, version: int | None, newest: int | None
+        self, connection: Connection, node_id: int, lane: str, message: Any, version: int | None, newest: int | None
     ) -> Any:
         """Send one request and wait for its answer; None for a produce that wants none."""
         api = APIS[type(message).__about__.key]
@@ -90,7 +96,11 @@ class Links:
         parts = request_frame(api.key, version, correlation_id, self._client_id, message)
         unanswered = api.key == ApiKey.PRODUCE and message.acks == 0
         frame = await connection.send(parts, None if unanswered else correlation_id)
-        return None if unanswered else _parsed(connection, api.key, version, frame)
+        if unanswered:
+            return None
+        response = _parsed(connection, api.key, version, frame)
+        self.throttles.note(node_id, lane, api.key, version, response)
+        return response
 
     def pick_version(self, node_id: int, api: ApiKey, wanted: int | None, newest: int | None) -> int:
         """The version to use with a node: exactly the one wanted, or the best up to `newest`."""
@@ -109,7 +119,14 @@ class Links:
         return wanted
 
     async def open(self, node_id: int, lane: str) -> Connection:
-        """An open connection to a node; raises `Disconnected` with the reason."""
+        """An open connection to a node that may be used now; raises `Disconnected` with the reason."""
+        while True:
+            connection = await self._opened(node_id, lane)
+            await self.throttles.passed(node_id, lane)
+            if not connection.closed:  # it may have been lost meanwhile
+                return connection
+
+    async def _opened(self, node_id: int, lane: str) -> Connection:
         link = self._links.setdefault((node_id, lane), _Link())
         if link.connection is not None and not link.connection.closed:
             if link.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
@@ -123,7 +140,7 @@ class Links:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, link.not_before - loop.time()))
             try:
-                link.connection = await self._greet(node_id)
+                link.connection = await self._greet(node_id, lane)
                 self._check_open(link.connection)
             except Disconnected as failure:
                 self.failure = failure
@@ -142,7 +159,7 @@ class Links:
                 connection.close()
             raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
 
-    async def _greet(self, node_id: int) -> Connection:
+    async def _greet(self, node_id: int, lane: str) -> Connection:
         """Connect and learn what the broker serves."""
         host, port = self._address_of(node_id)
         setup_ms = self.config["socket.connection.setup.timeout.ms"]
@@ -151,7 +168,7 @@ class Links:
                 connection = await self._connect(host, port)
                 self._set_buffers(connection)
                 try:
-                    await self._learn_versions(connection, node_id)
+                    await self._learn_versions(connection, node_id, lane)
                 except BaseException:
                     connection.close("closed: it did not say which versions it serves")
                     raise
@@ -170,7 +187,7 @@ class Links:
         ]
         connection.set_buffers(*sizes)
 
-    async def _learn_versions(self, connection: Connection, node_id: int) -> None:
+    async def _learn_versions(self, connection: Connection, node_id: int, lane: str) -> None:
         ours = APIS[ApiKey.API_VERSIONS]
         hello = ApiVersionsRequest(client_software_name="semel", client_software_version="1.0")
         version = ours.max_version
@@ -188,6 +205,7 @@ class Links:
             version = min(offered.get(ours.key, 0), version - 1)
             if version < 0:
                 raise UnsupportedVersion(ErrorCode.UNSUPPORTED_VERSION, "the broker refuses every ApiVersions request")
+        self.throttles.note(node_id, lane, ours.key, version, response)
         check(response.error_code, f"asking {connection.address} which versions it serves")
         self._versions[node_id] = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
         if response.finalized_features_epoch >= 0:

@@ -7,6 +7,7 @@ machines are only ever asked with the lock held, and never wait.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -141,7 +142,7 @@ class SendLoop:
         manager, now_ms = self.manager, self._clock_ms()
         with self.lock:
             self._wake_asked = False
-            requests, wake_at = self.sender.poll(now_ms, self._leader)
+            requests, wake_at = self.sender.poll(now_ms, self._leader, self._throttled_ms)
             send = None
             if manager is not None:
                 if manager.state is State.UNINITIALIZED and not manager.is_transactional:
@@ -166,6 +167,9 @@ class SendLoop:
 
     def _leader(self, partition: TopicPartition) -> int | None:
         return self.cluster.metadata.leader(partition.topic, partition.partition)
+
+    def _throttled_ms(self, node_id: int) -> int:
+        return math.ceil(self.cluster.throttled_s(node_id) * 1000)
 
     async def _produce(self, request: Produce) -> None:
         """Send one request and hand the answers to the machine."""

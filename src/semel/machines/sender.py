@@ -106,8 +106,16 @@ class Sender:
 
     # --- what to send ---------------------------------------------------------------------------------------------
 
-    def poll(self, now_ms: int, leader: Callable[[TopicPartition], int | None]) -> tuple[list[Produce], int | None]:
-        """Requests to send now, and when to ask again at the latest (None: when something happens)."""
+    def poll(
+        self,
+        now_ms: int,
+        leader: Callable[[TopicPartition], int | None],
+        throttled_ms: Callable[[int], int] = lambda node_id: 0,
+    ) -> tuple[list[Produce], int | None]:
+        """Requests to send now, and when to ask again at the latest (None: when something happens).
+
+        `throttled_ms` says for how long a node wants to hear nothing: its batches stay where they are, and grow.
+        """
         self._expire(now_ms)
         self._resolve()
         by_node: dict[int, list[ProducerBatch]] = {}
@@ -128,6 +136,9 @@ class Sender:
                 self.stale_leaders.add(partition)
                 continue
             if self._in_flight.get(node_id, 0) >= self.max_in_flight:
+                continue
+            if node_id not in by_node and (wait_ms := throttled_ms(node_id)):
+                wake_at = now_ms + wait_ms if wake_at is None else min(wake_at, now_ms + wait_ms)
                 continue
             size = self._size_of_next(partition)
             if by_node.get(node_id) and sizes[node_id] + size > self.accumulator.max_request_bytes:
