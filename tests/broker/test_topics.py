@@ -540,3 +540,11 @@ def test_what_the_disk_refuses_has_not_happened(tmp_path: Path, topic: str, monk
         disk.full = False
         assert raw.ask(first_id).error_code == ErrorCode.NONE
         assert delete(raw, name=topic).error_code == ErrorCode.NONE
+
+
+def test_what_one_metadata_request_creates_is_bounded_over_all_its_topics(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings={"num.partitions": 5_001}) as broker, Raw(broker) as raw:
+        rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in ("one", "two")]
+        answer = raw.ask(MetadataRequest(topics=rows, allow_auto_topic_creation=True))
+        assert {topic.error_code for topic in answer.topics} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert not broker.server.topics.topics

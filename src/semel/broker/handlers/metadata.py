@@ -6,7 +6,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import INTERNAL_TOPICS, Topic, check_topic_name
+from semel.broker.partitions import INTERNAL_TOPICS, Topic, check_new_partitions, check_topic_name
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
@@ -78,9 +78,12 @@ def _asked_for(
             continue
         topic = broker.topics.by_id.get(row.topic_id) if by_id else broker.topics.topics.get(name)
         if topic is None:
-            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(broker, name, request, call)
+            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(name)
         elif topic.name not in known:
             known[topic.name] = _described(broker, topic, version, request)
+    if (request.allow_auto_topic_creation or version < 4) and broker.settings["auto.create.topics.enable"]:
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        _create(broker, [name for name, answer in missing.items() if answer.error_code == unknown], call)
     return [*known.values(), *missing.values(), *by_neither]
 
 
@@ -90,34 +93,35 @@ def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> Meta
     )
 
 
-def _unknown_name(
-    broker: BrokerServer, name: str, request: MetadataRequest, call: Call
-) -> MetadataResponse.MetadataResponseTopic:
+def _unknown_name(name: str) -> MetadataResponse.MetadataResponseTopic:
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
         check_topic_name(name)
     except Refused as error:
         code = error.code
-    else:
-        if (request.allow_auto_topic_creation or call.version < 4) and broker.settings["auto.create.topics.enable"]:
-            _create(broker, name, call)
     return MetadataResponse.MetadataResponseTopic(
         error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_id=NO_ID
     )
 
 
-def _create(broker: BrokerServer, name: str, call: Call) -> None:
+def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
+    """Create topics, if not too many at once. A client is told nothing but that they are not there."""
     partition_count = broker.settings["num.partitions"]
     try:
-        if name in INTERNAL_TOPICS:
-            broker.internal_topic(name)
-            return
-        if broker.quotas is not None:
-            broker.quotas.mutation(call, strict_since=0).take(partition_count)
-        broker.open_soon(broker.topics.create(name, partition_count).partitions)
+        check_new_partitions(len(names) * partition_count)
     except Refused as error:
-        # The client is told nothing but that the topic is not there, now and whenever it asks again.
-        logger.warning("topic %s was asked for and cannot be created: %s", name, error)
+        logger.warning("%d topics were asked for and cannot be created: %s", len(names), error)
+        return
+    for name in names:
+        try:
+            if name in INTERNAL_TOPICS:
+                broker.internal_topic(name)
+                continue
+            if broker.quotas is not None:
+                broker.quotas.mutation(call, strict_since=0).take(partition_count)
+            broker.open_soon(broker.topics.create(name, partition_count).partitions)
+        except Refused as error:
+            logger.warning("topic %s was asked for and cannot be created: %s", name, error)
 
 
 def _described(
