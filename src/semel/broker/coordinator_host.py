@@ -150,12 +150,13 @@ class CoordinatorHost:
         reply, written = self._write(decision)
         if not written:
             return reply
-        if self.broker.flusher is None or not decision.records:
-            self.perform_all(decision.effects)
-            if self.broker.flusher is not None and any(self._unflushed(self._partitions_of(keys))):
-                return self._answer_after_flush(reply, keys)
-            return reply
-        return self._answer_after(self.broker.spawn(self._perform_after_flush(decision)), reply)
+        with_fsync = self.broker.flusher is not None
+        if with_fsync and decision.records:
+            return self._answer_after(self.broker.spawn(self._perform_after_flush(decision)), reply)
+        self.perform_all(decision.effects)
+        if with_fsync and any(self._unflushed(self._partitions_of(keys))):
+            return self._answer_after_flush(reply, keys)
+        return reply
 
     def settle(self, decision: Decision[Any]) -> Any:
         """Carry out a decision whose reply is wanted now, if anybody wants it; only its effects wait for the disk."""
