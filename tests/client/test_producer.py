@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,6 +34,7 @@ from semel.machines.transaction_manager import GroupMetadata
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
 from semel.testing.history import Ended, Ending, Outcome
 from semel.wire.apis import ApiKey
+from semel.wire.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tests.client.witness import Witness
 from tests.support.waiting import until
 
@@ -256,6 +258,33 @@ def test_two_phases_are_refused_where_the_broker_does_not_serve_them(bootstrap: 
     config = {"bootstrap.servers": bootstrap, "transactional.id": name, "transaction.two.phase.commit.enable": True}
     with Producer(config) as producer, pytest.raises(UnsupportedVersion, match="InitProducerId version 6"):
         producer.init_transactions()
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_producer_that_is_refused_an_identity_says_so_and_goes_on_once_it_is_allowed(
+    session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch, transactional: bool
+) -> None:
+    request = Cluster.request
+    allowed = threading.Event()
+
+    async def guarded(self: Cluster, to: Any, message: Any, **options: Any) -> Any:
+        if isinstance(message, InitProducerIdRequest) and not allowed.is_set():
+            return InitProducerIdResponse(error_code=int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+        return await request(self, to, message, **options)
+
+    monkeypatch.setattr(Cluster, "request", guarded)
+    config = {"bootstrap.servers": session_broker.bootstrap_servers}
+    with Producer({**config, "transactional.id": name} if transactional else config) as producer:
+        for _ in range(2):
+            with pytest.raises(AuthorizationFailed, match="not allowed on this cluster"):
+                producer.init_transactions() if transactional else producer.send(name, "not yet").result(30)
+        allowed.set()
+        if transactional:
+            producer.init_transactions()
+            producer.begin_transaction()
+        assert producer.send(name, "now").result(30).offset == 0
+        if transactional:
+            producer.commit_transaction()
 
 
 def test_an_empty_transaction_commits_cleanly(bootstrap: str, name: str) -> None:

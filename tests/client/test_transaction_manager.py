@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from semel.errors import (
     AbortTransaction,
+    AuthorizationFailed,
     CommitFailed,
     ErrorCode,
+    Fatal,
     InvalidRecord,
     KafkaError,
     Misuse,
@@ -352,8 +354,40 @@ def test_a_coordinator_that_forgot_the_producer_gives_a_new_identity_after_the_a
     manager.begin()
     manager.write(P0)
     manager.abort()
-    answer(manager, ask(manager).message, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    answer(manager, ask(manager).message, ErrorCode.UNKNOWN_PRODUCER_ID)
     assert isinstance(ask(manager).message, InitProducerIdRequest)
+
+
+@pytest.mark.parametrize("ending", ["commit", "abort"])
+def test_a_coordinator_that_has_another_producer_under_this_id_ends_this_one(ending: str) -> None:
+    manager = ready()
+    manager.begin()
+    manager.write(P0)
+    getattr(manager, ending)()
+    answer(manager, ask(manager).message, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    assert manager.state is State.FATAL_ERROR
+    assert type(manager.error) is Fatal
+    for request_type in VERDICTS:
+        assert VERDICTS[request_type].get(ErrorCode.INVALID_PRODUCER_ID_MAPPING, Verdict.FATAL) is Verdict.FATAL
+
+
+@pytest.mark.parametrize("transactional_id", ["payments", None])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
+)
+def test_an_identity_that_is_not_allowed_may_be_asked_for_again_once_it_is(
+    transactional_id: str | None, code: ErrorCode
+) -> None:
+    manager = TransactionManager(transactional_id)
+    manager.initialize()
+    answer(manager, ask(manager).message, code)
+    assert manager.state is State.UNINITIALIZED
+    assert isinstance(manager.error, AuthorizationFailed)
+    manager.initialize()
+    assert manager.error is None
+    assert manager.poll(99, batches_left=False) is None, "not at once"
+    answer(manager, ask(manager, 100).message, producer_id=7, producer_epoch=0)
+    assert manager.state is State.READY
 
 
 def test_an_abort_called_in_the_middle_of_a_commit_is_refused_and_changes_nothing() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Text = bytes | bytearray | memoryview | str
 
 _OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
-_SETTLED = (State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
+_SETTLED = (State.UNINITIALIZED, State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
 
 
 @dataclass(slots=True)

@@ -146,7 +146,9 @@ class SendLoop:
             send = None
             if manager is not None:
                 if manager.state is State.UNINITIALIZED and not manager.is_transactional:
-                    manager.initialize()
+                    # One that was refused its identity asks again when there is something new to send.
+                    if manager.error is None or not self.accumulator.is_empty:
+                        manager.initialize()
                 if manager.state is State.FATAL_ERROR and manager.error is not None:
                     self.sender.give_up(manager.error, sent_too=True)
                 left = self.sender.busy or not self.accumulator.is_empty
@@ -233,6 +235,8 @@ class SendLoop:
         else:
             with self.lock:
                 code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
+                if manager.state is State.UNINITIALIZED and manager.error is not None:
+                    self.sender.give_up(manager.error, sent_too=True)
             self.trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
             if code is ErrorCode.NONE:
                 self._coordinator_tries = 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from semel.errors import (
     AbortTransaction,
+    AuthorizationFailed,
     ErrorCode,
     Fatal,
     KafkaError,
@@ -136,6 +137,7 @@ class TransactionManager:
         if self.state is State.INITIALIZING:
             return
         self._step(Event.INITIALIZE)
+        self.error = None
         self._keep_prepared = keep_prepared
 
     def begin(self) -> None:
@@ -316,8 +318,14 @@ class TransactionManager:
             if self.version < 2:
                 self._bump_after_abort = True
             self._abortable(error_for(code, what))
+        elif meaning is Verdict.NOT_ALLOWED:
+            # Whoever gives out permissions may do so yet: until then every attempt is refused anew, and said.
+            self.error = AuthorizationFailed(code, what)
+            self.not_before_ms = now_ms + backoff_ms
+            self._step(Event.NOT_ALLOWED)
         else:
-            self._fatal(error_for(code, what))
+            error = error_for(code, what)
+            self._fatal(Fatal(code, what) if isinstance(error, AbortTransaction) else error)
 
     # --- requests -------------------------------------------------------------------------------------------------
 

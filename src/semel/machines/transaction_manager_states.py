@@ -42,6 +42,7 @@ class Event(enum.Enum):
     ABORT = "abort_transaction"
     ENDED = "transaction ended"
     ABORTABLE = "abortable failure"
+    NOT_ALLOWED = "no identity for this principal"
     FATAL = "fatal failure"
 
 
@@ -54,6 +55,7 @@ STEPS: dict[State, dict[Event, State]] = {
         E.INITIALIZE: S.INITIALIZING,
         E.INITIALIZED: S.READY,
         E.FOUND_PREPARED: S.PREPARED,
+        E.NOT_ALLOWED: S.UNINITIALIZED,
         E.ABORTABLE: S.ABORTABLE_ERROR,
         E.FATAL: S.FATAL_ERROR,
     },
@@ -108,13 +110,15 @@ class Verdict(enum.Enum):
     RETRY = "retry"
     ABORTABLE = "abortable"
     FENCED = "fenced"
+    NOT_ALLOWED = "not allowed, until somebody allows it"
     FATAL = "fatal"
 
 
 _FENCED = {ErrorCode.PRODUCER_FENCED: Verdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: Verdict.FENCED}
+#: A forgotten producer gets a new identity; one whose transactional id belongs to another by now does not.
 _RENEWED_BY_ABORT = {
     ErrorCode.UNKNOWN_PRODUCER_ID: Verdict.ABORTABLE,
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.ABORTABLE,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.FATAL,
 }
 _MEMBER_MOVED_ON = {
     ErrorCode.FENCED_INSTANCE_ID: Verdict.ABORTABLE,
@@ -125,7 +129,12 @@ _MEMBER_MOVED_ON = {
 
 #: From (request, error code) to a verdict. A code that is not here follows its own row in `errors`.
 VERDICTS: dict[type, dict[ErrorCode, Verdict]] = {
-    InitProducerIdRequest: {**_FENCED},
+    InitProducerIdRequest: {
+        **_FENCED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Verdict.NOT_ALLOWED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED: Verdict.NOT_ALLOWED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.FATAL,
+    },
     AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
     AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
     TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
