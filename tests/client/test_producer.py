@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -285,6 +286,33 @@ def test_a_producer_that_is_refused_an_identity_says_so_and_goes_on_once_it_is_a
         assert producer.send(name, "now").result(30).offset == 0
         if transactional:
             producer.commit_transaction()
+
+
+def test_a_commit_waits_for_records_and_coordinator_together_no_longer_than_max_block_ms(
+    session_broker: Broker, name: str
+) -> None:
+    silent = threading.Event()
+
+    def rule(passing: Passing) -> Mute | None:
+        return Mute() if silent.is_set() and passing.api_key == ApiKey.PRODUCE else None
+
+    with FaultProxy(session_broker.bootstrap_servers, rule) as proxy:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name, "max.block.ms": 2_000}
+        with Producer(config) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(name, "x").result(30)
+            silent.set()
+            producer.send(name, "y")
+            began = time.monotonic()
+            with pytest.raises(RequestTimedOut, match=r"flush\(\) did not finish within timeout_ms=100"):
+                producer.flush(timeout_ms=100)
+            with pytest.raises(
+                RequestTimedOut, match=r"commit_transaction\(\) did not finish within max\.block\.ms=2000"
+            ):
+                producer.commit_transaction()
+            assert time.monotonic() - began < 10, "and not delivery.timeout.ms"
+            producer.close(timeout_ms=0)
 
 
 def test_an_empty_transaction_commits_cleanly(bootstrap: str, name: str) -> None:

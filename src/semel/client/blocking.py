@@ -81,9 +81,9 @@ class Producer(Face):
         """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
         return self._thread.run(self._producer.send_arrow(topic, rows, partition))
 
-    def flush(self) -> None:
-        """Wait until everything sent so far is delivered or has failed."""
-        self._thread.run(self._producer.flush())
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait until everything sent so far is delivered or has failed, or until `timeout_ms` has passed."""
+        self._thread.run(self._producer.flush(timeout_ms))
 
     def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
         """Take the transactional id over: fences its former owner and ends what that left open.

@@ -203,8 +203,22 @@ class AsyncProducer:
                 self._manager.write(target)
             return self._accumulator.append_encoded(target, data, record_count, self._clock_ms())
 
-    async def flush(self) -> None:
-        """Wait until everything sent so far is delivered or has failed; failures are told by the deliveries."""
+    async def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait until everything sent so far is delivered or has failed; failures are told by the deliveries.
+
+        With `timeout_ms` no longer than that; else delivery.timeout.ms ends it, at which every record has its outcome.
+        """
+        if timeout_ms is None:
+            await self._flushed()
+            return
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._flushed()
+        except TimeoutError:
+            why = f"flush() did not finish within timeout_ms={timeout_ms:g}; what was sent goes on"
+            raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
+
+    async def _flushed(self) -> None:
         with self._lock:
             self._accumulator.close_all()
             pending = list(self._accumulator.batches()) + self._sender.unfinished_batches()
@@ -288,14 +302,16 @@ class AsyncProducer:
         with self._lock:
             manager.add_offsets(as_offsets(offsets), group)
         self._sending.wake()
-        await self._until(lambda: not manager.offsets_pending, "send_offsets_to_transaction")
+        async with self._blocking("send_offsets_to_transaction"):
+            await self._until(lambda: not manager.offsets_pending)
         if manager.error is not None:
             raise manager.error
 
     async def prepare_transaction(self) -> ProducerIdentity:
         """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
         manager = self._need_manager("prepare_transaction")
-        await self.flush()
+        async with self._blocking("prepare_transaction"):
+            await self._flushed()
         with self._lock:
             manager.prepare()
         return manager.identity
@@ -308,14 +324,20 @@ class AsyncProducer:
         await self._settle("complete_transaction")
 
     async def commit_transaction(self) -> None:
-        """Wait for every record of the transaction, then make all of it visible at once."""
+        """Wait for every record of the transaction, then make all of it visible at once.
+
+        Takes max.block.ms at most, records and coordinator together; call it again to wait on.
+        """
         manager = self._need_manager("commit_transaction")
         self._check_open()
-        if manager.state is State.IN_TRANSACTION:
-            await self.flush()
-        with self._lock:
-            manager.commit()
-        await self._settle("commit_transaction")
+        async with self._blocking("commit_transaction"):
+            if manager.state is State.IN_TRANSACTION:
+                await self._flushed()
+            with self._lock:
+                manager.commit()
+            await self._settled(manager)
+        if manager.error is not None:
+            raise manager.error
 
     async def abort_transaction(self) -> None:
         """Drop the transaction: what was sent in it will never be seen by a read_committed reader."""
@@ -355,18 +377,27 @@ class AsyncProducer:
     async def _settle(self, what: str) -> None:
         """Wait until the step that was begun has an outcome, and raise it if it is an error."""
         manager = self._need_manager(what)
-        self._sending.wake()
-        await self._until(lambda: manager.state in _SETTLED, what)
+        async with self._blocking(what):
+            await self._settled(manager)
         if manager.error is not None:
             raise manager.error
 
-    async def _until(self, reached: Callable[[], bool], what: str) -> None:
+    async def _settled(self, manager: TransactionManager) -> None:
+        self._sending.wake()
+        await self._until(lambda: manager.state in _SETTLED)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._sending.check_running()
+            await self._sending.changed()
+
+    @asynccontextmanager
+    async def _blocking(self, what: str) -> AsyncIterator[None]:
+        """All that a call waits for, which together takes max.block.ms at most."""
         limit_ms = self.config["max.block.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                while not reached():
-                    self._sending.check_running()
-                    await self._sending.changed()
+                yield
         except TimeoutError:
             raise RequestTimedOut(
                 ErrorCode.REQUEST_TIMED_OUT,
