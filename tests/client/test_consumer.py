@@ -13,6 +13,7 @@ import pytest
 
 from semel import Admin, Broker, Consumer, Producer
 from semel.client.consumer import AsyncConsumer
+from semel.client.consumer_group_member import ConsumerMember
 from semel.client.metadata import Metadata
 from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.contract import TopicPartition
@@ -534,3 +535,29 @@ def test_misuse_is_explained(session_broker: Broker, name: str) -> None:
             consumer.seek((name, 0), 1)
     with pytest.raises(Misuse, match="closed"):
         consumer.poll()
+
+
+def test_a_commit_before_partitions_go_is_repeated_in_the_epoch_that_a_heartbeat_brings(
+    bootstrap: str, name: str
+) -> None:
+    async def run() -> None:
+        config = {"bootstrap.servers": bootstrap, "group.id": name, "group.protocol": "consumer"}
+        async with AsyncConsumer({**config, "auto.offset.reset": "earliest"}) as consumer:
+            await consumer.subscribe([name])
+            while not await consumer.poll(1_000):
+                pass
+            member = consumer._member
+            assert isinstance(member, ConsumerMember)
+            epoch = member.machine._last_epoch
+            member.machine._last_epoch -= 1
+            await consumer._commit_before_revoke()
+            assert (await consumer.committed([(name, 0)]))[TopicPartition(name, 0)].offset == 1
+            assert member.machine._last_epoch == epoch
+            await member.leave()
+            member.machine._last_epoch = epoch - 1
+            began = time.monotonic()
+            await consumer._commit_before_revoke()
+            assert time.monotonic() - began < 10, "one who has left hears of no other epoch"
+
+    fill(bootstrap, name, 1)
+    asyncio.run(run())

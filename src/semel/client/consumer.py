@@ -457,11 +457,25 @@ class AsyncConsumer:
 
     async def _commit_before_revoke(self) -> None:
         await asyncio.gather(*self._committing, return_exceptions=True)
-        if self._auto_commits:
+        deadline = self._loop.time() + self.config["default.api.timeout.ms"] / 1000
+        while self._auto_commits:
+            epoch = self.group_metadata().generation_id
             try:
                 await self.commit()
-            except KafkaError:
-                return  # the group has moved on: whoever reads on, reads from the last commit that counted
+            except KafkaError as error:
+                # These partitions are this member's until they are let go of, whatever its epoch is by now (KIP-848).
+                if error.code is not ErrorCode.STALE_MEMBER_EPOCH or not await self._newer_epoch(epoch, deadline):
+                    return  # the group has moved on: whoever reads on, reads from the last commit that counted
+            else:
+                return
+
+    async def _newer_epoch(self, epoch: int, deadline: float) -> bool:
+        """Whether a heartbeat has brought this member another epoch, in time."""
+        while self._member is not None and self._member.in_touch and self._loop.time() < deadline:
+            if self._member.metadata.generation_id != epoch:
+                return True
+            await asyncio.sleep(self._cluster.backoff(1))
+        return False
 
     # --- closing --------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,11 @@ class Member(ABC):
         return self._membership.metadata
 
     @property
+    def in_touch(self) -> bool:
+        """Whether heartbeats go on and the group counts this member in."""
+        return self._heartbeats is not None and not self._heartbeats.done() and not self._membership.lost
+
+    @property
     @abstractmethod
     def busy(self) -> bool:
         """Whether the group wants something of this member that `settle` has to do."""
