@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from semel.config import TOPIC, Values
@@ -81,6 +83,35 @@ class FaultyFiles(InlineFiles):
     def remove(self, path: str | os.PathLike[str]) -> None:
         self._change("remove", os.fspath(path))
         super().remove(path)
+
+
+def open_below(directory: Path) -> list[int]:
+    """Descriptors of files in this directory, removed ones too."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the one that lists them
+        if path.startswith(f"{directory}{os.sep}"):
+            found.append(int(name))
+    return found
+
+
+def close_below(directory: Path) -> None:
+    """What the operating system does for a process that died with these files open."""
+    for descriptor in open_below(directory):
+        os.close(descriptor)
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """A directory for one example of many; logs in it need not be closed."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            yield directory
+        finally:
+            close_below(Path(directory))
 
 
 def settings(**changes: object) -> Values:

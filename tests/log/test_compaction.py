@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from semel.log.compaction import BYTES_PER_KEY, Cancelled, Compaction
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import read_records
 from semel.records.markers import read_marker
-from tests.log.disk import NOW, FaultyFiles, InlineFiles, Killed, batch, crash, end, open_log, read_all, stored
+from tests.log.disk import NOW, FaultyFiles, InlineFiles, Killed, batch, crash, end, open_log, read_all, scratch, stored
 
 DAY_MS = 86_400_000
 COMPACT = {"cleanup_policy": "compact", "delete_retention_ms": DAY_MS, "segment_bytes": 100_000}
@@ -445,7 +444,7 @@ steps = st.lists(
 @given(steps)
 def test_whatever_happens_a_reader_ends_with_the_same_values(history: list[tuple[str, int, int, bool]]) -> None:
     """Compacted or not: the same last value per key, the same producers, the same stable offset, rising offsets."""
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch() as directory:
         compacted = open_log(Path(directory) / "a", **COMPACT, )
         plain = open_log(Path(directory) / "b", cleanup_policy="compact", segment_bytes=100_000)
         sequences: dict[int, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from semel.errors import Refused
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import read_records
-from tests.log.disk import NOW, batch, crash, end, open_log, read_all, send, stored
+from tests.log.disk import NOW, batch, crash, end, open_log, read_all, scratch, send, stored
 
 SMALL = {"segment_bytes": 700, "index_interval_bytes": 100}
 
@@ -96,7 +95,7 @@ def agrees(log: PartitionLog, model: Model, max_bytes: int) -> None:
 @calm
 @given(steps, st.integers(1, 2000))
 def test_any_sequence_of_batches_by_any_producers_equals_the_model(history: list[Step], max_bytes: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch() as directory:
         log, model = open_log(Path(directory), **SMALL), Model()
         play(log, model, history)
         agrees(log, model, max_bytes)
@@ -108,7 +107,7 @@ def test_any_sequence_of_batches_by_any_producers_equals_the_model(history: list
 @given(steps, steps, st.sampled_from(["clean", "crash", "crash, all snapshots lost", "crash, last snapshot torn"]))
 def test_a_restart_changes_nothing(before: list[Step], after: list[Step], kind: str) -> None:
     """C4: snapshot + tail equals a full replay equals never having stopped. C5: indexes rebuild byte-equal."""
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch() as directory:
         data = Path(directory)
         log, model = open_log(data, **SMALL), Model()
         play(log, model, before)
@@ -143,7 +142,7 @@ def index_files(data: Path) -> dict[str, bytes]:
 @given(steps, st.data())
 def test_cutting_the_log_back_equals_never_having_written_the_rest(history: list[Step], draw: st.DataObject) -> None:
     """K-12153: producer state first, then the watermarks"""
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as other:
+    with scratch() as directory, scratch() as other:
         log, model = open_log(Path(directory), **SMALL), Model()
         play(log, model, history)
         ends = [0] + [found.next_offset for found in stored(log)]

@@ -29,6 +29,7 @@ from tests.log.disk import (
     end,
     open_log,
     read_all,
+    scratch,
     send,
     stored,
 )
@@ -97,7 +98,7 @@ def test_what_was_flushed_is_there_and_the_rest_is_whole_or_absent(
     history: list[str], fraction: float, old_names: bool, compacted: bool
 ) -> None:
     """C1, C2"""
-    with tempfile.TemporaryDirectory() as place:
+    with scratch() as place:
         root = Path(place)
         files = ForgetfulFiles()
         policy = {"cleanup_policy": "compact" if compacted else "delete", "segment_bytes": 600}
@@ -143,7 +144,6 @@ def test_what_was_flushed_is_there_and_the_rest_is_whole_or_absent(
         if again.end_offset == flushed:
             assert again.producers.facts() == facts
         again.append(batch(99, 0), NOW)
-
 
 
 # The machine went down, and nobody was promised what had not been fsynced (`semel.durability=os`)

@@ -10,7 +10,7 @@ from semel.errors import Refused
 from semel.log.files import Buffer, Files
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import build, split
-from tests.log.disk import NOW, InlineFiles, batch, crash, end, open_log, read_all, send
+from tests.log.disk import NOW, FaultyFiles, InlineFiles, batch, crash, end, open_below, open_log, read_all, send
 
 
 def offsets(data: bytes) -> list[int]:
@@ -167,6 +167,22 @@ def test_descriptors_of_old_segments_are_given_back(tmp_path: Path) -> None:
     read_all(log)
     assert sum(segment.is_open for segment in log.segments) <= 9
     assert len(read_all(log)) == 12
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_closed_log_has_given_back_every_descriptor(tmp_path: Path, fails: bool) -> None:
+    files = FaultyFiles()
+    log = open_log(tmp_path, files=files, segment_bytes=1_000)
+    for number in range(12):
+        send(log, 1, number, b"x" * 300)
+    end(log, 1, commit=False)
+    read_all(log)
+    log.delete_records_before(5)
+    log.compact(NOW)
+    assert open_below(tmp_path)
+    files.fail_at = files.changes + 1 if fails else None
+    log.close(NOW)
+    assert open_below(tmp_path) == []
 
 
 def test_a_read_is_one_call_when_a_consumer_goes_on_where_it_was(tmp_path: Path) -> None:
