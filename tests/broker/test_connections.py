@@ -15,7 +15,7 @@ import pytest
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.net.connection import INITIAL_BUFFER_BYTES, MemoryPool, Served, ServerConnection
-from semel.wire.apis import APIS
+from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import request_frame
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.metadata import MetadataRequest
@@ -291,6 +291,16 @@ def test_what_is_not_served_closes_the_connection(broker: Broker) -> None:
         with Raw(broker) as raw:
             raw.socket.sendall(framed(head + b"\0" * 8))
             assert raw.is_closed()
+
+
+def test_what_was_served_is_answered_though_the_next_request_makes_no_sense(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        served = b"".join(request_frame(0, 12, 7, "raw", produce_request("t", batch())))
+        nonsense = struct.pack(">ihhih", 10, 999, 0, 8, -1)
+        raw.socket.sendall(served + nonsense)
+        assert raw.receive((ApiKey.PRODUCE, 12, 7)).responses[0].partition_responses[0].base_offset == 0
+        assert raw.is_closed()
 
 
 def test_a_request_larger_than_allowed_is_refused(tmp_path: Path) -> None:

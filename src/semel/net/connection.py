@@ -312,6 +312,12 @@ class ServerConnection(FramedProtocol):
         if self.is_muted:
             self._shrink()
 
+    def refuse(self, why: str) -> None:
+        # What was served before is answered: a producer must not send again what was written.
+        if self._answers:
+            self._write_answers()
+        super().refuse(why)
+
     def _write_answers(self) -> None:
         answers, self._answers = self._answers, []
         if not self.closed:
