@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,20 @@ def test_a_file_that_cannot_be_read_is_its_partitions_trouble_alone(
             assert values_of(rows[1]) == [b"kept"]
             assert list_offset(raw, "t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert raw.values("t") == [b"kept"]
+
+
+def test_a_stopped_broker_has_given_back_every_descriptor(tmp_path: Path) -> None:
+    """Files, sockets, pipes: one left behind by each stop would end a long run of embedded brokers."""
+
+    def run(number: int) -> None:
+        with Broker(tmp_path / str(number)) as broker, Raw(broker) as raw:
+            raw.create("t", partitions=3)
+            for partition in range(3):
+                raw.produce("t", batch(), partition=partition)
+                raw.values("t", partition=partition)
+
+    run(0)  # what is opened once for the whole process is open now
+    open_before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 4):
+        run(number)
+    assert len(os.listdir("/proc/self/fd")) <= open_before

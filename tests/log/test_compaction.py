@@ -445,7 +445,7 @@ steps = st.lists(
 def test_whatever_happens_a_reader_ends_with_the_same_values(history: list[tuple[str, int, int, bool]]) -> None:
     """Compacted or not: the same last value per key, the same producers, the same stable offset, rising offsets."""
     with scratch() as directory:
-        compacted = open_log(Path(directory) / "a", **COMPACT, )
+        compacted = open_log(Path(directory) / "a", **COMPACT)
         plain = open_log(Path(directory) / "b", cleanup_policy="compact", segment_bytes=100_000)
         sequences: dict[int, int] = {}
         now_ms = NOW
