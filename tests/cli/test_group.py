@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from semel.broker.embedded import Broker
 from semel.cli import group_lag
 from semel.cli.group import group
 from semel.client.blocking import Consumer, Producer
 from semel.client.blocking_admin import Admin
 from semel.machines.contract import TopicPartition
+from tests.broker.raw import Raw, batch
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from semel.broker.embedded import Broker
 
 LEDGER = TopicPartition("ledger", 0)
 
@@ -197,3 +197,24 @@ def test_a_group_is_deleted_after_a_confirmation(person: Person) -> None:
     assert person.reads("list") == []
     gone = person.types("describe", "readers")
     assert gone.exit_code == 1 and gone.stderr.count("\n") == 1
+
+
+def test_a_partition_that_cannot_be_read_does_not_keep_the_others_from_being_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.cli.group.PATIENCE_MS", 500)
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("ledger", 2)
+        for partition in range(2):
+            for _ in range(2):
+                raw.produce("ledger", batch(), partition=partition)
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    path = tmp_path / "ledger-1" / "00000000000000000000.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:70] + b"\xff" + whole[71:])
+    with Broker(tmp_path) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.alter_group_offsets("readers", {LEDGER: 1, TopicPartition("ledger", 1): 1})
+        person = Person(broker, admin)
+        result = person.types("describe", "readers", "--json")
+    assert [(row["partition"], row["lag"]) for row in json.loads(result.stdout)] == [(0, 1), (1, None)]
+    assert result.stderr.startswith("ledger-1 cannot be looked at: ")

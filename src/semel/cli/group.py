@@ -14,18 +14,22 @@ from semel.cli.output import errors_for_people, show
 from semel.client.admin_values import GroupDescription
 from semel.client.blocking import BlockingCluster
 from semel.client.blocking_admin import Admin
+from semel.client.offset_requests import OffsetAndTimestamp
 from semel.client.offsets import PartitionLike
-from semel.errors import ErrorCode, KafkaError
+from semel.errors import ErrorCode, KafkaError, RequestTimedOut
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
 
 LATEST, EARLIEST = -1, -2
 COUNTED_OFFSETS = 1_000_000
+#: How long all partitions together, and then each by itself, may take to say where they end.
+PATIENCE_MS, ONCE_MORE_MS = 5_000, 500
 LAG_IN_WORDS = (
     "LAG is what a read_committed reader has still to see: commit and abort markers, aborted records and open "
     "transactions are not counted."
 )
 UNCOUNTED_IN_WORDS = "A lag with ~ is a distance in offsets, markers included: it was too far to count."
+
 
 @click.group()
 def group() -> None:
@@ -111,8 +115,8 @@ def _places(admin: Admin, cluster: BlockingCluster, found: GroupDescription, mos
     readers = {partition: member for member in found.members for partition in member.assignment}
     committed = {partition: at.offset for partition, at in admin.list_group_offsets(found.group_id).items()}
     there = _existing(admin, {*committed, *readers})
-    ends = admin.list_offsets(dict.fromkeys(there, LATEST), isolation_level=READ_COMMITTED)
-    starts = admin.list_offsets(dict.fromkeys(there, EARLIEST))
+    ends = _visible_ends(admin, there)
+    starts = admin.list_offsets(dict.fromkeys(ends, EARLIEST))
     rows = []
     for partition in sorted({*committed, *readers}, key=lambda p: (p.topic, p.partition)):
         at = committed.get(partition)
@@ -136,6 +140,22 @@ def _places(admin: Admin, cluster: BlockingCluster, found: GroupDescription, mos
                 row["lag"], row["lag_counted"] = behind.records, behind.exact
         rows.append(row)
     return rows
+
+
+def _visible_ends(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndTimestamp]:
+    """Where a read_committed reader stops. A partition that cannot be read is named, and holds up nobody for long."""
+    try:
+        return admin.list_offsets(
+            dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED, timeout_ms=PATIENCE_MS
+        )
+    except RequestTimedOut:
+        ends: dict[TopicPartition, OffsetAndTimestamp] = {}
+        for partition in partitions:
+            try:
+                ends |= admin.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED, timeout_ms=ONCE_MORE_MS)
+            except RequestTimedOut as error:
+                click.echo(f"{partition} cannot be looked at: {error.why}", err=True)
+        return ends
 
 
 def _existing(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:

@@ -201,14 +201,22 @@ class TopicAdmin(AdminPart):
         return found
 
     async def list_offsets(
-        self, wanted: Mapping[PartitionLike, int], *, isolation_level: int = READ_UNCOMMITTED
+        self,
+        wanted: Mapping[PartitionLike, int],
+        *,
+        isolation_level: int = READ_UNCOMMITTED,
+        timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Offsets by timestamp: -1 for the end, -2 for the beginning, -3 for the newest timestamp."""
+        """Offsets by timestamp: -1 for the end, -2 for the beginning, -3 for the newest timestamp.
+
+        A partition that has no leader or cannot be read is asked for again until `timeout_ms` (by default
+        `default.api.timeout.ms`) is over.
+        """
         return await list_offsets(
             self.cluster,
             {as_partition(partition): timestamp for partition, timestamp in wanted.items()},
             isolation_level=isolation_level,
-            timeout_ms=self._timeout_ms,
+            timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
         )
 
     async def describe_cluster(self) -> ClusterDescription:

@@ -85,10 +85,12 @@ class Admin(Face):
         return self._thread.run(self._admin.delete_records(before))
 
     def list_offsets(
-        self, wanted: Mapping[PartitionLike, int], *, isolation_level: int = 0
+        self, wanted: Mapping[PartitionLike, int], *, isolation_level: int = 0, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Offsets by timestamp: -1 for the end, -2 for the beginning, -3 for the newest timestamp."""
-        return self._thread.run(self._admin.list_offsets(wanted, isolation_level=isolation_level))
+        return self._thread.run(
+            self._admin.list_offsets(wanted, isolation_level=isolation_level, timeout_ms=timeout_ms)
+        )
 
     def describe_cluster(self) -> ClusterDescription:
         """The brokers, the controller, and the features the cluster has finalized."""
