@@ -12,6 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ class MarkerSender:
                         continue
             done.append(target)
         if done and self._broker.flusher is None:
-            if self._is_watched(done):
+            if self.is_watched(done):
                 # Those who wait for what the markers made visible are served before the transaction is written off.
                 self._broker.before_the_next_request(partial(self._report, markers, done))
             else:
@@ -99,9 +100,10 @@ class MarkerSender:
         entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
         return entry is not None and entry.has_open_transaction
 
-    def _is_watched(self, done: list[TopicPartition]) -> bool:
+    def is_watched(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether somebody waits for something new in any of these."""
         topics = self._broker.topics.topics
-        for name, index in done:
+        for name, index in partitions:
             topic = topics.get(name)
             if topic is not None and index < len(topic.partitions) and topic.partitions[index].watchers:
                 return True

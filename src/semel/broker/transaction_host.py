@@ -46,8 +46,8 @@ class TransactionHost(CoordinatorHost):
     def perform(self, effect: Effect) -> None:
         invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
         assert isinstance(effect, SendMarkers)
-        if self.broker.flusher is None:
-            # The outcome is in the log, so it is answered first.
+        if self.broker.flusher is None and not self._markers.is_watched(effect.partitions):
+            # The outcome is in the log, so it is answered first, unless readers wait for it.
             self.broker.before_the_next_request(partial(self._markers.send, effect))
         else:
             self._markers.send(effect)
