@@ -42,7 +42,7 @@ bench: setup java kafka
 	$(BIN)/python -m bench $(BENCH)
 
 soak: setup java kafka
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)
+	$(BIN)/python -m pytest -m soak -rP --timeout 3600 $(TESTS)
 
 setup: $(VENV)/.installed
 

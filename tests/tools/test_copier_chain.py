@@ -133,6 +133,11 @@ def survive(directory: Path, *, records: int, for_s: float, every_s: tuple[float
         transactions = stored_transactions(broker.bootstrap_servers, f"stage-{STAGES}")
         assert any(one.committed is False for one in transactions), "none was aborted: nothing was shown"
         assert judge(history(transactions, watcher.polls, in_order=wanted), at_rest=True) == []
+        aborted = sum(one.committed is False for one in transactions)
+        print(
+            f"{records} records through {STAGES} copiers, {kills} kills -9: each once and in order at the end, "
+            f"{len(transactions)} transactions stored there, {aborted} aborted, {len(watcher.polls)} polls judged"
+        )
         assert broker.stop() == 0
     assert complaints(directory) == []
 
