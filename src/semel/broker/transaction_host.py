@@ -36,6 +36,7 @@ class TransactionHost(CoordinatorHost):
         #: With two-phase commit a transaction may be kept for a successor: its writer is fenced while it is still open.
         self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         self._markers = MarkerSender(broker, self)
+        self._readers_first = False
 
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         self.machine.replay(record)
@@ -50,7 +51,14 @@ class TransactionHost(CoordinatorHost):
             # The outcome is in the log, so it is answered first, unless readers wait for it.
             self.broker.before_the_next_request(partial(self._markers.send, effect))
         else:
+            self._readers_first = self.broker.flusher is None
             self._markers.send(effect)
+
+    def answer(self, decision: Decision[Any], *keys: str) -> Any:
+        """As any host, but readers who were waiting for this outcome get it before its sender hears of it."""
+        self._readers_first = False
+        reply = super().answer(decision, *keys)
+        return _in_its_turn(reply) if self._readers_first else reply
 
     def admit(
         self,
@@ -79,6 +87,11 @@ class TransactionHost(CoordinatorHost):
             transactional_id, producer_id, producer_epoch, (asked,), self.broker.now_ms()
         )
         return _as_writers_know_it(ErrorCode(self.settle(decision)))
+
+
+async def _in_its_turn(reply: Any) -> Any:
+    """A task of its own, which comes after those that were woken before it."""
+    return reply
 
 
 def _as_writers_know_it(code: ErrorCode) -> ErrorCode:
