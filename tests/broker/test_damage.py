@@ -12,6 +12,7 @@ import pytest
 from semel.broker.embedded import Broker
 from semel.broker.metrics import render
 from semel.errors import ErrorCode
+from semel.log import checkpoints
 from semel.wire.messages.groups import ListGroupsRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest
 from semel.wire.messages.offsets import OffsetFetchRequest
@@ -21,7 +22,6 @@ from tests.broker.test_transactions import Transactional
 from tests.support.waiting import until
 
 LOG = "00000000000000000000.log"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def test_a_damaged_partition_is_offline_and_the_others_are_served(tmp_path: Path) -> None:
@@ -171,12 +171,19 @@ def test_a_corrupt_partition_does_not_keep_the_others_from_being_compacted(
     assert [record for record in caplog.records if "compaction of <t-0> failed" in record.getMessage()]
 
 
-@pytest.mark.skipif(not BOOT_ID.exists(), reason="only Linux tells one life of the machine from another")
+def test_the_life_of_the_machine_is_noted_where_the_system_tells_it(tmp_path: Path) -> None:
+    with Broker(tmp_path):
+        assert (tmp_path / ".semel_boot_id").exists() == Path("/proc/sys/kernel/random/boot_id").exists()
+
+
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("machine", ["went down", "stayed up"])
 def test_a_hole_is_where_the_log_ends_only_if_the_machine_went_down_and_nothing_was_promised(
-    tmp_path: Path, durability: str, machine: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str, machine: str
 ) -> None:
+    boot_id = tmp_path.with_name(f"{tmp_path.name}-boot-id")
+    boot_id.write_text("one life\n")
+    monkeypatch.setattr(checkpoints, "_BOOT_ID_OF_LINUX", str(boot_id))
     settings = {"semel.durability": durability}
     with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
         raw.create("t", segment_bytes="400")
@@ -189,7 +196,7 @@ def test_a_hole_is_where_the_log_ends_only_if_the_machine_went_down_and_nothing_
     path = tmp_path / "t-0" / LOG
     path.write_bytes(path.read_bytes()[:-5])
     if machine == "went down":
-        (tmp_path / ".semel_boot_id").write_text("another life\n")
+        boot_id.write_text("another life\n")
     with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
         answer = raw.produce("t", batch(b"new"))
         if machine == "went down" and durability == "os":
@@ -198,7 +205,7 @@ def test_a_hole_is_where_the_log_ends_only_if_the_machine_went_down_and_nothing_
             assert list((tmp_path / "t-0").glob("cut-at-*/*.log"))
         else:
             assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    assert (tmp_path / ".semel_boot_id").read_bytes() == BOOT_ID.read_bytes()
+    assert (tmp_path / ".semel_boot_id").read_bytes() == boot_id.read_bytes()
 
 
 def test_a_damaged_partition_is_told_once_and_not_at_every_round_of_retention(

@@ -25,7 +25,7 @@ from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRec
 from semel.records.batch import read_records, split
 from semel.records.building import build, build_pairs
 from semel.records.compression import NONE
-from semel.records.layout import TRANSACTIONAL
+from semel.records.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TRANSACTIONAL
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_READ_BYTES = 1024 * 1024
+#: Whose records are in no transaction.
+NOBODY = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 class Machine(Protocol):
@@ -217,11 +219,9 @@ class CoordinatorHost:
             self.reschedule()
             return decision.reply, True
         written = True
-        by_partition: dict[int, Sequence[StateRecord]]
-        if len(decision.records) == 1:
-            by_partition = {decision.records[0].partition: decision.records}
-        else:
-            by_partition = _by_partition(decision.records)
+        by_partition: dict[int, list[StateRecord]] = {}
+        for record in decision.records:
+            by_partition.setdefault(record.partition, []).append(record)
         reply = decision.reply
         for index, records in by_partition.items():
             try:
@@ -243,18 +243,24 @@ class CoordinatorHost:
         now_ms = self.broker.now_ms()
         partition = self.broker.internal_topic(self.topic_name).partition(index)
         pairs = [(key, value) for _, key, value in records]
+        producer_id, producer_epoch = producer or NOBODY
         data: bytes | bytearray
         if self.codec:
-            data = self._compressed(pairs, producer, now_ms)
-        elif producer is None:
-            data = build_pairs(pairs, now_ms)
+            data = build(
+                pairs,
+                timestamp_ms=now_ms,
+                codec=self.codec,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer is not None,
+            )
         else:
             data = build_pairs(
                 pairs,
                 now_ms,
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                attributes=TRANSACTIONAL,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                attributes=0 if producer is None else TRANSACTIONAL,
             )
         try:
             partition.log.append_internal(data, now_ms)
@@ -265,20 +271,6 @@ class CoordinatorHost:
             self._append(index, records[:half], producer)
             self._append(index, records[half:], producer)
         partition.changed()
-
-    def _compressed(
-        self, pairs: Sequence[tuple[bytes, bytes | None]], producer: ProducerIdentity | None, now_ms: int
-    ) -> bytes:
-        if producer is None:
-            return build(pairs, timestamp_ms=now_ms, codec=self.codec)
-        return build(
-            pairs,
-            timestamp_ms=now_ms,
-            codec=self.codec,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.producer_epoch,
-            transactional=True,
-        )
 
     def perform_all(self, effects: tuple[Effect, ...]) -> None:
         """Do everything a decision asks for, in its order."""
@@ -314,13 +306,6 @@ class CoordinatorHost:
         """No more ticks."""
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _by_partition(records: tuple[StateRecord, ...]) -> dict[int, Sequence[StateRecord]]:
-    by_partition: dict[int, list[StateRecord]] = {}
-    for record in records:
-        by_partition.setdefault(record.partition, []).append(record)
-    return dict(by_partition)
 
 
 def _can_be_parted(records: Sequence[StateRecord]) -> bool:

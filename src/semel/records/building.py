@@ -11,10 +11,7 @@ from ._select import write_record
 from .compression import NONE, compress
 from .layout import (
     CONTROL,
-    HEADER,
     HEADER_SIZE,
-    LENGTH_OVERHEAD,
-    MAGIC,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
@@ -22,9 +19,9 @@ from .layout import (
     TRANSACTIONAL,
     Buffer,
     Record,
-    checksum,
     seal,
     with_header_room,
+    write_header,
 )
 
 #: key, value, then optionally headers, then optionally a timestamp
@@ -208,25 +205,19 @@ def build_pairs(
     data = bytearray(HEADER_SIZE)
     for position, (key, value) in enumerate(pairs):
         write_record(data, 0, position, key, value, ())
-    count = len(pairs)
-    HEADER.pack_into(
+    write_header(
         data,
-        0,
-        base_offset,
-        len(data) - LENGTH_OVERHEAD,
-        leader_epoch,
-        MAGIC,
-        0,
-        attributes,
-        count - 1,
-        timestamp_ms,
-        timestamp_ms,
-        producer_id,
-        producer_epoch,
-        NO_SEQUENCE,
-        count,
+        attributes=attributes,
+        last_offset_delta=len(pairs) - 1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=NO_SEQUENCE,
+        record_count=len(pairs),
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
     )
-    data[17:21] = checksum(data).to_bytes(4, "big")
     return data
 
 

@@ -88,7 +88,7 @@ def checksum(data: Buffer) -> int:
     return crc32c(memoryview(data)[CHECKED_FROM:])
 
 
-def seal(
+def write_header(
     data: bytearray,
     *,
     attributes: int,
@@ -101,8 +101,8 @@ def seal(
     record_count: int,
     base_offset: int = 0,
     leader_epoch: int = -1,
-) -> bytes:
-    """A whole batch, with length and CRC, from room for a header followed by a payload as compressed as it says."""
+) -> None:
+    """Make a whole batch, with length and CRC, of room for a header and a payload as compressed as it says."""
     length = len(data) - LENGTH_OVERHEAD
     HEADER.pack_into(
         data,
@@ -122,6 +122,11 @@ def seal(
         record_count,
     )
     data[17:21] = checksum(data).to_bytes(4, "big")
+
+
+def seal(data: bytearray, **header: int) -> bytes:
+    """The batch that `write_header` makes, as bytes that never change again."""
+    write_header(data, **header)
     return bytes(data)
 
 
