@@ -10,12 +10,13 @@ TESTS      ?=
 BENCH      ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest bench soak setup java kafka clean
+.PHONY: help demo test quick check pytest bench soak setup java kafka clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
 	@echo "make test    make check, then every test (TESTS=path selects)"
-	@echo "make check   ruff and mypy --strict"
+	@echo "make quick   make check, then every test that needs no Java"
+	@echo "make check   ruff, mypy --strict, and which room may import which"
 	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
 	@echo "make soak    the long fault runs"
 	@echo "make clean   remove what the targets above have made"
@@ -25,9 +26,15 @@ demo: setup java
 
 test: check pytest
 
+# The inner loop. CI is unset: there a skipped test is a failure.
+quick: check
+	env -u CI SEMEL_TESTS_WITHOUT_JAVA=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -r fE \
+		-m "not soak and not java and not spark" $(TESTS)
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_imports.py
 
 # Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
 pytest: setup java kafka

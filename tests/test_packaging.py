@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +46,17 @@ def test_the_package_says_that_it_is_typed_and_ships_what_it_names() -> None:
 def test_the_readme_names_every_setting_of_our_own() -> None:
     named = set(re.findall(r"`(semel\.[a-z.]+)`", (CHECKOUT / "README.md").read_text()))
     assert {row.name for row in BROKER if row.name.startswith("semel.")} <= named
+
+
+def test_building_the_package_prints_no_deprecation_warning(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    shutil.copytree(CHECKOUT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "*.pyx", "*.so", "*.c"))
+    prepare = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
+    built = subprocess.run(
+        [sys.executable, "-W", "default", "-c", prepare], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert built.returncode == 0, built.stderr
+    assert "eprecat" not in built.stdout + built.stderr
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    assert "License-Expression: Apache-2.0" in metadata.read_text()
