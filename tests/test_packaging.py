@@ -51,7 +51,8 @@ def test_the_readme_names_every_setting_of_our_own() -> None:
 def test_building_the_package_prints_no_deprecation_warning(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, tmp_path)
-    shutil.copytree(CHECKOUT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "*.pyx", "*.so", "*.c"))
+    leave_out = shutil.ignore_patterns("*.egg-info", "*.pyx", "*.so", "*.c")
+    shutil.copytree(CHECKOUT / "src", tmp_path / "src", ignore=leave_out)
     prepare = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
     built = subprocess.run(
         [sys.executable, "-W", "default", "-c", prepare], cwd=tmp_path, capture_output=True, text=True, timeout=60
