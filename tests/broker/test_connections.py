@@ -14,7 +14,8 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
-from semel.net.connection import INITIAL_BUFFER_BYTES, MemoryPool, Served, ServerConnection
+from semel.net.connection import Served, ServerConnection
+from semel.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool, UnreadAnswers
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import request_frame
 from semel.wire.messages.features import ApiVersionsRequest
@@ -34,6 +35,13 @@ class FakeTransport:
         self.resumed = asyncio.Event()
         self.reading = True
         self.aborted = False
+        self.unread_bytes = 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.most_unread_bytes = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
 
     def get_extra_info(self, name: str) -> tuple[str, int]:
         return ("peer", 1)
@@ -61,9 +69,16 @@ class FakeTransport:
 class Peer:
     """Feeds a connection as a loop would: only into the buffer it offers, only while it reads."""
 
-    def __init__(self, serve: Any, *, max_frame_bytes: int = 10_000_000, pool: MemoryPool | None = None) -> None:
+    def __init__(
+        self,
+        serve: Any,
+        *,
+        max_frame_bytes: int = 10_000_000,
+        pool: MemoryPool | None = None,
+        unread: UnreadAnswers | None = None,
+    ) -> None:
         self.failures: list[BaseException] = []
-        self.connection = ServerConnection(serve, self.failures.append, max_frame_bytes, pool)
+        self.connection = ServerConnection(serve, self.failures.append, max_frame_bytes, pool, unread)
         self.transport = FakeTransport()
         self.connection.connection_made(cast(asyncio.Transport, self.transport))
 
@@ -120,7 +135,7 @@ def test_a_length_that_cannot_be_closes_the_connection(length: int) -> None:
 def test_a_lying_length_costs_no_memory() -> None:
     peer = Peer(echo)
     peer.feed(struct.pack(">i", 9_000_000) + b"x" * 1000)
-    assert len(peer.connection._buffer) == INITIAL_BUFFER_BYTES
+    assert len(peer.connection._buffer) == 1004
 
 
 def test_a_buffer_that_grew_for_one_frame_is_given_back() -> None:
@@ -128,7 +143,7 @@ def test_a_buffer_that_grew_for_one_frame_is_given_back() -> None:
     peer = Peer(echo, pool=pool)
     peer.feed(framed(b"x" * 9_000_000))
     assert peer.transport.written == [b"x" * 9_000_000]
-    assert (pool.used_bytes, len(peer.connection._buffer)) == (0, INITIAL_BUFFER_BYTES)
+    assert (pool.used_bytes, len(peer.connection._buffer)) == (0, 0)
 
 
 def test_when_the_pool_is_empty_reading_waits_until_something_comes_back() -> None:
@@ -250,7 +265,8 @@ def test_reading_stops_when_the_buffer_is_full_behind_a_slow_request() -> None:
             await done
 
         peer = Peer(lambda _connection, _frame: later())
-        assert peer.feed(framed(b"slow") + b"x" * (2 * INITIAL_BUFFER_BYTES)) == INITIAL_BUFFER_BYTES
+            # What was served takes no room any more.
+        assert peer.feed(framed(b"slow") + b"x" * (2 * RECEIVE_BUFFER_BYTES)) == 8 + RECEIVE_BUFFER_BYTES
         assert not peer.transport.reading
         peer.connection.connection_lost(None)
         await asyncio.sleep(0)

@@ -43,6 +43,7 @@ class Background:
             self._every("log.flush.scheduler.interval.ms", self._flush_what_waited)
         if settings["connections.max.idle.ms"] > 0:
             self._every("connections.max.idle.ms", self._broker.close_idle_connections)
+        self._look_after_connections()
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -63,6 +64,21 @@ class Background:
                 self._every(setting, work)
 
         timer = self._broker.loop.call_later(max(self._broker.settings[setting], 1) / 1000, run)
+        self._timers.add(timer)
+
+    def _look_after_connections(self) -> None:
+        """Every second, or more often where less than that is allowed."""
+        pause_s = min(1.0, self._broker.settings["semel.request.arrival.timeout.ms"] / 4000)
+
+        def run() -> None:
+            self._timers.discard(timer)
+            if not self._stopped:
+                try:
+                    self._broker.look_after_connections()
+                finally:
+                    self._look_after_connections()
+
+        timer = self._broker.loop.call_later(pause_s, run)
         self._timers.add(timer)
 
     async def _each(self, what: str, work: Callable[[Partition], object]) -> None:

@@ -33,6 +33,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: Requests whose answers may be far larger than they are themselves.
+ANSWERED_AT_LENGTH = frozenset(
+    {
+        ApiKey.FETCH,
+        ApiKey.METADATA,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.LIST_CONFIG_RESOURCES,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    }
+)
+
+
+def _is_answered_at_length(key: int, request: Any) -> bool:
+    # A client that names its topics wants to produce, and is told little.
+    return key in ANSWERED_AT_LENGTH and not (key == ApiKey.METADATA and request.topics)
+
+
 class Call:
     """Who asks, and how: what a handler may need besides the request itself."""
 
@@ -92,6 +117,8 @@ class Dispatcher:
         except Refused as error:
             connection.refuse(f"a request that cannot be decoded: {error}")
             return None
+        if broker.unread.is_full and _is_answered_at_length(key, request):
+            return self._serve_when_others_read(connection, frame)
         route.count += 1
         call = Call(key, version, correlation_id, client_id, connection)
         if broker.quotas is not None:
@@ -105,6 +132,12 @@ class Dispatcher:
         if reply is None:
             return None
         return response_frame(key, version, correlation_id, reply)
+
+    async def _serve_when_others_read(self, connection: ServerConnection, frame: memoryview) -> Buffers | None:
+        """Serve a request once there is room for an answer that may be large."""
+        await self._broker.unread.room()
+        served = Dispatcher.serve(self, connection, frame)
+        return served if served is None or isinstance(served, list) else await served
 
     async def _reply_later(self, coroutine: Coroutine[Any, Any, Any], request: object, call: Call) -> Buffers | None:
         try:

@@ -37,6 +37,7 @@ class Metrics:
         "messages_in",
         "quota_throttles",
         "refused",
+        "stalled",
     )
 
     def __init__(self) -> None:
@@ -47,6 +48,8 @@ class Metrics:
         self.failed_fetch = 0
         #: Connections closed because of what they sent.
         self.refused = 0
+        #: Those among them that did not go on with a request, or with reading an answer.
+        self.stalled = 0
         self.connections_created = 0
         #: How often a client was made to wait for having taken more than its quota.
         self.quota_throttles = 0
@@ -153,13 +156,20 @@ def _connections(page: _Page, broker: BrokerServer) -> None:
     )
     page.gauge(
         "kafka_network_memorypool_memorypoolused",
-        "Bytes of requests in hand beyond the connections' first buffers.",
+        "Bytes of requests in hand, but for small ones.",
         pool.used_bytes,
+    )
+    page.gauge("semel_unread_answer_bytes", "Bytes of answers that clients have not read.", broker.unread.used_bytes)
+    page.counter(
+        "semel_stalled_connections_total",
+        "Connections closed because they did not go on with a request, or with reading an answer others waited for.",
+        metrics.stalled,
     )
     page.gauge(
         "semel_throttled_connections",
-        "Connections not served for now: they wait for memory, do not take their answers, or are above their quota.",
+        "Connections not served: they wait for memory or for others to read, do not read, or are above their quota.",
         ('{by="memory"}', pool.waiting),
+        ('{by="readers"}', broker.unread.waiting),
         ('{by="reader"}', broker.connections_not_read),
         ('{by="quota"}', broker.connections_muted),
     )

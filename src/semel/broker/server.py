@@ -3,7 +3,8 @@
 Guarantees:
 
 - Nothing is served before every log that needs recovery is recovered.
-- Connections, their idleness, the size of a request and the bytes of all requests in hand are bounded.
+- Connections, their idleness, the size of a request, the bytes of all requests in hand and those of all answers that
+  nobody reads are bounded.
 - A clean stop answers what is being served, flushes every log and leaves the clean-shutdown mark. A stop for a broken
   invariant leaves neither: the next start recovers from what is on disk.
 """
@@ -35,7 +36,8 @@ from semel.broker.quotas import Quotas
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
 from semel.log.files import Files
-from semel.net.connection import MemoryPool, ServerConnection
+from semel.net.connection import ServerConnection
+from semel.net.memory import MemoryPool, UnreadAnswers
 from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 
 if TYPE_CHECKING:
@@ -69,7 +71,9 @@ class BrokerServer:
         #: One node leads everything from the first start on; elections come with the cluster.
         self.leader_epoch = 0
         self.metrics = Metrics()
-        self.pool = MemoryPool(settings["queued.max.request.bytes"])
+        arrival_timeout_s = settings["semel.request.arrival.timeout.ms"] / 1000
+        self.pool = MemoryPool(settings["queued.max.request.bytes"], arrival_timeout_s)
+        self.unread = UnreadAnswers(settings["semel.queued.max.response.bytes"], arrival_timeout_s)
         self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
         self.endpoint: tuple[str, int] = ("", 0)
@@ -374,7 +378,17 @@ class BrokerServer:
         for connection in tuple(self._connections):
             if not connection.was_active():
                 self.metrics.connections_expired += 1
-                connection.close()
+                if connection.is_not_read:
+                    # Closing would wait for its peer to read what was written.
+                    connection.transport.abort()
+                else:
+                    connection.close()
+
+    def look_after_connections(self) -> None:
+        """Give up what stalls, and take back the memory of who is silent."""
+        now_s = self.loop.time()
+        self.pool.look(now_s)
+        self.unread.look(now_s)
 
     # What handlers ask
 
@@ -419,7 +433,11 @@ class _Connection(ServerConnection):
 
     def __init__(self, broker: BrokerServer) -> None:
         super().__init__(
-            broker.dispatcher.serve, broker.failed, broker.settings["socket.request.max.bytes"], broker.pool
+            broker.dispatcher.serve,
+            broker.failed,
+            broker.settings["socket.request.max.bytes"],
+            broker.pool,
+            broker.unread,
         )
         self._broker = broker
 
@@ -436,6 +454,10 @@ class _Connection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._broker.forget_connection(self)
+
+    def stalls(self, why: str) -> None:
+        self._broker.metrics.stalled += 1
+        super().stalls(why)
 
     def refused(self, why: str) -> None:
         self._broker.metrics.refused += 1

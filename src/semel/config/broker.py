@@ -288,6 +288,13 @@ BROKER = Table(
         Setting("semel.durability", "string", "os",
                 "When a write counts: `os` as Kafka (page cache), or `fsync`, where one fsync serves all that wait.",
                 choices=("os", "fsync")),
+        Setting("semel.queued.max.response.bytes", "long", 268435456,
+                "Bytes of answers that clients have not read before requests for more records wait, and those who do "
+                "not read lose their connections; one answer takes at most a quarter of what is left. -1 is no limit.",
+                -1),
+        Setting("semel.request.arrival.timeout.ms", "int", 30000,
+                "How long a request may take from its first byte to its last, or to each further 64 KB. A sixth of it "
+                "is how long a connection may stand still with memory that others wait for.", 1),
         Setting("semel.metrics.port", "int", -1, "HTTP port for Prometheus; -1 is off, 0 any free port.", -1, 65535),
         Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port."),
         Setting("semel.cluster.id", "string", None, "The cluster's id; made up at the first start when not given."),

@@ -1,11 +1,13 @@
-"""Length-prefixed frames over one reusable buffer per connection.
+"""Length-prefixed frames, read into one buffer that all connections share.
 
 Guarantees:
 
-- A frame is handed over as a memoryview into the connection's buffer: no copy between the socket and the handler.
-- The buffer grows only as bytes arrive. A length that lies costs its sender a closed connection and us nothing.
+- A large frame is handed over as a memoryview into the buffer it was read into: no copy between the socket and the
+  handler. A small one is copied, so that whoever waits for its answer holds no more than the frame.
+- A connection that is silent holds no buffer. One in the middle of a frame holds what has arrived of it, and its buffer
+  grows only as bytes arrive. A length that lies costs its sender a closed connection and us nothing.
 - Requests of one connection are served one at a time and answered in order. Kafka promises it, and sequence numbers
-  rely on it. Meanwhile reading goes on only as far as the buffer has room, which is the back pressure.
+  rely on it. Meanwhile reading goes on only as far as there is room, which is the back pressure.
 - A peer that does not read its answers is not served further until it does.
 """
 
@@ -13,98 +15,60 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
+
+from semel.net.memory import HURRIED_PART, HURRIED_TIME, RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
 
 #: What goes onto the socket: buffers that are written one after the other, the length prefix included.
 Buffers = list[bytes | bytearray | memoryview]
 #: A served request gives its answer, nothing (no answer is expected), or a coroutine that will give either.
 Served = Buffers | None | Coroutine[Any, Any, Buffers | None]
 
-INITIAL_BUFFER_BYTES = 128 * 1024
+#: Up to so much that has arrived is kept without a buffer. A frame that fits, its length included, is copied out of it.
+SMALL_BYTES = 16 * 1024
+SMALL_FRAME_BYTES = SMALL_BYTES - 4
 #: A buffer that grew past this for one large frame is given back once it is empty.
 KEPT_BUFFER_BYTES = 4 * 1024 * 1024
-#: How many small answers at most go out with one write.
+#: How many small answers at most go out with one write, and how many bytes of them.
 ANSWERS_TOGETHER = 32
+ANSWER_BYTES_TOGETHER = 64 * 1024
+#: With more than this unread a peer is not served.
+UNREAD_BYTES = 16 * 1024
 #: Below this much room at the tail, what is left of a partial frame moves to the front first.
 SMALL_ROOM_BYTES = 16 * 1024
 #: No frame of the protocol is shorter than a request header of version 0 or a response header.
 MIN_FRAME_BYTES = 4
 
 _length_at = struct.Struct(">i").unpack_from
-
-
-class MemoryPool:
-    """Bounds what all connections together hold in grown buffers and parked requests.
-
-    As with Kafka's `queued.max.request.bytes`, a taker is let through while anything at all is left, so that one
-    frame larger than the limit cannot wait for ever; the next taker then waits until enough came back. Frames take
-    memory bit by bit as they arrive, so several could each hold a part and wait for the others: one of those who hold
-    something may therefore always go on.
-    """
-
-    __slots__ = ("_ahead", "_limit_bytes", "_waiting", "refusals", "used_bytes")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._waiting: deque[Callable[[], None]] = deque()
-        #: Who goes on although nothing is left.
-        self._ahead: object = None
-        self.used_bytes = 0
-        #: How often somebody had to wait, since the start.
-        self.refusals = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for something to come back."""
-        return len(self._waiting)
-
-    @property
-    def is_low(self) -> bool:
-        """Whether half is gone: the time to give back what is only kept for later."""
-        return 0 < self._limit_bytes <= 2 * self.used_bytes
-
-    def take(self, size_bytes: int, holder: object = None) -> bool:
-        """Take `size_bytes`, or refuse when the pool is exhausted; `holder` is a taker that holds something already."""
-        if 0 < self._limit_bytes <= self.used_bytes:
-            if holder is None or self._ahead not in (None, holder):
-                self.refusals += 1
-                return False
-            self._ahead = holder
-        self.used_bytes += size_bytes
-        return True
-
-    def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Call back once, when something was given back."""
-        self._waiting.append(callback)
-
-    def give_back(self, size_bytes: int, holder: object = None) -> None:
-        """Return what was taken and wake those who were refused."""
-        self.used_bytes -= size_bytes
-        was_ahead = holder is not None and holder is self._ahead
-        if was_ahead:
-            self._ahead = None
-        if self._waiting and (was_ahead or self.used_bytes < self._limit_bytes):
-            waiting, self._waiting = self._waiting, deque()
-            for callback in waiting:
-                callback()
+_NOTHING = memoryview(b"")
 
 
 class FramedProtocol(asyncio.BufferedProtocol):
-    """Cuts what arrives into frames and calls `frame_received` for each, in order."""
+    """Cuts what arrives into frames and calls `frame_received` for each, in order.
+
+    What has arrived and was not served yet lies in `_buffer[_start:_end]`. That is the pool's scratch buffer while it
+    is being looked at; afterwards a copy, if it is small; else the scratch buffer itself, which then is this
+    connection's own (`_held_bytes`) and grows as the frame arrives.
+    """
 
     def __init__(self, max_frame_bytes: int, pool: MemoryPool | None = None) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._pool = pool
-        self._taken_bytes = 0
-        self._buffer = memoryview(bytearray(INITIAL_BUFFER_BYTES))
+        self._pool = MemoryPool(-1) if pool is None else pool
+        self._held_bytes = 0
+        self._buffer = _NOTHING
         self._start = 0
         self._end = 0
         self._busy = False
+        #: Whether the frame that is being served lies in the buffer, which then must not move.
+        self._pinned = False
         self._reading_paused = False
         self._writing_paused = False
-        self._received_anything = False
+        self._received_bytes = 0
+        self._received_before = 0
+        #: Since when the frame at hand is arriving, and what had been received by then.
+        self._arriving: tuple[float, int] | None = None
+        self._received_at_look = 0
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.closed = False
 
@@ -124,27 +88,39 @@ class FramedProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._return_grown()
+        self._let_go()
+        self._pool.forget(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._buffer
-        if len(buffer) - self._end < SMALL_ROOM_BYTES and not self._busy:
-            self._make_room()
-            buffer = self._buffer
-        return buffer[self._end :]
+        if self._held_bytes:
+            if len(buffer) - self._end < SMALL_ROOM_BYTES and not self._pinned:
+                self._make_room()
+                buffer = self._buffer
+            return buffer[self._end :]
+        scratch = self._pool.scratch
+        pending = self._end - self._start
+        if pending:
+            scratch[:pending] = buffer[self._start : self._end]
+        elif not self._is_bounded():
+            return scratch
+        return scratch[pending : SMALL_BYTES if self._is_bounded() else RECEIVE_BUFFER_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
-        self._received_anything = True
+        self._received_bytes += nbytes
+        on_scratch = not self._held_bytes
+        if on_scratch:
+            self._end += nbytes - self._start
+            self._start = 0
+            self._buffer = self._pool.scratch
+        else:
+            self._end += nbytes
         if not self._busy and not self._writing_paused:
             self._take_frames()
-        if self._end == len(self._buffer) and not self.closed:
-            if self._busy or self._writing_paused:
-                self._pause_reading()
-            else:
-                self._make_room()
-                if self._end == len(self._buffer):
-                    self._wait_for_room()
+        if on_scratch:
+            self._leave_scratch()
+        if not self.closed and not self._has_room():
+            self._wait_for_room()
 
     def eof_received(self) -> bool:
         return False
@@ -160,13 +136,19 @@ class FramedProtocol(asyncio.BufferedProtocol):
 
     def was_active(self) -> bool:
         """Tell whether anything arrived since the last time this was asked."""
-        active, self._received_anything = self._received_anything or self._busy, False
+        active = self._busy or self._received_bytes != self._received_before
+        self._received_before = self._received_bytes
         return active
 
     @property
     def is_not_read(self) -> bool:
         """Whether the peer leaves its answers on the socket."""
         return self._writing_paused
+
+    @property
+    def held_bytes(self) -> int:
+        """What this connection took from the pool."""
+        return self._held_bytes
 
     def close(self) -> None:
         """Close after what was already written."""
@@ -193,61 +175,147 @@ class FramedProtocol(asyncio.BufferedProtocol):
             if frame_end > end:
                 return
             self._start = frame_end
-            self.frame_received(buffer[start + 4 : frame_end])
+            self._arriving = None
+            frame = buffer[start + 4 : frame_end]
+            self.frame_received(memoryview(bytearray(frame)) if length <= SMALL_FRAME_BYTES else frame)
             if self._busy or self._writing_paused:
                 return
         if self._start == end:
             self._start = self._end = 0
-            if len(buffer) > INITIAL_BUFFER_BYTES and (
-                len(buffer) > KEPT_BUFFER_BYTES or (self._pool is not None and self._pool.is_low)
-            ):
+            if self._held_bytes and (len(buffer) > KEPT_BUFFER_BYTES or self._pool.is_low):
                 self._shrink()
 
-    def _shrink(self) -> None:
-        """Go on in a buffer as small as the first, if what has arrived of the next frame fits into it."""
+    def _leave_scratch(self) -> None:
+        """Others read into it next: keep what is still needed."""
         pending = self._end - self._start
-        if len(self._buffer) > INITIAL_BUFFER_BYTES > pending:
-            small = memoryview(bytearray(INITIAL_BUFFER_BYTES))
-            small[:pending] = self._buffer[self._start : self._end]
-            self._buffer, self._start, self._end = small, 0, pending
-            self._return_grown()
+        if pending > SMALL_BYTES or self._pinned or (pending == SMALL_BYTES and not self._is_bounded()):
+            self._buffer = self._pool.take_scratch()
+            self._held_bytes = RECEIVE_BUFFER_BYTES
+        else:
+            self._keep_a_copy(pending)
+            if not pending:
+                return
+        if not self.closed:
+            self._pool.watched.add(self)
+
+    def _keep_a_copy(self, pending: int) -> None:
+        self._buffer = memoryview(bytearray(self._buffer[self._start : self._end])) if pending else _NOTHING
+        self._start, self._end = 0, pending
+
+    def _shrink(self) -> None:
+        """Give the buffer back, if nothing lies in it but a little of the next frame."""
+        pending = self._end - self._start
+        if self._held_bytes and pending < SMALL_BYTES and not self._pinned:
+            buffer = self._buffer
+            self._keep_a_copy(pending)
+            self._return(buffer)
 
     def _make_room(self) -> None:
+        """Make this connection's own buffer larger, if the frame at hand needs that and the pool allows it."""
         start, end, buffer = self._start, self._end, self._buffer
         pending = end - start
         wanted = 4 + _length_at(buffer, start)[0] if pending >= 4 else 4
         if start:
             buffer[:pending] = buffer[start:end]
             self._start, self._end = 0, pending
-        if wanted > len(buffer) and len(buffer) - pending < SMALL_ROOM_BYTES:
+        if wanted > len(buffer) and len(buffer) - pending < SMALL_ROOM_BYTES and not self._is_held_back():
             # Twice what has really arrived, never what the length merely claims.
             size = min(2 * len(buffer), wanted)
-            if self._pool is not None:
-                if not self._pool.take(size - len(buffer), self if self._taken_bytes else None):
-                    return
-                self._taken_bytes += size - len(buffer)
+            if not self._pool.take(size - len(buffer), self):
+                return
+            self._held_bytes += size - len(buffer)
             grown = memoryview(bytearray(size))
             grown[:pending] = buffer[:pending]
             self._buffer = grown
 
-    def _room_came_back(self) -> None:
-        if self.closed:
-            return
-        self._make_room()
-        if self._end == len(self._buffer):
-            self._wait_for_room()
-        else:
-            self._resume_reading()
+    def _is_held_back(self) -> bool:
+        """Whether frames have to wait although they are here."""
+        return self._busy or self._writing_paused
+
+    def _is_bounded(self) -> bool:
+        """Whether no more may arrive than is kept without a buffer."""
+        return self._busy or self._writing_paused or not self._pool.has_a_buffer
+
+    def _has_room(self) -> bool:
+        pending = self._end - self._start
+        if not self._held_bytes:
+            if pending < SMALL_BYTES:
+                return True
+            if self._is_bounded():
+                return False
+            buffer = self._pool.take_buffer()
+            buffer[:pending] = self._buffer[self._start : self._end]
+            self._buffer, self._start, self._end = buffer, 0, pending
+            self._held_bytes = RECEIVE_BUFFER_BYTES
+        if self._end == len(self._buffer) and not self._pinned:
+            self._make_room()
+        return self._end < len(self._buffer)
 
     def _wait_for_room(self) -> None:
-        self._pause_reading()
-        if self._pool is not None:
-            self._pool.call_when_free(self._room_came_back)
+        if not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+        # Held back, it is its own answer that reading waits for.
+        if not self._is_held_back():
+            self._pool.wait(self)
 
-    def _return_grown(self) -> None:
-        if self._pool is not None and self._taken_bytes:
-            taken, self._taken_bytes = self._taken_bytes, 0
-            self._pool.give_back(taken, self)
+    def room_came_back(self) -> bool:
+        """Read on, if there is room now; whether there is nothing to wait for any more."""
+        if self.closed or self._is_held_back() or not self._reading_paused:
+            return True
+        if not self._has_room():
+            return False
+        self._reading_paused = False
+        self.transport.resume_reading()
+        return True
+
+    def _return(self, buffer: memoryview | None = None) -> None:
+        held, self._held_bytes = self._held_bytes, 0
+        self._pool.give_back(held, self, buffer)
+
+    def _let_go(self) -> None:
+        """Nothing will be read any more."""
+        # A request that is still being served may look into the buffer: it is not for others.
+        self._buffer, self._start, self._end = _NOTHING, 0, 0
+        if self._held_bytes:
+            self._return()
+
+    def look_after(self, now_s: float, timeout_s: float, hurried: bool) -> bool:
+        """Give up a frame that stalls, give back a buffer that nobody uses; whether there is anything to look after."""
+        if self.closed:
+            return False
+        was_silent = self._received_bytes == self._received_at_look
+        self._received_at_look = self._received_bytes
+        pending = self._end - self._start
+        if self._is_held_back() or not pending:
+            # It is not the peer's turn, or nothing is arriving.
+            self._arriving = None
+            if was_silent:
+                self._shrink()
+            return self._end > self._start or self._held_bytes > 0
+        if self._arriving is None:
+            self._arriving = (now_s, self._received_bytes)
+            return True
+        began_s, received_before = self._arriving
+        took_s, received = now_s - began_s, self._received_bytes - received_before
+        if took_s >= timeout_s:
+            if received < STEP_BYTES:
+                self._stalled(took_s)
+            else:
+                self._arriving = (now_s, self._received_bytes)
+        elif hurried and not self._reading_paused and took_s >= (window_s := timeout_s / HURRIED_TIME):
+            if received * HURRIED_PART * window_s < self._held_bytes * took_s:
+                self._stalled(took_s)
+        return not self.closed
+
+    def _stalled(self, took_s: float) -> None:
+        pending = self._end - self._start
+        wanted = 4 + _length_at(self._buffer, self._start)[0] if pending >= 4 else 4
+        self.stalls(f"a request stalled: {pending} of {wanted} bytes, and next to nothing for {took_s:.0f} s")
+
+    def stalls(self, why: str) -> None:
+        """The peer does not go on with what it began."""
+        self.refuse(why)
 
     def _resume(self) -> None:
         """Go on with the next frame after a busy one was served."""
@@ -258,18 +326,8 @@ class FramedProtocol(asyncio.BufferedProtocol):
         if self.closed or self._busy or self._writing_paused:
             return
         self._take_frames()
-        if self._reading_paused and not self._busy and not self.closed:
-            self._room_came_back()
-
-    def _pause_reading(self) -> None:
-        if not self._reading_paused and not self.closed:
-            self._reading_paused = True
-            self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and not self._busy and not self.closed:
-            self._reading_paused = False
-            self.transport.resume_reading()
+        if self._reading_paused and not self.room_came_back():
+            self._pool.wait(self)
 
 
 class ServerConnection(FramedProtocol):
@@ -281,12 +339,15 @@ class ServerConnection(FramedProtocol):
         failed: Callable[[BaseException], None],
         max_frame_bytes: int,
         pool: MemoryPool | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         super().__init__(max_frame_bytes, pool)
+        self._unread = UnreadAnswers(-1) if unread is None else unread
         self._serve = serve
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
+        self._answer_bytes = 0
         #: Whether further requests have to wait for a while.
         self.is_muted = False
         self.peer: tuple[str, int] = ("", 0)
@@ -295,14 +356,33 @@ class ServerConnection(FramedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=UNREAD_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer = (str(peer[0]), int(peer[1]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unread.was_read(self)
         if self._task is not None:
             self._task.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.left_unread(self)
+
+    def resume_writing(self) -> None:
+        self._unread.was_read(self)
+        super().resume_writing()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the peer has not taken of its answers."""
+        return self.transport.get_write_buffer_size()
+
+    def give_up_reading(self) -> None:
+        """End it: the peer does not read, and others need the memory."""
+        self.stalls(f"{self.unread_bytes} bytes of answers are not read, and others wait for the memory")
 
     def _take_frames(self) -> None:
         super()._take_frames()
@@ -320,6 +400,7 @@ class ServerConnection(FramedProtocol):
 
     def _write_answers(self) -> None:
         answers, self._answers = self._answers, []
+        self._answer_bytes = 0
         if not self.closed:
             self.transport.writelines(answers)
 
@@ -333,20 +414,22 @@ class ServerConnection(FramedProtocol):
             return
         if type(served) is list:
             self._answers += served
+            self._answer_bytes += len(served[0])
             # Small answers wait for each other; records, or many answers, go out at once: memory stays bounded.
-            if len(served) > 1 or len(self._answers) >= ANSWERS_TOGETHER:
+            if len(served) > 1 or len(self._answers) >= ANSWERS_TOGETHER or self._answer_bytes >= ANSWER_BYTES_TOGETHER:
                 self._write_answers()
             return
         self._busy = True
+        self._pinned = len(frame) > SMALL_FRAME_BYTES
         coroutine = cast(Coroutine[Any, Any, "Buffers | None"], served)
-        self._task = asyncio.get_running_loop().create_task(self._answer_later(coroutine, len(frame)))
+        # A large frame lies in a buffer that is counted already.
+        frame_bytes = 0 if self._pinned else len(frame)
+        self._task = asyncio.get_running_loop().create_task(self._answer_later(coroutine, frame_bytes))
         # A connection may go before its task has begun, and then nobody else would close the coroutine.
         self._task.add_done_callback(lambda _: coroutine.close())
 
     async def _answer_later(self, coroutine: Awaitable[Buffers | None], frame_bytes: int) -> None:
-        pool = self._pool
-        if pool is not None:
-            pool.used_bytes += frame_bytes
+        self._pool.used_bytes += frame_bytes
         try:
             buffers = await coroutine
         except asyncio.CancelledError:
@@ -358,8 +441,9 @@ class ServerConnection(FramedProtocol):
             return
         finally:
             self._task = None
-            if pool is not None:
-                pool.give_back(frame_bytes)
+            self._pinned = False
+            if frame_bytes:
+                self._pool.give_back(frame_bytes)
         if buffers is not None and not self.closed:
             self.transport.writelines(buffers)
         self._resume()

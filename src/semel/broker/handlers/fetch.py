@@ -49,7 +49,7 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     except Refused as error:
         return FetchResponse(error_code=error.code)
     round_ = _read(broker, request, fetched)
-    if round_.failed or round_.size_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not fetched:
+    if round_.failed or round_.size_bytes >= _enough_bytes(broker, request) or request.max_wait_ms <= 0 or not fetched:
         return _response(broker, call, round_, session, incremental)
     # Before anybody else can append: a coroutine starts later, and what happens until then must not be missed.
     partitions = [_find(broker, one) for one in fetched.values()]
@@ -61,6 +61,11 @@ def _refuse_replica(replica_id: int) -> None:
     """Only brokers of the cluster may read as replicas, and there are no others."""
     if replica_id >= 0:
         raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
+
+
+def _enough_bytes(broker: BrokerServer, request: FetchRequest) -> int:
+    """What a fetch waits for; with less room for its answer than that, it gets whatever there is."""
+    return request.min_bytes if request.min_bytes <= broker.unread.answer_bytes else 1
 
 
 class _Progress:
@@ -114,9 +119,10 @@ async def _wait(
     timer = broker.loop.call_later(request.max_wait_ms / 1000, bell.time_is_up)
     try:
         while not bell.is_late:
-            if progress.is_worth_a_look(request.min_bytes - size_bytes):
+            enough_bytes = _enough_bytes(broker, request)
+            if progress.is_worth_a_look(enough_bytes - size_bytes):
                 round_ = _read(broker, request, fetched)
-                if round_.failed or round_.size_bytes >= request.min_bytes:
+                if round_.failed or round_.size_bytes >= enough_bytes:
                     return _response(broker, call, round_, session, incremental)
                 size_bytes = round_.size_bytes
             await bell.rung
@@ -155,7 +161,7 @@ def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
 
 def _read(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Round:
     round_ = _Round()
-    left_bytes = min(request.max_bytes, broker.fetch_max_bytes)
+    left_bytes = min(request.max_bytes, broker.fetch_max_bytes, broker.unread.answer_bytes)
     isolation = request.isolation_level
     for key, one in fetched.items():
         data = _PartitionData(partition_index=one.partition, records=b"", aborted_transactions=None)

@@ -1,0 +1,463 @@
+"""What connections hold together: requests that never become whole, answers that nobody reads, and mere idleness."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import select
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, Served, ServerConnection
+from semel.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
+from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.metadata import MetadataRequest
+from tests.broker.raw import Raw, batch, fetch_request
+from tests.broker.test_connections import Peer, echo, framed, resident_bytes
+from tests.support.processes import BrokerProcess
+from tests.support.waiting import until
+
+MB = 1_000_000
+
+
+def lengthy(claimed_bytes: int, sent_bytes: int) -> bytes:
+    """The beginning of a frame."""
+    return struct.pack(">i", claimed_bytes) + bytes(sent_bytes)
+
+
+# Requests that are arriving
+
+
+def test_three_that_stop_in_the_middle_leave_room_for_everybody_else() -> None:
+    pool = MemoryPool(256 * MB)
+    stuck = [Peer(echo, max_frame_bytes=104 * MB, pool=pool) for _ in range(3)]
+    for peer in stuck:
+        peer.feed(lengthy(104 * MB, 100 * MB))
+    assert pool.used_bytes < 256 * MB
+    healthy = [Peer(echo, pool=pool) for _ in range(5)]
+    for peer in healthy:
+        peer.feed(framed(b"x" * 5 * MB))
+        assert peer.transport.written == [b"x" * 5 * MB]
+
+
+def test_however_many_stop_in_the_middle_something_is_left_and_small_requests_need_none_of_it() -> None:
+    pool = MemoryPool(32 * MB)
+    stuck = [Peer(echo, max_frame_bytes=40 * MB, pool=pool) for _ in range(60)]
+    for peer in stuck:
+        peer.feed(lengthy(40 * MB, 20 * MB))
+    held = sorted(peer.connection.held_bytes for peer in stuck)
+    # One at a time may go beyond its share.
+    assert held[-2] <= 16 * MB + RECEIVE_BUFFER_BYTES
+    assert sum(held) == pool.used_bytes <= 32 * MB + 40 * MB
+    for _ in range(300):
+        stuck.append(Peer(echo, max_frame_bytes=40 * MB, pool=pool))
+        stuck[-1].feed(lengthy(40 * MB, MB))
+    last = stuck[-1]
+    assert (last.connection.held_bytes, last.transport.reading) == (0, False)
+    healthy = Peer(echo, pool=pool)
+    for _ in range(3):
+        healthy.feed(framed(b"x" * SMALL_FRAME_BYTES)[:5_000])
+        healthy.feed(framed(b"x" * SMALL_FRAME_BYTES)[5_000:])
+    assert healthy.transport.written == [b"x" * SMALL_FRAME_BYTES] * 3
+
+
+def test_what_arrives_behind_an_empty_pool_is_held_back_and_read_when_something_came_back() -> None:
+    pool = MemoryPool(MB)
+    first = Peer(echo, pool=pool)
+    first.feed(lengthy(5 * MB, 3 * MB))
+    waiting = [Peer(echo, pool=pool) for _ in range(50)]
+    frame = framed(b"y" * 50_000)
+    taken = [peer.feed(frame) for peer in waiting]
+    assert taken == [SMALL_BYTES] * 50
+    assert pool.waiting == 50
+    first.connection.connection_lost(None)
+    pool.look(0.0)
+    for peer in waiting:
+        peer.feed(frame[SMALL_BYTES:])
+    # What one gives back lets the next go on.
+    for _ in range(50):
+        pool.look(0.0)
+        for peer in waiting:
+            if not peer.transport.written and peer.transport.reading:
+                held = peer.connection._end - peer.connection._start
+                peer.feed(frame[held:])
+    assert all(peer.transport.written == [b"y" * 50_000] for peer in waiting)
+    assert (pool.used_bytes, pool.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("sent", [0, 3, 4, 1_000, 200_000])
+def test_a_request_that_stalls_is_given_up_and_what_it_held_comes_back(sent: int) -> None:
+    pool = MemoryPool(256 * MB, timeout_s=30)
+    peer = Peer(echo, pool=pool)
+    peer.feed(lengthy(MB, sent)[:sent] if sent < 4 else lengthy(MB, sent - 4))
+    pool.look(0.0)
+    pool.look(29.0)
+    assert not peer.transport.aborted
+    pool.look(30.0)
+    assert peer.transport.aborted == (sent > 0)
+    peer.connection.connection_lost(None)
+    assert (pool.used_bytes, len(pool.watched)) == (0, 0)
+
+
+def test_a_slow_sender_that_goes_on_is_waited_for_and_one_that_only_trickles_is_not() -> None:
+    pool = MemoryPool(256 * MB, timeout_s=30)
+    slow, trickling = Peer(echo, pool=pool), Peer(echo, pool=pool)
+    frame = framed(b"x" * (20 * STEP_BYTES - 4))
+    for second in range(0, 20 * 29, 29):
+        at = second // 29 * STEP_BYTES
+        slow.feed(frame[at : at + STEP_BYTES])
+        trickling.feed(frame[second : second + 29])
+        pool.look(float(second))
+    assert slow.transport.written == [b"x" * (20 * STEP_BYTES - 4)]
+    assert trickling.transport.aborted
+
+
+def test_a_byte_at_a_time_is_one_request_and_has_one_deadline() -> None:
+    pool = MemoryPool(256 * MB, timeout_s=30)
+    peer = Peer(echo, pool=pool)
+    frame = framed(b"x" * 100)
+    for second in range(32):
+        peer.feed(frame[second : second + 1])
+        pool.look(float(second))
+    assert peer.transport.aborted
+    honest = Peer(echo, pool=pool)
+    for second in range(100):
+        # Never silent, never between two requests when somebody looks, and never late.
+        honest.feed(frame[52:] + frame[:52] if second else frame[:52])
+        pool.look(float(second))
+    assert len(honest.transport.written) == 99
+    assert not honest.transport.aborted
+
+
+def test_where_others_wait_for_memory_who_holds_it_and_stands_still_is_given_up_sooner() -> None:
+    pool = MemoryPool(10 * MB, timeout_s=30)
+    still, moving, waiting = (Peer(echo, max_frame_bytes=104 * MB, pool=pool) for _ in range(3))
+    still.feed(lengthy(104 * MB, 11 * MB))
+    assert pool.used_bytes > 10 * MB
+    moving.feed(lengthy(100_000, SMALL_BYTES - 5))
+    pool.look(0.0)
+    for second in range(1, 10):
+        pool.look(float(second))
+    assert not still.transport.aborted, "nobody waited"
+    waiting.feed(lengthy(MB, 500_000))
+    assert not waiting.transport.reading
+    moving.feed(b"x")
+    pool.look(10.0)
+    assert (still.transport.aborted, moving.transport.aborted, waiting.transport.aborted) == (True, False, False)
+    still.connection.connection_lost(None)
+    assert waiting.transport.reading
+
+
+def test_time_in_which_we_do_not_read_is_not_the_senders() -> None:
+    async def scene() -> None:
+        done = asyncio.get_running_loop().create_future()
+
+        async def later() -> None:
+            await done
+
+        def serve(_: ServerConnection, frame: memoryview) -> Served:
+            return later() if bytes(frame) == b"wait" else [bytes(frame)]
+
+        pool = MemoryPool(256 * MB, timeout_s=30)
+        peer = Peer(serve, pool=pool)
+        peer.feed(framed(b"wait") + framed(b"next")[:6])
+        for second in range(0, 300, 10):
+            pool.look(float(second))
+        done.set_result(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        pool.look(301.0)
+        peer.feed(framed(b"next")[6:])
+        assert peer.transport.written == [b"next"]
+
+    asyncio.run(scene())
+
+
+def test_a_connection_that_is_silent_holds_no_buffer() -> None:
+    pool = MemoryPool(256 * MB)
+    small, large, chatty = (Peer(echo, pool=pool) for _ in range(3))
+    small.feed(framed(b"x" * 1_000))
+    assert pool.used_bytes == 0
+    large.feed(framed(b"x" * 3 * MB))
+    chatty.feed(framed(b"x" * 3 * MB))
+    assert pool.used_bytes == large.connection.held_bytes + chatty.connection.held_bytes
+    pool.look(0.0)
+    chatty.feed(framed(b"more"))
+    pool.look(1.0)
+    assert large.connection.held_bytes == 0
+    assert pool.used_bytes == chatty.connection.held_bytes > 3 * MB, "who goes on sending keeps its buffer"
+    pool.look(2.0)
+    assert (pool.used_bytes, len(pool.watched)) == (0, 0)
+
+
+def test_who_waits_for_an_answer_holds_its_request_and_no_more() -> None:
+    async def scene() -> None:
+        done = asyncio.get_running_loop().create_future()
+        seen: list[memoryview] = []
+
+        async def later(frame: memoryview) -> list[bytes | bytearray | memoryview]:
+            await done
+            return [bytes(frame)]
+
+        def serve(_: ServerConnection, frame: memoryview) -> Served:
+            seen.append(frame)
+            return later(frame)
+
+        pool = MemoryPool(256 * MB)
+        peers = [Peer(serve, pool=pool) for _ in range(3)]
+        bodies = [b"a" * 100, b"b" * (SMALL_FRAME_BYTES + 1), b"c" * 300_000]
+        for peer, body in zip(peers, bodies, strict=True):
+            peer.feed(framed(body))
+        # Others read into the same buffer meanwhile.
+        Peer(echo, pool=pool).feed(framed(b"z" * 100_000))
+        await asyncio.sleep(0)
+        assert [len(frame.obj) for frame in seen[:2]] == [100, RECEIVE_BUFFER_BYTES]  # type: ignore[arg-type]
+        assert pool.used_bytes == 100 + RECEIVE_BUFFER_BYTES + peers[2].connection.held_bytes
+        pool.look(0.0)
+        pool.look(1.0)
+        done.set_result(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [peer.transport.written for peer in peers] == [[body] for body in bodies]
+
+    asyncio.run(scene())
+
+
+# Answers that nobody reads
+
+
+def test_many_small_answers_go_out_before_they_are_many_bytes() -> None:
+    peer = Peer(lambda _connection, _frame: [b"x" * 10_000])
+    peer.feed(framed(b"ask!") * 20)
+    assert max(map(len, peer.transport.written)) <= 70_000
+
+
+def test_answers_that_are_not_read_are_counted_until_they_are_or_their_reader_is_gone() -> None:
+    unread = UnreadAnswers(100 * MB)
+    peers = [Peer(echo, unread=unread) for _ in range(3)]
+    assert unread.answer_bytes == 25 * MB
+    for peer in peers:
+        peer.transport.unread_bytes = 20 * MB
+        peer.connection.pause_writing()
+    assert (unread.used_bytes, unread.answer_bytes, unread.is_full) == (60 * MB, 10 * MB, False)
+    peers[0].connection.resume_writing()
+    peers[1].connection.connection_lost(None)
+    assert unread.used_bytes == 20 * MB
+
+
+def test_readers_who_stand_still_are_given_up_where_there_is_no_room_and_only_there() -> None:
+    unread = UnreadAnswers(100 * MB, timeout_s=30)
+    still, moving, small = (Peer(echo, unread=unread) for _ in range(3))
+    for peer, size in ((still, 60 * MB), (moving, 30 * MB), (small, MB)):
+        peer.transport.unread_bytes = size
+        peer.connection.pause_writing()
+    for second in range(100):
+        unread.look(float(second))
+    assert not still.transport.aborted, "there is room"
+    last = Peer(echo, unread=unread)
+    last.transport.unread_bytes = 10 * MB
+    last.connection.pause_writing()
+    assert unread.is_full
+    moving.transport.unread_bytes -= 3 * MB
+    unread.look(100.0)
+    aborted = [peer.transport.aborted for peer in (still, moving, small, last)]
+    assert aborted == [True, False, False, False], "the largest first, and no more than is needed"
+    assert unread.used_bytes == 41 * MB and not unread.is_full
+
+
+def test_those_who_wait_for_readers_go_on_one_by_one_in_their_order() -> None:
+    async def scene() -> None:
+        unread = UnreadAnswers(10 * MB)
+        deaf = Peer(echo, unread=unread)
+        deaf.transport.unread_bytes = 10 * MB
+        deaf.connection.pause_writing()
+        order: list[int] = []
+        takers = [Peer(echo, unread=unread) for _ in range(4)]
+
+        async def ask(number: int) -> None:
+            await unread.room()
+            order.append(number)
+            takers[number].transport.unread_bytes = 5 * MB
+            takers[number].connection.pause_writing()
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        assert unread.waiting == 4
+        tasks[0].cancel()
+        deaf.connection.resume_writing()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (order, unread.is_full, unread.used_bytes) == ([1, 2], True, 10 * MB)
+        takers[1].connection.resume_writing()
+        async with asyncio.timeout(5):
+            await tasks[3]
+        assert order == [1, 2, 3]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+# The real broker
+
+
+def test_half_sent_requests_do_not_keep_others_from_sending_large_ones(tmp_path: Path) -> None:
+    settings = {"queued.max.request.bytes": 8 * MB, "socket.request.max.bytes": 4 * MB, "message.max.bytes": 4 * MB}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as healthy:
+        healthy.create("t")
+        stuck = [Raw(broker) for _ in range(3)]
+        for raw in stuck:
+            raw.socket.settimeout(1)
+            raw.socket.sendall(lengthy(3_900_000, 1_500_000))
+        until(lambda: broker.server.pool.used_bytes >= 3 * MB, what="the halves to arrive")
+        for _ in range(3):
+            assert healthy.produce("t", batch(b"x" * 900_000)).error_code == 0
+        for raw in stuck:
+            raw.socket.close()
+        until(lambda: broker.server.pool.used_bytes < 2 * MB, what="what they held to come back")
+
+
+def test_a_request_that_stalls_costs_its_connection(tmp_path: Path) -> None:
+    settings = {"semel.request.arrival.timeout.ms": 200}
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as stuck, Raw(broker) as idle:
+        idle.ask(ApiVersionsRequest(), 0)
+        stuck.socket.sendall(lengthy(MB, 10))
+        assert stuck.is_closed()
+        assert broker.server.metrics.stalled == 1
+        idle.ask(ApiVersionsRequest(), 0)
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> Iterator[tuple[Broker, list[Raw]]]:
+    """A broker with 20 MB of records, room for 8 MB of answers, and 30 who ask for all of it and do not read."""
+    settings = {
+        "semel.queued.max.response.bytes": 8 * MB,
+        "semel.request.arrival.timeout.ms": 600_000,
+        "socket.send.buffer.bytes": 100_000,
+    }
+    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as setter:
+        setter.create("t")
+        for _ in range(20):
+            assert setter.produce("t", batch(bytes(MB))).error_code == 0
+        deaf = [Raw(broker) for _ in range(30)]
+        for raw in deaf:
+            for _ in range(5):
+                raw.send(fetch_request({("t", 0): 0}, partition_max_bytes=50 * MB), 12)
+        try:
+            until(lambda: broker.server.unread.is_full, what="answers to be left unread")
+            until(lambda: broker.server.unread.waiting > 0, what="the others to wait")
+            yield broker, deaf
+        finally:
+            for raw in deaf:
+                raw.socket.close()
+
+
+def test_answers_that_are_not_read_are_bounded_and_a_healthy_producer_is_served(
+    readers: tuple[Broker, list[Raw]],
+) -> None:
+    broker, deaf = readers
+    unread = broker.server.unread
+    with Raw(broker) as healthy:
+        row = MetadataRequest.MetadataRequestTopic(name="t")
+        assert healthy.ask(MetadataRequest(topics=[row])).topics[0].error_code == 0
+        for _ in range(20):
+            assert healthy.produce("t", batch(b"healthy")).error_code == 0
+    # One answer of at least one batch may go beyond the limit.
+    assert unread.used_bytes <= 8 * MB + 1_100_000
+    assert unread.waiting + broker.server.connections_not_read == len(deaf)
+    for raw in deaf[: len(deaf) // 2]:
+        raw.socket.close()
+    with Raw(broker) as consumer:
+        asked = consumer.send(fetch_request({("t", 0): 0}), 12)
+        for raw in deaf:
+            raw.socket.close()
+        assert consumer.receive(asked).responses[0].partitions[0].records
+    until(lambda: unread.used_bytes == 0, what="everything to come back")
+
+
+def test_where_fetches_wait_who_does_not_read_is_given_up(readers: tuple[Broker, list[Raw]]) -> None:
+    broker, _ = readers
+    server = broker.server
+
+    async def look_twice() -> None:
+        now_s = server.loop.time()
+        server.unread.look(now_s)
+        server.unread.look(now_s + 100_001)
+
+    with Raw(broker) as consumer:
+        consumer.create("small")
+        consumer.produce("small", batch(b"small"))
+        asked = consumer.send(fetch_request({("small", 0): 0}), 12)
+        until(lambda: server.unread.waiting == 31 - server.connections_not_read, what="the fetch to wait as well")
+
+        def is_answered() -> bool:
+            # Again and again: those who take the place of the ones given up do not read either.
+            broker.call(look_twice())
+            return bool(select.select([consumer.socket], [], [], 0.1)[0])
+
+        until(is_answered, what="the fetch to be answered")
+        assert consumer.receive(asked).responses[0].partitions[0].records
+    assert server.metrics.stalled > 0
+
+
+def test_a_fetch_that_wants_more_than_there_is_room_for_gets_what_there_is(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings={"semel.queued.max.response.bytes": 4 * MB}) as broker, Raw(broker) as raw:
+        raw.create("t")
+        for _ in range(5):
+            raw.produce("t", batch(bytes(400_000)))
+        data = raw.fetch("t", min_bytes=1_500_000, max_wait_ms=2**31 - 1, partition_max_bytes=50 * MB)
+        assert 400_000 < len(data.records or b"") <= MB
+
+
+def test_an_idle_connection_that_leaves_answers_unread_is_closed(tmp_path: Path) -> None:
+    settings = {"connections.max.idle.ms": 200, "socket.send.buffer.bytes": 10_000}
+    with Broker(tmp_path, settings=settings) as broker:
+        with Raw(broker) as setter:
+            setter.create("t")
+            for _ in range(20):
+                setter.produce("t", batch(bytes(MB)))
+        with Raw(broker) as deaf:
+            deaf.send(fetch_request({("t", 0): 0}, partition_max_bytes=50 * MB), 12)
+            until(lambda: broker.server.metrics.connections_expired > 0, what="the connection to be given up")
+            until(lambda: broker.server.connection_count == 0, what="it to be gone")
+
+
+def test_a_thousand_idle_connections_take_30_kb_each_and_give_it_back(broker_process: BrokerProcess) -> None:
+    count = connections_possible(1_000)
+    with Raw(broker_process.bootstrap_servers) as warm:
+        warm.create("t")
+        greet(warm)
+        before = resident_bytes(broker_process)
+        held = []
+        try:
+            for number in range(count):
+                raw = Raw(broker_process.bootstrap_servers, client_id=f"client-{number}")
+                held.append(raw)
+                greet(raw)
+            greet(warm)
+            assert resident_bytes(broker_process) - before <= 30_000 * count
+        finally:
+            for raw in held:
+                raw.socket.close()
+        until(lambda: resident_bytes(broker_process) - before <= 5_000 * count, what="the memory to come back")
+
+
+def greet(raw: Raw) -> None:
+    """What every producer does."""
+    raw.ask(ApiVersionsRequest(client_software_name="test", client_software_version="1"), 3)
+    raw.ask(MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="t")]))
+    assert raw.produce("t", batch(b"hello")).error_code == 0
+
+
+def connections_possible(wanted: int) -> int:
+    """Open as many descriptors as this machine allows, up to `wanted` and some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + 500
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return min(wanted, needed - 500)
