@@ -52,12 +52,35 @@ class LocalMetadataStore:
 
     def update(self, name: str, value: Any, expected_version: int) -> int:
         """Replace the entry if it is still at `expected_version` (-1: it must not exist yet); the new version."""
-        _, version = self.get(name)
+        version = self._version(name)
         if version != expected_version:
             raise Conflict(f"{name} is at version {version}, not {expected_version}")
-        body = json.dumps(value, separators=(",", ":"))
-        self._files.replace(self._directory / name, f"{version + 1}\n{body}\n".encode())
+        self._files.replace(self._directory / name, f"{version + 1}\n{_json(value)}\n".encode())
         return version + 1
+
+    def _version(self, name: str) -> int:
+        """The entry's version without the rest of it, which may be long."""
+        try:
+            with open(self._directory / name, "rb") as file:
+                return int(file.readline())
+        except FileNotFoundError:
+            return -1
+
+
+def _json(value: Any, depth: int = 2) -> str:
+    """As `json.dumps` without spaces, one element of an outer list or dict at a time.
+
+    An update may run beside the event loop, and a single call would keep the interpreter to itself however large the
+    value is.
+    """
+    if depth and type(value) is dict:
+        return "{" + ",".join([f"{_json_of(key)}:{_json(part, depth - 1)}" for key, part in value.items()]) + "}"
+    if depth and type(value) is list:
+        return "[" + ",".join([_json(part, depth - 1) for part in value]) + "]"
+    return _json_of(value)
+
+
+_json_of = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProducerIds:

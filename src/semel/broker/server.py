@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,7 @@ from semel.errors import InvariantViolation, Refused
 from semel.log.files import Files
 from semel.net.connection import ServerConnection
 from semel.net.memory import MemoryPool, UnreadAnswers
+from semel.net.turns import Turns
 from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ class BrokerServer:
         arrival_timeout_s = settings["semel.request.arrival.timeout.ms"] / 1000
         self.pool = MemoryPool(settings["queued.max.request.bytes"], arrival_timeout_s)
         self.unread = UnreadAnswers(settings["semel.queued.max.response.bytes"], arrival_timeout_s)
+        #: How the connections and the requests that take long share the thread.
+        self.turns = Turns()
+        self._beside: ThreadPoolExecutor | None = None
         self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
         self.endpoint: tuple[str, int] = ("", 0)
@@ -258,6 +263,8 @@ class BrokerServer:
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
         self.disk.close()
+        if self._beside is not None:
+            self._beside.shutdown(wait=False, cancel_futures=True)
         self._data.unlock()
         self.stopped.set()
 
@@ -271,6 +278,12 @@ class BrokerServer:
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         return task
+
+    async def beside(self, work: Callable[[], _Result]) -> _Result:
+        """Run something that touches nothing of the broker's beside the loop, one such thing at a time."""
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, "semel-beside")
+        return await self.loop.run_in_executor(self._beside, work)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -438,6 +451,7 @@ class _Connection(ServerConnection):
             broker.settings["socket.request.max.bytes"],
             broker.pool,
             broker.unread,
+            broker.turns,
         )
         self._broker = broker
 

@@ -297,6 +297,9 @@ BROKER = Table(
                 "is how long a connection may stand still with memory that others wait for.", 1),
         Setting("semel.metrics.port", "int", -1, "HTTP port for Prometheus; -1 is off, 0 any free port.", -1, 65535),
         Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port."),
+        Setting("semel.request.max.elements", "int", 100_000,
+                "The most topics, partitions, groups and other elements that one request may name in all; a "
+                "connection that sends more is closed.", 1000),
         Setting("semel.cluster.id", "string", None, "The cluster's id; made up at the first start when not given."),
     ],
     passed_by=_OF_MANY_NODES + _OF_A_JVM,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import mul
+from struct import unpack
 
 from semel.errors import ErrorCode
 
 #: Of so many keys in use, the partition is worked out once and not with every request.
 _REMEMBERED_KEYS = 4096
+
+#: Powers of 31, the highest first: what Java multiplies the characters of a string with to get its hash.
+_POWERS = tuple(pow(31, exponent, 1 << 32) for exponent in range(255, -1, -1))
 
 #: Find the coordinator again, ask it again later, or give up; any other code is passed on as it is.
 _AFTER_FAILED_APPEND = {
@@ -29,14 +35,18 @@ def after_failed_append(code: ErrorCode) -> ErrorCode:
 
 def java_hash(text: str) -> int:
     """`String.hashCode` of Java, over UTF-16 code units, as a signed 32-bit number."""
-    value = 0
+    units: Sequence[int]
     if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & 0xFFFFFFFF
+        units = text.encode("ascii")
     else:
-        units = text.encode("utf-16-be", "surrogatepass")
-        for position in range(0, len(units), 2):
-            value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+        data = text.encode("utf-16-be", "surrogatepass")
+        units = unpack(f">{len(data) // 2}H", data)
+    value = 0
+    for start in range(0, len(units), len(_POWERS)):
+        part = units[start : start + len(_POWERS)]
+        # A part at a time, each unit times its power of 31: an id may have 32,767 bytes, and there may be many.
+        value = value * pow(31, len(part), 1 << 32) + sum(map(mul, part, _POWERS[len(_POWERS) - len(part) :]))
+        value &= 0xFFFFFFFF
     return value - 0x100000000 if value & 0x80000000 else value
 
 

@@ -9,6 +9,8 @@ Guarantees:
 - Requests of one connection are served one at a time and answered in order. Kafka promises it, and sequence numbers
   rely on it. Meanwhile reading goes on only as far as there is room, which is the back pressure.
 - A peer that does not read its answers is not served further until it does.
+- However many requests arrive together, a turn of the event loop serves them for a bounded time; the rest wait for
+  later turns, and none is lost when their sender hangs up meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 from semel.net.memory import HURRIED_PART, HURRIED_TIME, RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
+from semel.net.turns import Turns
 
 #: What goes onto the socket: buffers that are written one after the other, the length prefix included.
 Buffers = list[bytes | bytearray | memoryview]
@@ -340,11 +343,17 @@ class ServerConnection(FramedProtocol):
         max_frame_bytes: int,
         pool: MemoryPool | None = None,
         unread: UnreadAnswers | None = None,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(max_frame_bytes, pool)
         self._unread = UnreadAnswers(-1) if unread is None else unread
         self._serve = serve
         self._failed = failed
+        self._turns = turns
+        #: Since when frames are taken in this turn of the loop.
+        self._since = 0.0
+        #: Whether further frames wait for a later turn, and whether their sender has hung up meanwhile.
+        self._is_put_off = self._has_ended = False
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
         self._answer_bytes = 0
@@ -384,8 +393,21 @@ class ServerConnection(FramedProtocol):
         """End it: the peer does not read, and others need the memory."""
         self.stalls(f"{self.unread_bytes} bytes of answers are not read, and others wait for the memory")
 
+    def eof_received(self) -> bool:
+        # What was sent before is served; a producer that asks for no answer may well hang up at once.
+        self._has_ended = self._is_put_off
+        return self._is_put_off
+
     def _take_frames(self) -> None:
-        super()._take_frames()
+        turns = self._turns
+        if turns is None:
+            super()._take_frames()
+        elif turns.is_used_up:
+            self._put_off(turns)
+        else:
+            self._since = turns.clock()
+            super()._take_frames()
+            turns.worked(self._since)
         # What arrived together is answered together: one write, however many requests.
         if self._answers:
             self._write_answers()
@@ -410,14 +432,20 @@ class ServerConnection(FramedProtocol):
         except BaseException as error:
             self._fail(error)
             return
-        if served is None:
-            return
-        if type(served) is list:
-            self._answers += served
-            self._answer_bytes += len(served[0])
-            # Small answers wait for each other; records, or many answers, go out at once: memory stays bounded.
-            if len(served) > 1 or len(self._answers) >= ANSWERS_TOGETHER or self._answer_bytes >= ANSWER_BYTES_TOGETHER:
-                self._write_answers()
+        if served is None or type(served) is list:
+            if served is not None:
+                self._answers += served
+                self._answer_bytes += len(served[0])
+                # Small answers wait for each other; records, or many answers, go out at once: memory stays bounded.
+                if (
+                    len(served) > 1
+                    or len(self._answers) >= ANSWERS_TOGETHER
+                    or self._answer_bytes >= ANSWER_BYTES_TOGETHER
+                ):
+                    self._write_answers()
+            turns = self._turns
+            if turns is not None and self._start < self._end and not self._busy and turns.is_over(self._since):
+                self._put_off(turns)
             return
         self._busy = True
         self._pinned = len(frame) > SMALL_FRAME_BYTES
@@ -448,6 +476,22 @@ class ServerConnection(FramedProtocol):
             self.transport.writelines(buffers)
         self._resume()
 
+    def _put_off(self, turns: Turns) -> None:
+        """Take no further frame in this turn of the loop."""
+        self._busy = self._is_put_off = True
+        turns.later(self._go_on)
+
+    def _go_on(self) -> bool:
+        self._is_put_off = False
+        if self._task is None:
+            self._resume()
+        return False
+
+    def _serve_on(self) -> None:
+        super()._serve_on()
+        if self._has_ended and not self._busy and not self._writing_paused:
+            self.close()
+
     def mute(self, time_s: float) -> None:
         """Serve no further request for so long; the one that is being served is answered."""
         self.is_muted = self._busy = True
@@ -455,7 +499,7 @@ class ServerConnection(FramedProtocol):
 
     def _unmute(self) -> None:
         self.is_muted = False
-        if self._task is None:
+        if self._task is None and not self._is_put_off:
             self._resume()
 
     def _resume(self) -> None:

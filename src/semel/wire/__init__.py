@@ -11,11 +11,23 @@ from __future__ import annotations
 import struct
 from typing import Any, TypeVar
 
-from semel.wire.primitives import Buffer, Malformed
+from semel.wire.primitives import Buffer, Malformed, TooManyElements
 
-__all__ = ["Buffer", "Malformed", "decode", "decode_versioned", "encode", "encode_parts", "encode_versioned"]
+__all__ = [
+    "Buffer",
+    "Malformed",
+    "TooManyElements",
+    "decode",
+    "decode_versioned",
+    "encode",
+    "encode_parts",
+    "encode_versioned",
+]
 
 M = TypeVar("M")
+
+#: A frame holds less than this of anything.
+ANY_NUMBER = 1 << 31
 
 
 def encode(message: Any, version: int) -> bytes:
@@ -32,17 +44,25 @@ def encode_parts(message: Any, version: int) -> list[Buffer]:
     return parts
 
 
-def decode(message_class: type[M], version: int, buffer: Buffer, offset: int = 0) -> M:
-    """The message at `offset`. Its `records` are views into `buffer`, everything else is copied out."""
-    return decode_from(message_class, version, buffer, offset)[0]
+def decode(
+    message_class: type[M], version: int, buffer: Buffer, offset: int = 0, most_elements: int = ANY_NUMBER
+) -> M:
+    """The message at `offset`. Its `records` are views into `buffer`, everything else is copied out.
+
+    A message whose arrays have more than `most_elements` in all is refused with `TooManyElements`, before more than
+    that are read.
+    """
+    return decode_from(message_class, version, buffer, offset, most_elements)[0]
 
 
-def decode_from(message_class: type[M], version: int, buffer: Buffer, offset: int = 0) -> tuple[M, int]:
+def decode_from(
+    message_class: type[M], version: int, buffer: Buffer, offset: int = 0, most_elements: int = ANY_NUMBER
+) -> tuple[M, int]:
     """The message at `offset`, and the offset after it."""
     decoder = message_class.__decoders__[version]  # type: ignore[attr-defined]
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     try:
-        found: tuple[M, int] = decoder(view, offset, len(view))
+        found: tuple[M, int] = decoder(view, offset, len(view), most_elements)
     except (struct.error, IndexError) as error:
         raise Malformed(f"{message_class.__name__} version {version} ends early, after {len(view)} bytes") from error
     except UnicodeDecodeError as error:

@@ -17,8 +17,12 @@ from uuid import UUID
 
 from semel.errors import invariant
 from semel.wire.primitives import (
+    MOST_STRING_BYTES,
     Malformed,
+    TooManyElements,
+    count_of_tagged,
     lie,
+    long_string,
     null,
     read_unsigned_varint,
     rest_of_varint,
@@ -33,7 +37,10 @@ SMALL_RECORDS_BYTES = 4096
 
 _NAMES: dict[str, Any] = {
     "Malformed": Malformed,
+    "TooManyElements": TooManyElements,
+    "count_of_tagged": count_of_tagged,
     "lie": lie,
+    "long_string": long_string,
     "null": null,
     "pack": pack,
     "read_varint": read_unsigned_varint,
@@ -47,7 +54,10 @@ _NAMES: dict[str, Any] = {
 
 
 def decoder(message_class: type[Any], version: int) -> Callable[..., Any]:
-    """`decode(view, position, end) -> (message, position after it)`."""
+    """`decode(view, position, end, left) -> (message, position after it)`.
+
+    `left` is how many elements all arrays together may have.
+    """
     return _Decoder(message_class, version).compiled()
 
 
@@ -143,7 +153,7 @@ class _Decoder(_Writer):
         self.struct(self.root, "message")
         self.flush()
         self.line("return message, p")
-        return self.finish("decode", "v, p, end")
+        return self.finish("decode", "v, p, end, left")
 
     def flush(self) -> None:
         if not self.run:
@@ -181,11 +191,14 @@ class _Decoder(_Writer):
         self.flush()
         known = self.tagged(cls)
         if not known:
-            self.line("if n: p = skip_tagged(v, p, n, end)")
+            with self.block("if n:"):
+                self.counted()
+                self.line("p = skip_tagged(v, p, n, end)")
             return
         after = self.fresh("after")
         with self.block("if n:"):
-            self.line("if n > 127: n, p = rest_of_varint(v, p, n)")
+            self.counted()
+            self.line("if n > 127: n, p = count_of_tagged(v, p, n)")
             with self.block("for _ in range(n):"):
                 self.line("tag, p = read_varint(v, p)")
                 self.line("n, p = read_varint(v, p)")
@@ -212,10 +225,21 @@ class _Decoder(_Writer):
                 if nullable:
                     self.line("else:")
                     self.depth += 1
-                self.line("e = p + n")
-                self.line(f"if e > end: lie({field.name!r}, n, p, end)")
+                self.bounded(field)
                 self.line(f"{target} = {self.slice(field.kind)}; p = e")
                 self.depth -= nullable
+
+    def counted(self) -> None:
+        """`n` more elements, of those that all arrays and tagged fields together may have."""
+        self.line("left -= n")
+        self.line("if left < 0: raise TooManyElements()")
+
+    def bounded(self, field: Field) -> None:
+        """Hold a length against the bytes that are left, and a string's against what Kafka takes in any version."""
+        if field.kind == "String" and self.flexible:
+            self.line(f"if n > {MOST_STRING_BYTES}: long_string({field.name!r}, n, p)")
+        self.line("e = p + n")
+        self.line(f"if e > end: lie({field.name!r}, n, p, end)")
 
     def slice(self, kind: str) -> str:
         return {"String": "str(v[p:e], 'utf-8')", "Bytes": "bytes(v[p:e])", "Records": "v[p:e]"}[kind]
@@ -240,6 +264,7 @@ class _Decoder(_Writer):
                 self.line("else:")
                 self.depth += 1
             self.line(f"if n * {least} > end - p: lie({field.name!r}, n, p, end)")
+            self.counted()
             if field.kind == "Uuid":
                 self.line(f"{target} = [uuid_of(bytes(v[i:i + 16])) for i in range(p, p + 16 * n, 16)]; p += 16 * n")
             elif field.kind in FIXED:
@@ -267,8 +292,7 @@ class _Decoder(_Writer):
                     self.line("if n > 127: n, p = rest_of_varint(v, p, n)")
                     self.line("n -= 1")
                 self.line(f"if n < 0: null({field.name!r}, p)")
-                self.line("e = p + n")
-                self.line(f"if e > end: lie({field.name!r}, n, p, end)")
+                self.bounded(field)
                 self.line(f"{items}.append({self.slice(field.kind)}); p = e")
 
     def inner_struct(self, field: Field, target: str) -> None:

@@ -16,6 +16,11 @@ Buffer = bytes | bytearray | memoryview
 
 ZERO_UUID = UUID(int=0)
 
+#: The longest string, in bytes, in every version of every message.
+MOST_STRING_BYTES = 0x7FFF
+#: No schema has nearly as many, and each that is skipped takes time.
+MOST_TAGGED_FIELDS = 1000
+
 _VARINT_LIMIT = 1 << 32
 
 
@@ -29,9 +34,21 @@ class Malformed(Refused):
         return Malformed, (self.why,)
 
 
+class TooManyElements(Malformed):
+    """The arrays of a message have more elements than its reader wants to read."""
+
+    def __init__(self, why: str = "more elements than are read") -> None:
+        super().__init__(why)
+
+
 def lie(field: str, claimed: int, position: int, end: int) -> NoReturn:
     """Refuse a length or count that the remaining bytes cannot hold, before anything is allocated for it."""
     raise Malformed(f"{field} claims {claimed}, with {max(end - position, 0)} bytes left at byte {position}")
+
+
+def long_string(field: str, claimed: int, position: int) -> NoReturn:
+    """Refuse a string that no Kafka reads: what has two bytes for a length in old versions is no longer in new ones."""
+    raise Malformed(f"{field} claims {claimed} bytes at byte {position}, a string has {MOST_STRING_BYTES} at most")
 
 
 def null(field: str, position: int) -> NoReturn:
@@ -73,10 +90,18 @@ def rest_of_varint(view: Buffer, position: int, first: int) -> tuple[int, int]:
     raise Malformed(f"a varint of more than 32 bits ends at byte {position}")
 
 
+def count_of_tagged(view: Buffer, position: int, first: int) -> tuple[int, int]:
+    """How many tagged fields follow, where one byte does not say it."""
+    count, position = rest_of_varint(view, position, first)
+    if count > MOST_TAGGED_FIELDS:
+        raise Malformed(f"{count} tagged fields at byte {position}, {MOST_TAGGED_FIELDS} are the most that are read")
+    return count, position
+
+
 def skip_tagged_fields(view: Buffer, position: int, count: int, end: int) -> int:
     """Pass over tagged fields from a newer schema; returns the position after the last."""
     if count > 0x7F:
-        count, position = rest_of_varint(view, position, count)
+        count, position = count_of_tagged(view, position, count)
     for _ in range(count):
         _, position = read_unsigned_varint(view, position)
         size, position = read_unsigned_varint(view, position)

@@ -1,0 +1,154 @@
+"""One thread for everybody: how much is done in one turn of the loop, counted on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any, cast
+
+from semel.net.connection import ServerConnection
+from semel.net.turns import TURN_S, Turns
+from tests.broker.test_connections import FakeTransport
+
+#: So many requests fill a turn.
+FILL = 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """Connections whose requests each take the same share of a turn."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.turns = Turns(self.clock)
+        self.served: list[bytes] = []
+        self.failures: list[BaseException] = []
+
+    def serve(self, connection: ServerConnection, frame: memoryview) -> Any:
+        self.clock.now += 1.001 * TURN_S / FILL
+        self.served.append(bytes(frame))
+        return None if frame[0] == ord("n") else [b"." + bytes(frame)]
+
+    def connection(self) -> tuple[ServerConnection, FakeTransport]:
+        connection = ServerConnection(self.serve, self.failures.append, 1_000_000, turns=self.turns)
+        transport = FakeTransport()
+        connection.connection_made(cast(asyncio.Transport, transport))
+        return connection, transport
+
+
+def feed(connection: ServerConnection, *frames: bytes) -> None:
+    data = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
+def names(letter: str, count: int) -> list[bytes]:
+    return [f"{letter}{number:04}".encode() for number in range(count)]
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+def test_what_arrives_together_is_served_in_several_turns_and_answered_in_order() -> None:
+    async def run() -> None:
+        worker = Worker()
+        connection, transport = worker.connection()
+        frames = names("a", 10 * FILL)
+        feed(connection, *frames)
+        assert len(worker.served) <= FILL
+        per_turn = []
+        while len(worker.served) < len(frames):
+            before = len(worker.served)
+            await turn()
+            per_turn.append(len(worker.served) - before)
+        assert max(per_turn) <= FILL
+        assert worker.served == frames
+        assert b"".join(transport.written) == b"".join(b"." + frame for frame in frames)
+
+    asyncio.run(run())
+
+
+def test_a_turn_is_shared_by_all_connections_and_nobody_is_left_out() -> None:
+    async def run() -> None:
+        worker = Worker()
+        greedy, _ = worker.connection()
+        feed(greedy, *names("a", 10 * FILL))
+        modest, transport = worker.connection()
+        feed(modest, b"modest")
+        assert b"modest" not in worker.served, "the turn was used up"
+        await turn()
+        await turn()
+        assert b"modest" in worker.served
+        assert transport.written == [b".modest"]
+        assert len(worker.served) <= 4 * FILL
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_its_turn_is_served_though_its_sender_hung_up() -> None:
+    async def run() -> None:
+        worker = Worker()
+        connection, transport = worker.connection()
+        frames = names("n", 3 * FILL)
+        feed(connection, *frames)
+        assert connection.eof_received(), "the connection is kept until everything is served"
+        assert not transport.aborted
+        for _ in range(10):
+            await turn()
+        assert worker.served == frames
+        assert transport.aborted, "and closed then"
+
+    asyncio.run(run())
+
+
+def test_tasks_that_rest_go_on_one_in_each_turn() -> None:
+    async def run() -> None:
+        clock = Clock()
+        turns = Turns(clock)
+        worked: list[int] = []
+
+        async def long_work() -> None:
+            since = clock()
+            for _ in range(5):
+                clock.now += 1.001 * TURN_S
+                worked.append(1)
+                since = await turns.rest(since)
+
+        tasks = [asyncio.create_task(long_work()) for _ in range(6)]
+        await turn()
+        assert len(worked) == 6, "each begins at once"
+        per_turn = []
+        while not all(task.done() for task in tasks):
+            before = len(worked)
+            await turn()
+            per_turn.append(len(worked) - before)
+        assert max(per_turn) == 1
+        assert len(worked) == 30
+
+    asyncio.run(run())
+
+
+def test_a_failure_of_one_who_waited_keeps_nobody_else_waiting() -> None:
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        turns = Turns(Clock())
+        called: list[str] = []
+
+        def fails() -> bool:
+            raise ValueError("on purpose")
+
+        turns.later(fails)
+        turns.later(lambda: bool(called.append("second")))
+        for _ in range(3):
+            await turn()
+        assert called == ["second"]
+
+    asyncio.run(run())
