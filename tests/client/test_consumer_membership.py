@@ -161,3 +161,18 @@ def test_every_state_is_in_the_table() -> None:
     assert set(STEPS) == set(State)
     for state in (State.JOINING, State.MEMBER):
         assert STEPS[state][Event.FENCED] is State.JOINING
+
+
+def test_a_commit_of_an_earlier_life_that_is_refused_does_not_cost_this_one() -> None:
+    machine = member(0)
+    committed_as = machine.metadata
+    machine.fence()
+    machine.let_go(machine.lost)
+    assert machine.heartbeat_request(0) is not None
+    machine.on_response(answer(5, 0), 0, 100)
+    machine.take_on(machine.wanted(NAMES))
+    for code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.STALE_MEMBER_EPOCH):
+        machine.on_commit_refused(code, committed_as)
+        assert (machine.state, machine.owned, machine.lost) == (State.MEMBER, {P0}, set())
+    machine.on_commit_refused(ErrorCode.UNKNOWN_MEMBER_ID, machine.metadata)
+    assert (machine.state, machine.lost) == (State.JOINING, {P0})

@@ -99,21 +99,88 @@ def test_protocols_are_cooperative_only_if_all_on_offer_are() -> None:
     assert member("cooperative-sticky").is_cooperative
 
 
-@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
-def test_a_member_the_group_has_forgotten_loses_its_partitions_and_starts_anew(code: ErrorCode) -> None:
+def test_a_member_the_group_has_forgotten_loses_its_partitions_and_starts_anew() -> None:
     machine = member()
     joined(machine, 1, P0)
-    machine.on_heartbeat(HeartbeatResponse(error_code=code))
+    machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
     assert (machine.lost, machine.state, machine.generation_id) == ({P0}, State.UNJOINED, -1)
     machine.let_go(machine.lost)
     assert machine.join_request().member_id == ""
 
 
-def test_a_silent_coordinator_costs_the_partitions() -> None:
+def test_a_member_whose_generation_has_passed_loses_its_partitions_but_not_its_name() -> None:
+    """The group may still count it in: under a new name it would wait for the old one until the session ends."""
+    machine = member()
+    joined(machine, 1, P0)
+    machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.ILLEGAL_GENERATION))
+    assert (machine.lost, machine.state, machine.generation_id) == ({P0}, State.UNJOINED, -1)
+    machine.let_go(machine.lost)
+    assert machine.join_request().member_id == "me"
+    machine.on_join(JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+    assert machine.join_request().member_id == "", "if the group has forgotten it after all, it says so"
+
+
+def test_a_sync_of_a_generation_that_has_passed_does_not_cost_the_name_either() -> None:
+    machine = member()
+    machine.join_request()
+    machine.on_join(JoinGroupResponse(generation_id=1, protocol_name="range", leader="other", member_id="me"))
+    machine.on_sync(SyncGroupResponse(error_code=ErrorCode.ILLEGAL_GENERATION), 0)
+    assert (machine.state, machine.member_id) == (State.UNJOINED, "me")
+
+
+def test_a_silent_coordinator_costs_the_partitions_but_not_the_name() -> None:
+    """A coordinator that was down gives every member a new session when it is back: a ghost would keep its group."""
     machine = member()
     joined(machine, 1, P0)
     machine.on_silence()
     assert machine.lost == {P0}
+    machine.let_go(machine.lost)
+    assert machine.join_request().member_id == "me"
+
+
+REFUSALS = [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_commit_that_is_refused_while_a_join_is_on_its_way_changes_nothing(code: ErrorCode) -> None:
+    machine = member("cooperative-sticky")
+    joined(machine, 1, P0)
+    committed_as = machine.metadata
+    machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+    machine.join_request()
+    machine.on_commit_refused(code, committed_as)
+    machine.on_heartbeat(HeartbeatResponse(error_code=code))
+    assert (machine.state, machine.member_id, machine.owned, machine.lost) == (State.JOINING, "me", {P0}, set())
+    machine.on_join(JoinGroupResponse(generation_id=2, protocol_name="range", leader="other", member_id="me"))
+    machine.on_commit_refused(code, committed_as)
+    assert machine.state is State.SYNCING
+    machine.on_sync(SyncGroupResponse(assignment=assignment(P0)), 0)
+    machine.on_commit_refused(code, committed_as)
+    assert (machine.state, machine.member_id, machine.lost) == (State.STABLE, "me", set()), "an answer to long ago"
+
+
+def test_a_commit_that_is_refused_in_the_generation_that_counts_is_news() -> None:
+    for code, state, lost in (
+        (ErrorCode.REBALANCE_IN_PROGRESS, State.UNJOINED, set()),
+        (ErrorCode.UNKNOWN_MEMBER_ID, State.UNJOINED, {P0}),
+        (ErrorCode.FENCED_INSTANCE_ID, State.FAILED, {P0}),
+    ):
+        machine = member("cooperative-sticky")
+        joined(machine, 1, P0)
+        machine.on_commit_refused(code, machine.metadata)
+        assert (machine.state, machine.lost) == (state, lost)
+
+
+def test_topics_that_change_while_a_join_is_on_its_way_are_told_by_another() -> None:
+    machine = member("cooperative-sticky")
+    machine.join_request()
+    machine.subscribe(["ledger", "journal"])
+    machine.on_join(JoinGroupResponse(generation_id=1, protocol_name="range", leader="other", member_id="me"))
+    machine.on_sync(SyncGroupResponse(assignment=assignment(P0)), 0)
+    assert machine.has_news
+    machine.rejoin()
+    joined(machine, 2, P0)
+    assert not machine.has_news
 
 
 def test_a_second_consumer_with_the_same_instance_id_ends_the_first() -> None:

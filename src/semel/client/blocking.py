@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from semel.client.argument_lists import as_callback, as_timeout_s
 from semel.client.blocking_admin import Admin
 from semel.client.cluster import Cluster, Target
 from semel.client.consumer import AsyncConsumer
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Admin", "BlockingCluster", "Consumer", "Producer"]
+
+T = TypeVar("T")
 
 
 class Producer(Face):
@@ -150,16 +155,38 @@ class Consumer(Face):
     [b'alpha']
 
     Without `isolation.level` a consumer reads committed records only. One thread at a time may use it.
+
+    With a `group.id` and enable.auto.commit (the default) the group's offsets are committed as the reading goes on:
+    calling `poll` again, or asking an iteration for the next record, says that what came before is done. `commit()` and
+    a `close()` in good order say so too. After an exception what was handed out last is not committed, and comes again:
+
+    >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest", "group.id": "docs"}) as consumer:
+    ...     consumer.subscribe("letters")
+    ...     for record in consumer:
+    ...         print(record.value)
+    ...         break
+    b'alpha'
+
+    An argument of the wrong type raises TypeError; what else can go wrong is in `semel.errors`.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
         super().__init__("semel-consumer")
         self._consumer = self._make(lambda: AsyncConsumer(config))
 
-    def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records one by one, for ever."""
-        while True:
-            yield from self.poll()
+    def __iter__(self) -> Records:
+        """Records one by one, for ever. Asking for the next one says that the last one is done."""
+        return Records(self)
+
+    def _read(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a poll. What it took while its caller was interrupted has reached nobody, and is read again."""
+        try:
+            return self._thread.run(work)
+        except KafkaError:
+            raise
+        except BaseException:
+            self._consumer.undelivered = True
+            raise
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Read these partitions, without asking a group. Pairs of topic and number will do."""
@@ -176,7 +203,8 @@ class Consumer(Face):
 
         The callbacks get a list of partitions, in another thread than the caller's; `on_revoked` can still commit.
         """
-        threaded = [_in_a_thread(callback) for callback in (on_assigned, on_revoked, on_lost)]
+        named = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
+        threaded = [_in_a_thread(as_callback(callback, name)) for name, callback in named.items()]
         self._thread.run(self._consumer.subscribe(topics, *threaded))
 
     def unsubscribe(self) -> None:
@@ -195,11 +223,11 @@ class Consumer(Face):
 
     def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
         """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
-        return self._thread.run(self._consumer.poll(timeout_ms, max_records))
+        return self._read(self._consumer.poll(timeout_ms, max_records))
 
     def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
         """Records as Arrow columns; no Python object is made for any of them."""
-        return self._thread.run(self._consumer.poll_arrow(timeout_ms, max_bytes))
+        return self._read(self._consumer.poll_arrow(timeout_ms, max_bytes))
 
     def position(self, partition: PartitionLike) -> int:
         """The offset of the next record to be read."""
@@ -220,7 +248,7 @@ class Consumer(Face):
         self._call(self._consumer.rewind)
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What `commit` would write down: for each partition, the offset after what `poll` has returned."""
+        """What `commit` would write down: for each partition, the offset after what was handed out."""
         return self._call(self._consumer.consumed)
 
     def pause(self, partitions: Iterable[PartitionLike]) -> None:
@@ -255,7 +283,10 @@ class Consumer(Face):
         return self._thread.run(self._consumer.partitions_for(topic))
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Write down how far the group has read: up to what `poll` has returned, unless told otherwise."""
+        """Write down how far the group has read: up to what was handed out, unless told otherwise.
+
+        Of an iteration that is every record up to the one in hand. Raises `CommitFailed` when the group has moved on.
+        """
         self._thread.run(self._consumer.commit(offsets))
 
     def commit_soon(
@@ -270,9 +301,32 @@ class Consumer(Face):
         """The group's committed offsets; partitions without one are left out."""
         return self._thread.run(self._consumer.committed(partitions))
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(self._consumer.close_after(30_000, in_order=kind is None))
+
     def close(self, timeout_ms: float = 30_000) -> None:
-        """Commit if enable.auto.commit says so, leave the group, and let go of the connections."""
-        self._close(self._consumer.close(timeout_ms))
+        """Commit if enable.auto.commit says so, leave the group, and let go of the connections.
+
+        Committed is what was handed out. While an exception is on its way (in a `finally`, an `except`, or at the end
+        of a `with`) what was handed out last counts as not done: it is not committed, and comes again.
+        """
+        as_timeout_s(timeout_ms)
+        self._close(self._consumer.close_after(timeout_ms, in_order=sys.exc_info()[0] is None))
+
+
+class Records(Iterator[ConsumerRecord]):
+    """A consumer's records one by one. An error does not end it: the next call asks again."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._of = consumer
+
+    def __next__(self) -> ConsumerRecord:
+        reader = self._of._consumer
+        while (record := reader.next_at_hand()) is None:
+            self._of._read(reader.look_ahead())
+        return record
 
 
 def _in_a_thread(callback: Callback | None) -> Callback | None:

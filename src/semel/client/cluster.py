@@ -2,8 +2,8 @@
 
 Guarantees: a request goes out in the highest version both sides speak; a lost connection is opened again when it is
 next needed, with a growing pause; `request` tries once, `request_retrying` tries until its deadline as long as the
-broker's answers say that trying again is right. Requests to a coordinator, long-polling fetches and everything else
-use separate connections, because a broker answers one connection strictly in order.
+broker's answers say that trying again is right. Joins of a group, other requests to a coordinator, long-polling fetches
+and everything else use separate connections, because a broker answers one connection strictly in order.
 """
 
 from __future__ import annotations
@@ -285,6 +285,30 @@ class Cluster:
             self._refreshing[key] = task
             task.add_done_callback(lambda done: self._refreshed(key, done))
         await asyncio.shield(task)
+
+    async def refresh_retrying(self, topics: Iterable[str] | None, *, timeout_ms: float) -> None:
+        """As `refresh_metadata`, until there is an answer or `timeout_ms` has passed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        names = None if topics is None else frozenset(topics)
+        tries = 0
+        while True:
+            left_ms = max(1.0, (deadline - loop.time()) * 1000)
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await self.refresh_metadata(names, timeout_ms=min(left_ms, self.config["request.timeout.ms"]))
+                return
+            except (Retriable, TimeoutError) as error:
+                tries += 1
+                if self._links.closed and isinstance(error, Retriable):
+                    raise
+                if loop.time() >= deadline:
+                    last = error if isinstance(error, Retriable) else self._links.failure
+                    why = f"gave up after {timeout_ms:g} ms and {tries} tries"
+                    if last is not None:
+                        why += f"; the last answer: {last.why}"
+                    raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from last
+            await asyncio.sleep(min(self.backoff(tries), max(0.0, deadline - loop.time())))
 
     def _refreshed(self, key: tuple[frozenset[str] | None, bool], task: asyncio.Task[None]) -> None:
         if self._refreshing.get(key) is task:

@@ -10,13 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from semel.client.argument_lists import (
+    as_callback,
+    as_numbers_by_partition,
+    as_subscription,
+    as_timeout_s,
+)
+from semel.client.arguments import INT32_MAX, as_number, as_topic
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.client.consumer_group_member import ConsumerMember
-from semel.client.fetcher import ConsumerRecord, Fetcher
+from semel.client.fetcher import Ahead, ConsumerRecord, Fetcher
 from semel.client.group_member import ClassicMember
 from semel.client.member import Callback, Hooks, Listener, Member
 from semel.client.offset_requests import (
@@ -28,7 +36,7 @@ from semel.client.offset_requests import (
     fetch_committed,
     list_offsets,
 )
-from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partition, as_partitions
+from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partition, as_partitions, as_position
 from semel.config import CONSUMER, ConfigError, Values
 from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, RequestTimedOut, Retriable, error_for
 from semel.machines.contract import TopicPartition
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+_REBALANCING = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 
 _log = logging.getLogger(__name__)
 
@@ -76,21 +86,29 @@ class AsyncConsumer:
         self._fruitless = 0
         self._polling = False
         self._closed = False
+        #: What iteration hands out next, if it may without a poll.
+        self._ahead: Ahead | None = None
+        #: The group wants this member to come to `poll`.
+        self._summoned = False
+        #: Set by whoever called `poll` and was interrupted before it had the answer. From any thread.
+        self.undelivered = False
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close_after(30_000, in_order=kind is None)
 
     # --- what to read ---------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Read these partitions, without asking a group. Pairs of topic and number will do."""
         self._check_open()
+        wanted = as_partitions(partitions)
         if self._member is not None:
             raise Misuse(ErrorCode.INVALID_REQUEST, "assign() after subscribe(): unsubscribe() first")
-        self._positions.assign(as_partitions(partitions), with_group=self.config["group.id"] is not None)
+        self._end_iteration()
+        self._positions.assign(wanted, with_group=self.config["group.id"] is not None)
 
     async def subscribe(
         self,
@@ -104,20 +122,24 @@ class AsyncConsumer:
         The callbacks get a list of partitions and may be coroutines; `on_revoked` can still commit.
         """
         self._check_open()
+        wanted = as_subscription(topics)
+        listener = Listener(
+            as_callback(on_assigned, "on_assigned"),
+            as_callback(on_revoked, "on_revoked"),
+            as_callback(on_lost, "on_lost"),
+        )
         if self.config["group.id"] is None:
             raise Misuse(ErrorCode.INVALID_GROUP_ID, "subscribe() needs the setting group.id; or use assign()")
+        if self._member is None and self._positions.partitions:
+            raise Misuse(ErrorCode.INVALID_REQUEST, "subscribe() after assign(): unsubscribe() first")
+        pattern = wanted if isinstance(wanted, re.Pattern) else None
+        if pattern is not None:
+            await self._cluster.refresh_retrying(None, timeout_ms=self.config["default.api.timeout.ms"])
+        self._check_open()
         if self._member is None:
-            if self._positions.partitions:
-                raise Misuse(ErrorCode.INVALID_REQUEST, "subscribe() after assign(): unsubscribe() first")
             self._member = self._new_member()
-        self._listener = Listener(on_assigned, on_revoked, on_lost)
-        self._pattern = topics if isinstance(topics, re.Pattern) else None
-        if self._pattern is not None:
-            await self._cluster.refresh_metadata(None)
-            self._topics = self._matching_topics()
-        else:
-            given = [topics] if isinstance(topics, str) else list(topics)  # type: ignore[arg-type]
-            self._topics = frozenset(given)
+        self._listener, self._pattern = listener, pattern
+        self._topics = wanted if isinstance(wanted, frozenset) else self._matching_topics()
         self._member.subscribe(self._topics, self._listener)
 
     def _new_member(self) -> Member:
@@ -125,9 +147,13 @@ class AsyncConsumer:
         hooks = Hooks(
             apply=lambda partitions: self._positions.assign(partitions, with_group=True),
             before_revoke=self._commit_before_revoke,
-            notify=self._fetcher.arrived.set,
+            notify=self._on_summons,
         )
         return kind(self._cluster, self.config, hooks)
+
+    def _on_summons(self) -> None:
+        self._summoned = True
+        self._fetcher.arrived.set()
 
     def _matching_topics(self) -> frozenset[str]:
         assert self._pattern is not None
@@ -138,7 +164,10 @@ class AsyncConsumer:
         )
 
     async def unsubscribe(self) -> None:
-        """Leave the group, or let go of what was assigned."""
+        """Leave the group, or let go of what was assigned. What was handed out counts as done, as for `close`."""
+        self._check_open()
+        self._end_iteration()
+        self._positions.came_back()
         await self._stop_settling()
         if self._member is not None:
             await self._member.leave()
@@ -163,7 +192,8 @@ class AsyncConsumer:
 
     async def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
         """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
-        most = self.config["max.poll.records"] if max_records is None else max_records
+        default = self.config["max.poll.records"]
+        most = default if max_records is None else as_number(max_records, "max_records", 1, INT32_MAX)
         return await self._poll(lambda: self._fetcher.take(most), timeout_ms)
 
     async def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
@@ -176,19 +206,63 @@ class AsyncConsumer:
 
         from semel.records.columns import schema
 
-        most = self.config["fetch.max.bytes"] if max_bytes is None else max_bytes
+        default = self.config["fetch.max.bytes"]
+        most = default if max_bytes is None else as_number(max_bytes, "max_bytes", 1, INT32_MAX)
         parts = await self._poll(lambda: self._fetcher.take_arrow(most), timeout_ms)
         return pa.Table.from_batches(parts, schema=schema())
 
+    def __aiter__(self) -> AsyncConsumer:
+        """Records one by one, for ever. Asking for the next one says that the last one is done."""
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        while (record := self.next_at_hand()) is None:
+            await self.look_ahead()
+        return record
+
+    def next_at_hand(self) -> ConsumerRecord | None:
+        """The next record, if nothing needs a `poll` first. For iteration, from the thread that uses the consumer."""
+        ahead, member = self._ahead, self._member
+        if ahead is None or self._summoned or self._closed or ahead.handed == len(ahead.records):
+            return None
+        if self._auto_commits and self._loop.time() >= self._next_auto_commit:
+            return None
+        if member is not None:
+            member.alive()
+        ahead.handed += 1
+        return ahead.records[ahead.handed - 1]
+
+    async def look_ahead(self, timeout_ms: float = 1_000) -> None:
+        """Have records ready for `next_at_hand`, if any come in time."""
+        most = self.config["max.poll.records"]
+        for ahead in await self._poll(lambda: self._fetcher.look_ahead(most), timeout_ms):
+            self._ahead = ahead
+
+    def _take_handed(self) -> None:
+        """Make the positions say what iteration has handed out."""
+        if self._ahead is not None:
+            self._fetcher.take_handed(self._ahead)
+
+    def _end_iteration(self) -> None:
+        """Positions are about to change: what was looked ahead at is looked at again."""
+        self._take_handed()
+        self._ahead = None
+
     async def _poll(self, take: Callable[[], list[T]], timeout_ms: float) -> list[T]:
         self._check_open()
+        timeout_s = as_timeout_s(timeout_ms)
         if self._polling:
             raise Misuse(
                 ErrorCode.INVALID_REQUEST, "poll() is running already: one thread at a time may use a consumer"
             )
         self._polling = True
+        self._end_iteration()
+        if self.undelivered:
+            self._positions.take_back()
+        self._positions.came_back()
+        self.undelivered = self._summoned = False
         try:
-            return await self._poll_until(take, self._loop.time() + timeout_ms / 1000)
+            return await self._poll_until(take, self._loop.time() + timeout_s)
         finally:
             self._polling = False
             if self._member is not None:
@@ -293,6 +367,7 @@ class AsyncConsumer:
     async def position(self, partition: PartitionLike) -> int:
         """The offset of the next record to be read."""
         wanted = as_partition(partition)
+        self._take_handed()
         timeout_ms = self.config["default.api.timeout.ms"]
         deadline = self._loop.time() + timeout_ms / 1000
         while (entry := self._positions[wanted]).stage is not Stage.FETCHING:
@@ -304,32 +379,39 @@ class AsyncConsumer:
 
     def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:
         """Read on from this offset."""
-        given = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        self._positions.seek(as_partition(partition), given.offset, given.leader_epoch)
+        wanted, given = as_partition(partition), as_position(offset)
+        self._end_iteration()
+        self._positions.seek(wanted, given.offset, given.leader_epoch)
 
     def seek_to_beginning(self, partitions: Iterable[PartitionLike] | None = None) -> None:
         """Read from the first record there is; without partitions, in all that are assigned."""
-        for partition in self._these_or_all(partitions):
-            self._positions.seek_by_time(partition, EARLIEST)
+        self._seek_by_time(partitions, EARLIEST)
 
     def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
         """Read only what comes from now on; without partitions, in all that are assigned."""
-        for partition in self._these_or_all(partitions):
-            self._positions.seek_by_time(partition, LATEST)
+        self._seek_by_time(partitions, LATEST)
+
+    def _seek_by_time(self, partitions: Iterable[PartitionLike] | None, timestamp: int) -> None:
+        self._end_iteration()
+        for partition in self._assigned(partitions):
+            self._positions.seek_by_time(partition, timestamp)
 
     def rewind(self) -> None:
         """Read again from what the group has committed: what was read since then comes once more."""
         if self.config["group.id"] is None:
             raise Misuse(ErrorCode.INVALID_GROUP_ID, "rewind() needs the setting group.id")
+        self._end_iteration()
         self._positions.rewind()
 
     def pause(self, partitions: Iterable[PartitionLike]) -> None:
         """Get no records of these partitions until `resume`; they stay assigned."""
-        for partition in as_partitions(partitions):
+        self._end_iteration()
+        for partition in self._assigned(partitions):
             self._positions.pause(partition)
 
     def resume(self, partitions: Iterable[PartitionLike]) -> None:
-        for partition in as_partitions(partitions):
+        self._end_iteration()
+        for partition in self._assigned(partitions):
             self._positions.resume(partition)
         self._fetcher.arrived.set()
 
@@ -338,6 +420,7 @@ class AsyncConsumer:
 
     def lag(self, partition: PartitionLike) -> int | None:
         """Offsets between the position and what can be read now, as of the last fetch; None before the first."""
+        self._take_handed()
         entry = self._positions[as_partition(partition)]
         end = entry.last_stable_offset if self._isolation == READ_COMMITTED else entry.high_watermark
         return None if end < 0 or entry.position < 0 else max(0, end - entry.position)
@@ -354,7 +437,8 @@ class AsyncConsumer:
         self, timestamps: Mapping[PartitionLike, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record of each partition at or after a time in milliseconds; None where there is none."""
-        wanted = {as_partition(partition): timestamp for partition, timestamp in timestamps.items()}
+        self._check_open()
+        wanted = as_numbers_by_partition(timestamps, "timestamps", "a timestamp", 0)
         found = await list_offsets(
             self._cluster,
             wanted,
@@ -364,6 +448,7 @@ class AsyncConsumer:
         return {partition: (answer if answer.offset >= 0 else None) for partition, answer in found.items()}
 
     async def _offsets_at(self, partitions: Iterable[PartitionLike], timestamp: int) -> dict[TopicPartition, int]:
+        self._check_open()
         found = await list_offsets(
             self._cluster,
             dict.fromkeys(as_partitions(partitions), timestamp),
@@ -372,34 +457,41 @@ class AsyncConsumer:
         )
         return {partition: answer.offset for partition, answer in found.items()}
 
-    def _these_or_all(self, partitions: Iterable[PartitionLike] | None) -> list[TopicPartition]:
-        return list(self._positions.partitions) if partitions is None else as_partitions(partitions)
+    def _assigned(self, partitions: Iterable[PartitionLike] | None) -> list[TopicPartition]:
+        """These partitions, all of which must be assigned; without any, all that are."""
+        wanted = list(self._positions.partitions) if partitions is None else as_partitions(partitions)
+        for partition in wanted:
+            self._positions[partition]  # raises: nothing is done by halves
+        return wanted
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
         """The partitions a topic has."""
-        info = await self._cluster.topic(
-            topic,
-            timeout_ms=self.config["default.api.timeout.ms"],
-        )
+        self._check_open()
+        info = await self._cluster.topic(as_topic(topic), timeout_ms=self.config["default.api.timeout.ms"])
         return [TopicPartition(topic, row.partition) for row in info.partitions]
 
     # --- committing -----------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """Write down how far the group has read: up to what `poll` has returned, unless told otherwise.
+        """Write down how far the group has read: up to what was handed out, unless told otherwise.
 
-        Raises `CommitFailed` when the group has given this member's partitions away: do not count on what was done.
+        Handed out is what `poll` has returned, and of an iteration every record up to the one in hand. Raises
+        `CommitFailed` when the group has moved on, and may have given this member's partitions away.
         """
         if self.config["group.id"] is None:
             raise Misuse(ErrorCode.INVALID_GROUP_ID, "commit() needs the setting group.id")
-        given = self.consumed() if offsets is None else as_offsets(offsets)
+        await self._commit(self._to_commit(offsets))
+
+    async def _commit(self, given: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        committed_as = self.group_metadata()
         try:
-            await commit_offsets(
-                self._cluster, self.group_metadata(), given, timeout_ms=self.config["default.api.timeout.ms"]
-            )
+            await commit_offsets(self._cluster, committed_as, given, timeout_ms=self.config["default.api.timeout.ms"])
         except CommitFailed as error:
             if self._member is not None:
-                self._member.on_commit_refused(error.code)
+                self._member.on_commit_refused(error.code, committed_as)
+            if error.code in _REBALANCING and given.keys() <= self._positions.partitions.keys():
+                why = f"{error.why}. The group is rebalancing: poll(), then commit what is still assigned"
+                raise CommitFailed(error.code, why) from error
             raise
 
     def commit_soon(
@@ -408,12 +500,14 @@ class AsyncConsumer:
         on_done: Callable[[KafkaError | None], object] | None = None,
     ) -> None:
         """As `commit`, without waiting; `on_done` gets the error, or None. Without it an error is logged."""
-        given = self.consumed() if offsets is None else as_offsets(offsets)
+        if self.config["group.id"] is None:
+            raise Misuse(ErrorCode.INVALID_GROUP_ID, "commit_soon() needs the setting group.id")
+        given = self._to_commit(offsets)
 
         async def run() -> None:
             failed: KafkaError | None = None
             try:
-                await self.commit(given)
+                await self._commit(given)
             except KafkaError as error:
                 failed = error
             if on_done is not None:
@@ -437,8 +531,26 @@ class AsyncConsumer:
             self._cluster, group_id, as_partitions(partitions), timeout_ms=self.config["default.api.timeout.ms"]
         )
 
+    def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the user commits, and thereby says to be done."""
+        if offsets is not None:
+            given = as_offsets(offsets)
+            self._take_handed()
+            for partition, committed in given.items():
+                self._positions.on_commit(partition, committed.offset)
+            return given
+        given = self.consumed()
+        self._positions.came_back()
+        return given
+
+    def _done(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """As `consumed`, less what the user was handed last and has not come back from."""
+        self._take_handed()
+        return {p: OffsetAndMetadata(*entry.done) for p, entry in self._positions.positions().items()}
+
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What `commit` would write down: for each partition, the offset after what `poll` has returned."""
+        """What `commit` would write down: for each partition, the offset after what was handed out."""
+        self._take_handed()
         return {
             partition: OffsetAndMetadata(entry.position, entry.leader_epoch)
             for partition, entry in self._positions.positions().items()
@@ -449,7 +561,7 @@ class AsyncConsumer:
             return
         self._next_auto_commit = self._loop.time() + self.config["auto.commit.interval.ms"] / 1000
         if self._positions.positions() and not self._committing:
-            self.commit_soon()
+            self.commit_soon(self._done())
 
     @property
     def _auto_commits(self) -> bool:
@@ -461,7 +573,7 @@ class AsyncConsumer:
         while self._auto_commits:
             epoch = self.group_metadata().generation_id
             try:
-                await self.commit()
+                await self._commit(self._done())
             except KafkaError as error:
                 # These partitions are this member's until they are let go of, whatever its epoch is by now (KIP-848).
                 if error.code is not ErrorCode.STALE_MEMBER_EPOCH or not await self._newer_epoch(epoch, deadline):
@@ -493,13 +605,23 @@ class AsyncConsumer:
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit if enable.auto.commit says so, leave the group, and let go of the connections.
 
-        Goodbyes take `timeout_ms` at most: without them the group waits for session.timeout.ms, and goes on.
+        Committed is what was handed out. While an exception is on its way (in a `finally`, an `except`, or at the end
+        of a `with`) what was handed out last counts as not done: it is not committed, and comes again. Goodbyes take
+        `timeout_ms` at most: without them the group waits for session.timeout.ms, and goes on.
         """
+        await self.close_after(timeout_ms, in_order=sys.exc_info()[0] is None)
+
+    async def close_after(self, timeout_ms: float, *, in_order: bool) -> None:
+        """As `close`; `in_order` says whether what was handed out last is done."""
         if self._closed:
             return
+        timeout_s = as_timeout_s(timeout_ms)
+        self._end_iteration()
+        if in_order and not self.undelivered:
+            self._positions.came_back()
         self._closed = True
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_s):
                 await self._stop_settling()
                 if self._member is not None:
                     await self._member.leave()

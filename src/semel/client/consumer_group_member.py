@@ -16,6 +16,7 @@ from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable
 from semel.machines.consumer_membership import ConsumerMembership, State
+from semel.machines.transaction_manager import GroupMetadata
 
 
 class ConsumerMember(Member):
@@ -52,11 +53,8 @@ class ConsumerMember(Member):
         if self._heartbeats is None or self._heartbeats.done():
             self._heartbeats = self._loop.create_task(self._beat())
 
-    def on_commit_refused(self, code: ErrorCode) -> None:
-        if code is ErrorCode.STALE_MEMBER_EPOCH:
-            self.machine.hurry()
-        elif code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
-            self.machine.fence()
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        self.machine.on_commit_refused(code, committed_as)
         self._wake.set()
 
     def polled(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.client.cluster import Cluster
@@ -63,6 +64,18 @@ class Fetched:
     leader_epoch: int
     records: deque[Record] = field(default_factory=deque)
     current: Batch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """Records that may be handed out one by one, without asking for each: none is taken before it is handed out."""
+
+    fetched: Fetched
+    records: list[ConsumerRecord]
+    #: How many of them were handed out. Written by the reader's thread, which may be another than the loop's.
+    handed: int = 0
+    #: How many of these were taken off what is held.
+    taken: int = 0
 
 
 class Fetcher:
@@ -282,6 +295,38 @@ class Fetcher:
             if not taken:
                 raise
         return taken
+
+    def look_ahead(self, most: int) -> list[Ahead]:
+        """Up to `most` records of one partition, to be handed out one by one; `take_handed` takes those that were."""
+        while (fetched := self._next_held()) is not None:
+            batch = fetched.current
+            if fetched.records and batch is not None:
+                (topic, number), kind, epoch = fetched.partition, batch.timestamp_type, batch.leader_epoch
+                records = [
+                    ConsumerRecord(topic, number, offset, timestamp, key, value, headers, kind, epoch)
+                    for offset, timestamp, key, value, headers in islice(fetched.records, most)
+                ]
+                return [Ahead(fetched, records)]
+            if fetched.batches:
+                self._open(fetched)
+            else:
+                self._done_with(fetched)
+        return []
+
+    def take_handed(self, ahead: Ahead) -> None:
+        """Take what was handed out one by one. Its last record is in the reader's hand, all others are done."""
+        fetched, count = ahead.fetched, ahead.handed - ahead.taken
+        ahead.taken = ahead.handed
+        if count == 0 or not self._positions.is_current(fetched.partition, fetched.generation):
+            return
+        for _ in range(count):
+            fetched.records.popleft()
+        last = ahead.records[ahead.handed - 1]
+        self._positions.advance(fetched.partition, last.offset, last.leader_epoch)
+        self._positions.came_back()
+        self._positions.advance(fetched.partition, last.offset + 1, last.leader_epoch)
+        if not fetched.records and not fetched.batches:
+            self._done_with(fetched)
 
     def take_arrow(self, most_bytes: int) -> list[pa.RecordBatch]:
         """All that is held, up to about `most_bytes` of batches, as Arrow columns."""

@@ -14,6 +14,7 @@ from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable
 from semel.machines.membership import Membership, State
+from semel.machines.transaction_manager import GroupMetadata
 
 #: A join waits for every member: longer than any one request, but not for ever.
 _JOIN_GRACE_MS = 5_000
@@ -47,8 +48,8 @@ class ClassicMember(Member):
         if self.machine.state is State.LEFT:
             self.machine.state = State.UNJOINED
 
-    def on_commit_refused(self, code: ErrorCode) -> None:
-        self.machine.on_commit_refused(code)
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        self.machine.on_commit_refused(code, committed_as)
 
     def _goodbye(self) -> Any:
         return self.machine.leave_request("the consumer was closed or unsubscribed")
@@ -82,7 +83,8 @@ class ClassicMember(Member):
         machine = self.machine
         to = self._coordinator
         timeout_ms = max(self._config["request.timeout.ms"], self._config["max.poll.interval.ms"] + _JOIN_GRACE_MS)
-        response = await self._cluster.request(to, machine.join_request(), timeout_ms=timeout_ms)
+        # A broker holds a join until everybody is there, and answers one connection in order: commits must not wait.
+        response = await self._cluster.request(to, machine.join_request(), timeout_ms=timeout_ms, lane="join")
         machine.on_join(response)
         self._doubt_coordinator(response.error_code)
         self._shared_out = None
@@ -91,7 +93,7 @@ class ClassicMember(Member):
             machine.assign(self._shared_out)
         if machine.state is not State.SYNCING:
             return
-        response = await self._cluster.request(to, machine.sync_request(), timeout_ms=timeout_ms)
+        response = await self._cluster.request(to, machine.sync_request(), timeout_ms=timeout_ms, lane="join")
         added, gone = machine.on_sync(response, self._now_ms())
         self._doubt_coordinator(response.error_code)
         if not machine.is_stable:
@@ -102,7 +104,7 @@ class ClassicMember(Member):
         async with self._hand_over():
             if machine.lost:
                 return  # while the user was busy, the group gave this member up
-            if gone:
+            if gone or machine.has_news:
                 machine.rejoin()
                 await self._revoke(gone)
             await self._take_over(added)

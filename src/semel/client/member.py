@@ -100,8 +100,8 @@ class Member(ABC):
         """Do what the group wants: join, let go, take over."""
 
     @abstractmethod
-    def on_commit_refused(self, code: ErrorCode) -> None:
-        """A commit was refused because the group has moved on."""
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        """A commit, made under this name, was refused because the group has moved on."""
 
     @abstractmethod
     def _goodbye(self) -> Any:
@@ -120,6 +120,10 @@ class Member(ABC):
         """The user has what `poll` returned."""
         self._in_poll.clear()
 
+    def alive(self) -> None:
+        """The user takes records one by one, and is alive. From any thread."""
+        self._last_poll = self._loop.time()
+
     @property
     def _polls_no_more(self) -> bool:
         idle_s = self._loop.time() - self._last_poll
@@ -129,6 +133,8 @@ class Member(ABC):
 
     @asynccontextmanager
     async def _hand_over(self) -> AsyncIterator[None]:
+        if not self._in_poll.is_set():
+            self._notify()  # one who takes records one by one is to come to `poll`
         await self._in_poll.wait()
         self.handing_over = True
         try:

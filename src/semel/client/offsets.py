@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from semel.client.arguments import INT32_MAX, INT64_MAX, as_number, as_text, as_topic
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
 
@@ -19,16 +20,31 @@ def as_partition(given: PartitionLike) -> TopicPartition:
     >>> as_partition(("payments", 0))
     TopicPartition(topic='payments', partition=0)
     """
-    return given if isinstance(given, TopicPartition) else TopicPartition(*given)
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"a partition is a pair of topic and number, such as ('payments', 0), not {given!r:.80}")
+    topic, number = given
+    return TopicPartition(as_topic(topic), as_number(number, "partition", 0, INT32_MAX))
 
 
 def as_partitions(given: Iterable[PartitionLike]) -> list[TopicPartition]:
+    if isinstance(given, (str, bytes, TopicPartition)) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions are a list of pairs of topic and number, not {given!r:.80}")
     return [as_partition(item) for item in given]
 
 
 def as_offsets(given: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
     """Offsets to commit: the next one to read, per partition."""
-    return {
-        as_partition(partition): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        for partition, offset in given.items()
-    }
+    if not isinstance(given, Mapping):
+        raise TypeError(f"offsets are a dict from partition to offset, not {type(given).__name__}")
+    return {as_partition(partition): as_position(offset) for partition, offset in given.items()}
+
+
+def as_position(given: Position) -> OffsetAndMetadata:
+    """An offset, with what may stand beside it."""
+    if not isinstance(given, OffsetAndMetadata):
+        return OffsetAndMetadata(as_number(given, "offset", 0, INT64_MAX))
+    return OffsetAndMetadata(
+        as_number(given.offset, "offset", 0, INT64_MAX),
+        as_number(given.leader_epoch, "leader_epoch", -1, INT32_MAX),
+        "" if given.metadata is None else as_text(given.metadata, "metadata"),
+    )

@@ -42,6 +42,8 @@ _CLIENT_WAITS_SINCE = {
     ApiKey.CREATE_PARTITIONS: 1,
     ApiKey.DELETE_GROUPS: 1,
 }
+#: Where a consumer speaks to its coordinator; joins have a connection of their own.
+_COORDINATOR_LANES = ("coordinator", "join")
 
 
 @dataclass(slots=True)
@@ -63,12 +65,12 @@ class Throttles:
         """Heed the wait that an answer asks for, if it asks for one."""
         wait_ms = getattr(response, "throttle_time_ms", 0)
         if wait_ms > 0 and version >= _CLIENT_WAITS_SINCE.get(api, 0):
-            gate = self._gates.setdefault((node_id, lane == "coordinator"), _Gate())
+            gate = self._gates.setdefault((node_id, lane in _COORDINATOR_LANES), _Gate())
             gate.until = max(gate.until, asyncio.get_running_loop().time() + wait_ms / 1000)
 
     def left_s(self, node_id: int, lane: str) -> float:
         """For how long nothing may be sent; 0 when it may."""
-        gate = self._gates.get((node_id, lane == "coordinator"))
+        gate = self._gates.get((node_id, lane in _COORDINATOR_LANES))
         return 0.0 if gate is None else max(0.0, gate.until - asyncio.get_running_loop().time())
 
     def longest_s(self) -> float:
@@ -78,7 +80,7 @@ class Throttles:
 
     async def passed(self, node_id: int, lane: str) -> None:
         """Wait until nothing keeps this request any longer, and until those before it have passed."""
-        gate = self._gates.get((node_id, lane == "coordinator"))
+        gate = self._gates.get((node_id, lane in _COORDINATOR_LANES))
         if gate is None:
             return
         async with gate.queue:

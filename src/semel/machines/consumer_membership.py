@@ -199,9 +199,14 @@ class ConsumerMembership:
         self._say_all_again(0)
         self._step(Event.FENCED)
 
-    def hurry(self) -> None:
-        """Heartbeat now: a commit was refused because the epoch is an old one."""
-        self.next_heartbeat_ms = 0
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        """A commit was refused because the group has moved on: news only if it was made in the epoch that counts."""
+        if self.state is not State.MEMBER or committed_as != self.metadata:
+            return
+        if code is ErrorCode.STALE_MEMBER_EPOCH:
+            self.next_heartbeat_ms = 0  # the next answer brings the new epoch
+        elif code in _FENCED:
+            self.fence()
 
     def leave_request(self) -> ConsumerGroupHeartbeatRequest | None:
         """The last heartbeat; None for one who is no member."""

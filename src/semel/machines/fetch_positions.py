@@ -1,8 +1,9 @@
 """Where a consumer stands in each of its partitions, and what it must find out before it can read on.
 
 Guarantees: a partition is read from exactly one position; data that was asked for before a seek, a reset or a new
-assignment is thrown away; a position only moves forward by what was read, or by the caller's word. Without a committed
-offset, or when an offset is gone, `auto.offset.reset` decides, and "none" makes it the caller's problem, loudly.
+assignment is thrown away; a position only moves forward by what was read, or by the caller's word. What the caller was
+handed last and has not come back from is known apart: it may not be done. Without a committed offset, or when an
+offset is gone, `auto.offset.reset` decides, and "none" makes it the caller's problem, loudly.
 """
 
 from __future__ import annotations
@@ -77,6 +78,13 @@ class PartitionPosition:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    #: Position and epoch before what the caller holds now was handed out; None when it holds nothing.
+    before: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """The position up to which the caller has come back for more, and the leader epoch there."""
+        return (self.position, self.leader_epoch) if self.before is None else self.before
 
 
 @dataclass(slots=True)
@@ -87,6 +95,8 @@ class FetchPositions:
     partitions: dict[TopicPartition, PartitionPosition] = field(default_factory=dict)
     #: Counts over all partitions: one that is given away and comes back has none of its old generations.
     _generations: int = 0
+    #: The partitions of what was handed out last.
+    _in_hand: list[PartitionPosition] = field(default_factory=list)
 
     def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
         """Read these partitions and no others; those already read go on where they are.
@@ -188,7 +198,29 @@ class FetchPositions:
         """Everything below `position` was read."""
         entry = self[partition]
         if position > entry.position:
+            if entry.before is None:
+                entry.before = entry.done
+                self._in_hand.append(entry)
             entry.position, entry.leader_epoch = position, leader_epoch
+
+    def came_back(self) -> None:
+        """The caller asks for more, or says that it is done with what it was handed."""
+        for entry in self._in_hand:
+            entry.before = None
+        self._in_hand.clear()
+
+    def take_back(self) -> None:
+        """What was handed out last has not reached the caller: it is to be read again."""
+        for entry in self._in_hand:
+            if entry.before is not None:
+                self._jump(entry, Event.SEEK, *entry.before)
+        self._in_hand.clear()
+
+    def on_commit(self, partition: TopicPartition, offset: int) -> None:
+        """The caller has committed this offset itself: so much of what it holds is done."""
+        entry = self.partitions.get(partition)
+        if entry is not None and entry.before is not None and offset > entry.before[0]:
+            entry.before = None if offset >= entry.position else (offset, entry.leader_epoch)
 
     def on_out_of_range(self, partition: TopicPartition, generation: int) -> None:
         """The broker does not hold the position. Raises `OffsetOutOfRange` when the policy is "none"."""
@@ -206,7 +238,7 @@ class FetchPositions:
         following = STEPS[entry.stage].get(event)
         if following is None:
             return
-        entry.stage, entry.position, entry.leader_epoch = following, position, leader_epoch
+        entry.stage, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None
         self._generations += 1
         entry.generation = self._generations
 

@@ -2,7 +2,9 @@
 
 Guarantees: partitions are used only between the sync that gave them and the moment the group is known to have moved
 on; an eager member lets go of everything before it joins, a cooperative one only of what it lost, and then joins again;
-a member the group has forgotten drops its partitions as lost, without committing, before it joins as a new one.
+a member the group has forgotten drops its partitions as lost, without committing, before it joins as a new one. Only
+the group's word that it does not know a member makes it forget its id: one that joined as somebody else too early would
+have the group wait for its old self until the session ends.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Event(enum.Enum):
     ASSIGNED = "the leader has shared the partitions out"
     SYNCED = "SyncGroup answered"
     REBALANCE = "the group rebalances"
-    FORGOTTEN = "the group does not know this member"
+    FORGOTTEN = "the group does not know this member, or not in this generation"
     LEAVE = "leave"
     FAIL = "refused for good"
 
@@ -92,7 +94,6 @@ STEPS: dict[State, dict[Event, State]] = {
     S.FAILED: {E.LEAVE: S.LEFT},
 }
 
-_FORGOTTEN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class Membership:
     _protocol: str = ""
     _shares: dict[str, list[TopicPartition]] = field(default_factory=dict)
     _subscribers: list[Subscriber] = field(default_factory=list)
+    _told_topics: frozenset[str] = frozenset()
 
     @property
     def is_cooperative(self) -> bool:
@@ -153,6 +155,11 @@ class Membership:
             if self.state is State.STABLE:
                 self._step(Event.REBALANCE)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the topics have changed since the group was told of them: by a call while a join was on its way."""
+        return self.topics != self._told_topics
+
     def rejoin(self) -> None:
         """Ask for a rebalance: topics have changed, or something was let go of."""
         if self.state is State.STABLE:
@@ -173,6 +180,7 @@ class Membership:
     def join_request(self) -> JoinGroupRequest:
         invariant(not self.to_revoke() and not self.lost, "a member lets go before it joins")
         self._step(Event.JOIN)
+        self._told_topics = self.topics
         subscription = ConsumerProtocolSubscription(
             topics=sorted(self.topics),
             owned_partitions=[
@@ -285,22 +293,30 @@ class Membership:
 
     def on_heartbeat(self, response: Any) -> None:
         code = ErrorCode.of(response.error_code)
+        if not self.is_alive:
+            return  # sent before a join that is on its way by now, and whose answer says more
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._step(Event.REBALANCE)
         elif code is not ErrorCode.NONE and not code.retriable:
             self._on_error(code, "a heartbeat")
 
-    def on_commit_refused(self, code: ErrorCode) -> None:
-        """A commit was refused because the group has moved on."""
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        """A commit was refused because the group has moved on.
+
+        That is news only to a member that is at rest, and only about the generation it is in. One that joins hears more
+        from the answer to its join, which must not be given up for this.
+        """
+        if self.state is not State.STABLE or committed_as != self.metadata:
+            return
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._step(Event.REBALANCE)
-        elif code in _FORGOTTEN or code is ErrorCode.FENCED_INSTANCE_ID:
+        elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
             self._on_error(code, "a commit")
 
     def on_silence(self) -> None:
-        """No word from the coordinator for a session: the group has given this member up."""
+        """No word from the coordinator for a session: the group has probably given this member up."""
         if self.is_alive:
-            self._forget()
+            self._lose()
 
     def on_poll_interval_passed(self) -> LeaveGroupRequest | None:
         """The user does not poll any more: others shall have the partitions, and a later poll joins anew."""
@@ -315,8 +331,12 @@ class Membership:
             self._step(Event.REBALANCE)
 
     def _on_error(self, code: ErrorCode, doing: str) -> None:
-        if code in _FORGOTTEN:
-            self._forget()
+        if code is ErrorCode.UNKNOWN_MEMBER_ID:
+            # A static member is known by its instance id and gets its member id back by joining.
+            self.member_id = ""
+            self._lose()
+        elif code is ErrorCode.ILLEGAL_GENERATION:
+            self._lose()
         elif code is ErrorCode.REBALANCE_IN_PROGRESS or code.retriable:
             self._step(Event.REBALANCE)
         else:
@@ -324,11 +344,10 @@ class Membership:
             self.lost |= self.owned
             self._step(Event.FAIL)
 
-    def _forget(self) -> None:
+    def _lose(self) -> None:
+        """Somebody else may have the partitions by now. The member id stays: the group may still count on it."""
         self.lost |= self.owned
         self.generation_id = -1
-        # A static member is known by its instance id and gets its member id back by joining.
-        self.member_id = ""
         self._step(Event.FORGOTTEN)
 
     def _step(self, event: Event) -> None:
