@@ -334,6 +334,12 @@ class Fatal(KafkaError):
     what_to_do = "Close the client; open a new one once the cause is removed."
 
 
+class ClientClosed(Fatal):
+    """The client was closed before this was done."""
+
+    what_to_do = "Use a new client. close() waits for records as long as its timeout_ms, or delivery.timeout.ms, says."
+
+
 class ProducerFenced(Fatal):
     """A newer producer took over this transactional id. What this one had open is aborted."""
 

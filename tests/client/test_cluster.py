@@ -64,7 +64,7 @@ def test_silence_ends_at_the_deadline_and_says_what_was_asked(session_broker: Br
     ):
         request, to = init(name)
         cluster.coordinator("transaction", name)
-        with pytest.raises(RequestTimedOut, match="InitProducerIdRequest in 200 ms"):
+        with pytest.raises(RequestTimedOut, match="InitProducerIdRequest within 200 ms"):
             cluster.request(to, request, timeout_ms=200)
         assert cluster.request(to, request, timeout_ms=5_000).error_code == 0, "on a new connection"
 

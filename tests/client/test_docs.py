@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel.client import blocking
 
-MODULES = ["blocking", "blocking_admin", "cluster", "links", "offsets", "producer", "session"]
+MODULES = ["arguments", "blocking", "blocking_admin", "cluster", "links", "offsets", "session"]
 
 
 @pytest.mark.parametrize("module", MODULES)

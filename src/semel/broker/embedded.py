@@ -10,6 +10,7 @@ True
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 from semel.broker.listeners import address_text
 from semel.broker.server import BrokerServer
-from semel.config import BROKER
+from semel.config import BROKER, ConfigError
 
 START_TIMEOUT_S = 60.0
 
@@ -40,26 +41,40 @@ class Broker:
 
     Without `data_dir` it keeps its data in a temporary directory that goes when the broker does. It listens on a free
     port of 127.0.0.1 unless `listen` says otherwise. `settings` are the broker's, under Kafka's names.
+
+    An argument of the wrong type raises TypeError, a setting that cannot be ConfigError; nothing is made then.
     """
 
     def __init__(
         self,
-        data_dir: str | Path | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
         *,
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        self._temporary = tempfile.mkdtemp(prefix="semel-") if data_dir is None else None
-        self.data_dir = Path(self._temporary or str(data_dir))
-        given = {"listeners": f"PLAINTEXT://{listen}", **(settings or {}), "log.dirs": (str(self.data_dir),)}
-        self.server = BrokerServer(BROKER.parse(given))
+        given = {"listeners": f"PLAINTEXT://{_checked_listen(listen)}", **_checked_settings(settings)}
+        BROKER.parse(given)
+        self._temporary: str | None = None
+        self._owner = os.getpid()
+        if data_dir is None:
+            self._temporary = tempfile.mkdtemp(prefix="semel-")
+            self.data_dir = Path(self._temporary)
+        else:
+            self.data_dir = _checked_directory(data_dir)
+        try:
+            self.server = BrokerServer(BROKER.parse({**given, "log.dirs": (str(self.data_dir),)}))
+        except BaseException:
+            self._remove_temporary()
+            raise
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> Broker:
-        """Start and return once clients can connect."""
+        """Start and return once clients can connect. A broker is started once."""
+        if self._thread is not None:
+            raise RuntimeError("the broker was started before: make a new one over the same data_dir")
         self._thread = threading.Thread(target=self._run, name="semel-broker", daemon=True)
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
@@ -70,21 +85,30 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Stop cleanly."""
+        """Stop cleanly. In a process forked from the one that started it, this does nothing."""
+        if os.getpid() != self._owner:
+            return
         if self._thread is not None and self._thread.is_alive():
             self.call(self.server.stop())
             self._thread.join()
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     @property
     def bootstrap_servers(self) -> str:
         """What a client needs to find this broker."""
+        if self._thread is None:
+            raise RuntimeError("the broker is not started: use `with Broker() as broker` or call start()")
         return address_text(*self.server.endpoint)
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the broker's loop and wait for it."""
-        assert self._loop is not None
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the broker is not running in this process")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _run(self) -> None:
@@ -111,3 +135,31 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _checked_directory(given: object) -> Path:
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+        hint = ": settings are given as Broker(settings={...})" if isinstance(given, Mapping) else ""
+        raise TypeError(f"data_dir is a path, not {type(given).__name__}{hint}")
+    if not os.fspath(given):
+        raise ConfigError("data_dir is empty: name a directory, or leave it out for a temporary one")
+    return Path(given)
+
+
+def _checked_listen(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"listen is text such as '127.0.0.1:9092', not {type(given).__name__}")
+    return given
+
+
+def _checked_settings(given: Mapping[str, object] | None) -> Mapping[str, object]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"settings are a dict of Kafka's names, not {type(given).__name__}")
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a setting is str, not {type(name).__name__}")
+    if "log.dirs" in given:
+        raise ConfigError("log.dirs: an embedded broker keeps its data in data_dir; give that instead")
+    return given

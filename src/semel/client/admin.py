@@ -32,3 +32,10 @@ class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
 
     async def close(self) -> None:
         await self.cluster.close()
+
+    #: What is left to do takes no time: see `semel.client.endings`.
+    abandon_within_s = 0.0
+
+    async def abandon(self) -> None:
+        """End without having been closed."""
+        await self.close()

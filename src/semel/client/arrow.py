@@ -7,8 +7,21 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from semel.errors import ErrorCode, InvalidRecord, Refused, error_for
 from semel.records.batch import Batch
 from semel.records.columns import from_arrow, partition_column
+
+
+def check_rows(rows: object) -> None:
+    """Refuse what is no table of records. The types of its columns are looked at when they are read."""
+    if not isinstance(rows, (pa.Table, pa.RecordBatch)):
+        raise TypeError(f"rows are a pyarrow Table or RecordBatch, not {type(rows).__name__}")
+    names = rows.schema.names
+    if "value" not in names:
+        raise InvalidRecord(ErrorCode.INVALID_RECORD, f"there is no column 'value' among {names}")
+    for name in ("key", "value", "headers"):
+        if names.count(name) > 1:
+            raise InvalidRecord(ErrorCode.INVALID_RECORD, f"there are {names.count(name)} columns '{name}'")
 
 
 def encode_by_partition(
@@ -21,13 +34,31 @@ def encode_by_partition(
     codec: int,
     level: int | None,
     max_batch_bytes: int,
-) -> Iterator[tuple[int, bytes, int]]:
-    """(partition, batch, record count) for all rows; rows of a partition keep their order."""
-    for number, part in _by_partition(rows, partition_count, partition, keyless_partition):
-        for data in from_arrow(
-            part, timestamp_ms=timestamp_ms, codec=codec, level=level, max_batch_bytes=max_batch_bytes
-        ):
-            yield number, data, Batch.parse(data).record_count
+    max_row_bytes: int,
+) -> list[tuple[int, bytes, int]]:
+    """(partition, batch, record count) for all rows; rows of a partition keep their order.
+
+    All of them before the first is sent: a row that cannot be sent leaves none behind.
+    """
+    try:
+        return [
+            (number, data, Batch.parse(data).record_count)
+            for number, part in _by_partition(rows, partition_count, partition, keyless_partition)
+            for data in from_arrow(
+                part,
+                timestamp_ms=timestamp_ms,
+                codec=codec,
+                level=level,
+                max_batch_bytes=max_batch_bytes,
+                max_row_bytes=max_row_bytes,
+            )
+        ]
+    except Refused as refused:
+        raise error_for(refused.code, f"{refused.why} (max.request.size)") from None
+    except (ValueError, LookupError) as error:
+        raise InvalidRecord(ErrorCode.INVALID_RECORD, f"the table holds what is no record: {error}") from error
+    except NotImplementedError as error:  # Arrow has no such conversion
+        raise TypeError(str(error)) from error
 
 
 def _by_partition(

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.client.argument_lists import as_callback, as_timeout_s
+from semel.client.arguments import HeadersLike, Text, as_headers, as_wait
 from semel.client.blocking_admin import Admin
 from semel.client.cluster import Cluster, Target
 from semel.client.consumer import AsyncConsumer
@@ -24,7 +25,7 @@ from semel.client.member import Callback
 from semel.client.metadata import Metadata, PartitionInfo, TopicInfo
 from semel.client.offset_requests import OffsetAndTimestamp
 from semel.client.offsets import Offsets, PartitionLike
-from semel.client.producer import AsyncProducer, Text
+from semel.client.producer import AsyncProducer
 from semel.config import Values
 from semel.errors import Fatal, KafkaError
 from semel.machines.contract import ProducerIdentity, TopicPartition
@@ -70,13 +71,15 @@ class Producer(Face):
         value: Text | None = None,
         key: Text | None = None,
         partition: int | None = None,
-        headers: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None = None,
+        headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
 
         The delivery's `result()` waits for the broker and says where the record is.
         """
+        if headers is not None:
+            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
         delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
         if delivery is not None:
             return delivery
@@ -141,7 +144,8 @@ class Producer(Face):
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Deliver what was sent, abort an open transaction, and let go of the connections."""
-        self._close(self._producer.close(timeout_ms))
+        wait_ms = as_wait(timeout_ms)
+        self._close(self._producer.close(wait_ms))
 
 
 class Consumer(Face):

@@ -16,6 +16,7 @@ from typing import Any
 
 from semel.client.answers import check, error_codes
 from semel.client.connection import Connection
+from semel.client.forking import Origin
 from semel.client.links import Links, read_address
 from semel.client.metadata import Metadata, Node, PartitionInfo, TopicInfo, topics_of
 from semel.config import ADMIN, ConfigError, Values
@@ -74,6 +75,7 @@ class Cluster:
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
+        self.origin = Origin()
         self.metadata = Metadata()
         #: Whether asking for a topic may make it, where the broker allows that.
         self._auto_create_topics = auto_create_topics
@@ -97,6 +99,13 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
 
+    #: What is left to do takes no time: see `semel.client.endings`.
+    abandon_within_s = 0.0
+
+    async def abandon(self) -> None:
+        """End without having been closed."""
+        await self.close()
+
     @property
     def finalized_features(self) -> dict[str, int]:
         """What the whole cluster agreed on, such as {"transaction.version": 2}; known after the first connection."""
@@ -118,12 +127,15 @@ class Cluster:
         newest: int | None = None,
         timeout_ms: float | None = None,
         lane: str | None = None,
+        limit: str | None = None,
     ) -> Any:
         """Send once and return the answer, whatever error codes it holds.
 
         `version` asks for exactly that version, `newest` for the best one up to that. Raises `Disconnected` or
-        `RequestTimedOut` when there is no answer; whether the broker acted is then unknown.
+        `RequestTimedOut` when there is no answer; whether the broker acted is then unknown. `limit` is what the caller
+        allows in all, for the message, where `timeout_ms` is only what is left of it.
         """
+        self.origin.check(self.config["client.id"])
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
         connection: Connection | None = None
         lane = lane or ("coordinator" if isinstance(to, Coordinator) else "data")
@@ -137,9 +149,9 @@ class Cluster:
                 # Answers come in order: whatever follows on this connection would wait behind the one that is late.
                 connection.close("closed: an answer on it is overdue")
             elif self._links.failure is not None:
-                why = f"no connection within {timeout_ms:g} ms; the last try: {self._links.failure.why}"
+                why = f"no connection within {limit or f'{timeout_ms:g} ms'}; the last try: {self._links.failure.why}"
                 raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._links.failure
-            why = f"no answer to {type(message).__name__} in {timeout_ms:g} ms"
+            why = f"no answer to {type(message).__name__} within {limit or f'{timeout_ms:g} ms'}"
             if connection is None and (left_s := self._links.throttles.longest_s()) > 0:
                 why += f"; it was not sent: a quota makes this client wait for another {left_s * 1000:.0f} ms"
             raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
@@ -173,7 +185,13 @@ class Cluster:
             wait_ms = max(1.0, min(self.config["request.timeout.ms"], left * 1000))
             try:
                 response = await self.request(
-                    to, message, version=version, newest=newest, timeout_ms=wait_ms, lane=lane
+                    to,
+                    message,
+                    version=version,
+                    newest=newest,
+                    timeout_ms=wait_ms,
+                    lane=lane,
+                    limit=f"{min(timeout_ms, self.config['request.timeout.ms']):g} ms",
                 )
             except Retriable as error:
                 last = error
@@ -275,13 +293,18 @@ class Cluster:
         await self.refresh_metadata(())
 
     async def refresh_metadata(
-        self, topics: Iterable[str] | None, *, allow_auto_create: bool = False, timeout_ms: float | None = None
+        self,
+        topics: Iterable[str] | None,
+        *,
+        allow_auto_create: bool = False,
+        timeout_ms: float | None = None,
+        limit: str | None = None,
     ) -> None:
         """Ask for news of these topics (None: all, empty: brokers only). Equal questions at once are asked once."""
         key = (None if topics is None else frozenset(topics), allow_auto_create or self._auto_create_topics)
         task = self._refreshing.get(key)
         if task is None or task.done():
-            task = asyncio.ensure_future(self._refresh(*key, timeout_ms))
+            task = asyncio.ensure_future(self._refresh(*key, timeout_ms, limit))
             self._refreshing[key] = task
             task.add_done_callback(lambda done: self._refreshed(key, done))
         await asyncio.shield(task)
@@ -316,12 +339,14 @@ class Cluster:
         if not task.cancelled():
             task.exception()  # whoever awaited it has it; nobody may be left when a caller timed out
 
-    async def _refresh(self, topics: frozenset[str] | None, allow_auto_create: bool, timeout_ms: float | None) -> None:
+    async def _refresh(
+        self, topics: frozenset[str] | None, allow_auto_create: bool, timeout_ms: float | None, limit: str | None
+    ) -> None:
         wanted = (
             None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
         )
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=allow_auto_create)
-        response = await self.request(None, request, timeout_ms=timeout_ms)
+        response = await self.request(None, request, timeout_ms=timeout_ms, limit=limit)
         check(getattr(response, "error_code", 0), "asking for metadata")
         at = asyncio.get_running_loop().time()
         if topics is None:
@@ -332,11 +357,22 @@ class Cluster:
             if info.error is not ErrorCode.NONE and not info.error.retriable:
                 raise error_for(info.error, f"topic '{info.name}': {info.error.meaning}")
 
-    async def topic(self, name: str, *, allow_auto_create: bool = False, timeout_ms: float | None = None) -> TopicInfo:
-        """A topic with its partitions, from memory while it is younger than metadata.max.age.ms."""
+    async def topic(
+        self,
+        name: str,
+        *,
+        allow_auto_create: bool = False,
+        timeout_ms: float | None = None,
+        limit: str | None = None,
+    ) -> TopicInfo:
+        """A topic with its partitions, from memory while it is younger than metadata.max.age.ms.
+
+        `limit` is what the caller allows in all, for the message, where `timeout_ms` is only what is left of it.
+        """
         loop = asyncio.get_running_loop()
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
         deadline = loop.time() + timeout_ms / 1000
+        limit = limit or f"{timeout_ms:g} ms"
         tries = 0
         while True:
             fetched_at = self.metadata.fetched_at.get(name)
@@ -344,7 +380,9 @@ class Cluster:
                 return self.metadata.topics[name]
             try:
                 left_ms = max(1.0, (deadline - loop.time()) * 1000)
-                await self.refresh_metadata((name,), allow_auto_create=allow_auto_create, timeout_ms=left_ms)
+                await self.refresh_metadata(
+                    (name,), allow_auto_create=allow_auto_create, timeout_ms=left_ms, limit=limit
+                )
             except Retriable:
                 if loop.time() >= deadline:
                     raise
@@ -352,7 +390,7 @@ class Cluster:
                 return self.metadata.topics[name]
             tries += 1
             if loop.time() >= deadline:
-                why = f"topic '{name}' is not there after {timeout_ms:g} ms"
+                why = f"topic '{name}' is not there after {limit}"
                 raise error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why)
             await asyncio.sleep(min(self.backoff(tries), max(0.0, deadline - loop.time())))
 

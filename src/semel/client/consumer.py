@@ -630,8 +630,32 @@ class AsyncConsumer:
         except TimeoutError:
             pass  # the group finds out by itself
         finally:
-            await self._fetcher.close()
-            for task in list(self._committing):
-                task.cancel()
-            await asyncio.gather(*self._committing, return_exceptions=True)
-            await self._cluster.close()
+            await self._let_go()
+
+    #: How long the goodbye of a consumer that nobody closed may take.
+    abandon_within_s = 2.0
+
+    async def abandon(self) -> None:
+        """End without having been closed: leave the group, so that others read on, and commit nothing.
+
+        What was handed out last may not have been worked on, so it is read again.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(self.abandon_within_s):
+                await self._stop_settling()
+                if self._member is not None:
+                    await self._member.quit()
+        except TimeoutError:
+            pass  # the group finds out by itself
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        await self._fetcher.close()
+        for task in list(self._committing):
+            task.cancel()
+        await asyncio.gather(*self._committing, return_exceptions=True)
+        await self._cluster.close()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from semel.client.arguments import as_wait_s
+from semel.client.forking import Origin
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut
 from semel.machines.accumulator import ProducerBatch
 
@@ -37,12 +39,14 @@ class RecordMetadata:
 class Deliveries:
     """Who waits for which batch. Shared by a producer and the promises it gave; any thread may ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: Origin) -> None:
         self.lock = threading.Lock()
+        self.origin = origin
         self._waiters: dict[ProducerBatch, list[Callable[[], object]]] = {}
 
     def when_done(self, batch: ProducerBatch, callback: Callable[[], object]) -> None:
         """Call back once, when the batch is done: at once if it is."""
+        self.origin.check("the producer")
         with self.lock:
             if not batch.done:
                 self._waiters.setdefault(batch, []).append(callback)
@@ -94,11 +98,14 @@ class Delivery:
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait up to `timeout` seconds; where the record is, or the error that kept it from being there."""
+        wait_s = as_wait_s(timeout)
         if not self._batch.done:
             event = threading.Event()
             self._deliveries.when_done(self._batch, event.set)
-            if not event.wait(timeout):
-                raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {timeout} s; still trying")
+            if not event.wait(wait_s):
+                raise RequestTimedOut(
+                    ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {wait_s:g} s; still trying"
+                )
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> KafkaError | None:
@@ -114,6 +121,8 @@ class Delivery:
 
         What it raises is logged and goes no further: sending must not end because a listener failed.
         """
+        if not callable(callback):
+            raise TypeError(f"a callback is a function of the delivery, not {type(callback).__name__}")
 
         def call() -> None:
             try:
@@ -156,14 +165,15 @@ class BatchDelivery:
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait for all; one entry per batch, saying where its first record is. The first error is raised."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        wait_s = as_wait_s(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
         for batch in self._batches:
             if not batch.done:
                 event = threading.Event()
                 self._deliveries.when_done(batch, event.set)
                 if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise RequestTimedOut(
-                        ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {timeout} s; still trying"
+                        ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {wait_s:g} s; still trying"
                     )
         return self._outcome()
 

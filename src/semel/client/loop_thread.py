@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from semel.client.forking import Origin
 from semel.errors import ErrorCode, Misuse, RequestTimedOut
 
 T = TypeVar("T")
@@ -21,12 +21,15 @@ class LoopThread:
     """Runs coroutines for callers in other threads, until closed. Whoever waits when it closes is told."""
 
     def __init__(self, name: str) -> None:
-        self._owner = os.getpid()
-        self._name = name
+        self.origin = Origin()
+        self.name = name
         self.loop = _new_loop()
-        self._gate = threading.Lock()  # nothing may be handed to the loop after the decision to stop it
+        # Nothing may be handed to the loop after the decision to stop it. Taken again where a garbage collection in the
+        # midst of it finds a client that nobody closed.
+        self._gate = threading.RLock()
         self._closing = False
         self._awaited: set[concurrent.futures.Future[Any]] = set()
+        self._last: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -55,12 +58,12 @@ class LoopThread:
         try:
             return future.result(None if timeout_ms is None else timeout_ms / 1000)
         except concurrent.futures.CancelledError:
-            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} was closed during the call") from None
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self.name} was closed during the call") from None
         except BaseException as error:
             if isinstance(error, TimeoutError) and not future.done():
                 future.cancel()
                 raise RequestTimedOut(
-                    ErrorCode.REQUEST_TIMED_OUT, f"{self._name}: still at it after {timeout_ms:g} ms"
+                    ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: still at it after {timeout_ms:g} ms"
                 ) from None
             future.cancel()
             raise
@@ -68,23 +71,22 @@ class LoopThread:
             self._awaited.discard(future)
 
     def _hand_over(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if os.getpid() != self._owner:
-            raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} was made before a fork: make it in this process")
+        self.origin.check(self.name)
         if threading.current_thread() is self._thread:
             raise Misuse(
                 ErrorCode.INVALID_REQUEST,
-                f"{self._name}: a blocking call inside one of its own callbacks would wait for itself",
+                f"{self.name}: a blocking call inside one of its own callbacks would wait for itself",
             )
         with self._gate:
             if self._closing:
-                raise Misuse(ErrorCode.INVALID_REQUEST, f"{self._name} is closed")
+                raise Misuse(ErrorCode.INVALID_REQUEST, f"{self.name} is closed")
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
             self._awaited.add(future)
             return future
 
     def close(self, patience_s: float = 10.0) -> None:
         """Stop the loop; what still runs on it is cancelled first, and given `patience_s` to end."""
-        if os.getpid() != self._owner:
+        if self.origin.lost:
             return
         with self._gate:
             first, self._closing = not self._closing, True
@@ -92,6 +94,31 @@ class LoopThread:
             asyncio.run_coroutine_threadsafe(_cancel_all(patience_s), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+    def finish(self, last: Callable[[], Coroutine[Any, Any, None]], patience_s: float = 10.0) -> None:
+        """Run the last work and stop the loop, without waiting for either; `join` does. Nothing else is taken in."""
+        if self.origin.lost:
+            return
+        with self._gate:
+            if self._closing:
+                return
+            self._closing = True
+            self.loop.call_soon_threadsafe(self._begin_last, last, patience_s)
+
+    def _begin_last(self, last: Callable[[], Coroutine[Any, Any, None]], patience_s: float) -> None:
+        self._last = self.loop.create_task(self._finish(last(), patience_s))
+
+    async def _finish(self, last: Coroutine[Any, Any, None], patience_s: float) -> None:
+        try:
+            await last
+        finally:
+            await _cancel_all(patience_s)
+            await asyncio.sleep(0)  # connections that were let go of are closed in the next turn of the loop
+            self.loop.stop()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, no longer than `timeout_s`."""
+        self._thread.join(timeout_s)
 
 
 async def _cancel_all(patience_s: float) -> None:

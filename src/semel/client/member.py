@@ -194,6 +194,12 @@ class Member(ABC):
             await self._say(self._goodbye())
             self._apply(())
 
+    async def quit(self) -> None:
+        """Say goodbye and nothing else: nobody is there to commit or to be told."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+        await self._say(self._goodbye())
+
     async def _say(self, request: Any) -> None:
         """Say something that needs no answer: whoever does not hear it finds out by the session's end."""
         if request is None:

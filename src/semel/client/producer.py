@@ -8,13 +8,28 @@ everything else belongs to the loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from semel.client.arguments import (
+    INT64_MAX,
+    HeadersLike,
+    Text,
+    as_bytes,
+    as_group,
+    as_headers,
+    as_identity,
+    as_partition_number,
+    as_timestamp,
+    as_topic,
+    as_wait,
+)
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.client.delivery import BatchDelivery, Delivery
@@ -36,7 +51,10 @@ from semel.machines.transaction_manager import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Text = bytes | bytearray | memoryview | str
+_log = logging.getLogger(__name__)
+
+#: What ends producers that were dropped: a loop alone does not keep its tasks.
+_ending: set[asyncio.Task[None]] = set()
 
 _OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 _SETTLED = (State.UNINITIALIZED, State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
@@ -69,7 +87,7 @@ class AsyncProducer:
         self._cluster = Cluster(values, auto_create_topics=True, connect=connect)
         self._sending = sending = SendLoop(values, self._cluster, clock_ms)
         self._manager, self._accumulator, self._sender = sending.manager, sending.accumulator, sending.sender
-        self._deliveries, self._lock = sending.deliveries, sending.lock
+        self._deliveries, self._lock, self._origin = sending.deliveries, sending.lock, self._cluster.origin
         self._routes: dict[str, _Route] = {}
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -103,16 +121,15 @@ class AsyncProducer:
         value: Text | None = None,
         key: Text | None = None,
         partition: int | None = None,
-        headers: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None = None,
+        headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery | None:
         """Take a record in without waiting, from any thread. None where that needs metadata or memory first."""
-        info = self._cluster.metadata.topics.get(topic)
-        if info is None:
-            return None
-        route = self._routes.get(topic)
-        if route is None or route.info is not info:
-            route = self._route_of(info)
+        if self._origin.lost:
+            raise self._origin.refusal("the producer")
+        # All that can be wrong with a record is found here: from the lock on, it is taken whole or not at all.
+        if type(topic) is not str:
+            topic = as_topic(topic)
         if value is not None and type(value) is not bytes:
             value = as_bytes(value, "value")
         if key is not None and type(key) is not bytes:
@@ -121,6 +138,16 @@ class AsyncProducer:
         now_ms = self._clock_ms()
         if timestamp_ms is None:
             timestamp_ms = now_ms
+        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms <= INT64_MAX:
+            timestamp_ms = as_timestamp(timestamp_ms)
+        if partition is not None and type(partition) is not int:
+            partition = as_partition_number(partition)
+        info = self._cluster.metadata.topics.get(topic)
+        if info is None:
+            return None
+        route = self._routes.get(topic)
+        if route is None or route.info is not info:
+            route = self._route_of(info)
         with self._lock:
             if partition is None:
                 partition = route.routes.route(key, len(value) + 20 if value else 20)
@@ -135,10 +162,12 @@ class AsyncProducer:
             self._check_open()
             target = route.routes.partitions[partition]
             if self._manager is not None:
-                self._manager.write(target)
+                self._manager.check_write()
             appended = self._accumulator.append(target, key, value, fields, timestamp_ms, now_ms)
             if appended is None:
                 return None
+            if self._manager is not None:
+                self._manager.write(target)
             batch, position, wake = appended
             route.open[partition] = batch
             if wake:
@@ -151,10 +180,13 @@ class AsyncProducer:
         value: Text | None = None,
         key: Text | None = None,
         partition: int | None = None,
-        headers: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None = None,
+        headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Take a record in, waiting up to max.block.ms for metadata and memory. Await the answer for its delivery."""
+        self._check_open()
+        if headers is not None:
+            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
         deadline = self._loop.time() + self.config["max.block.ms"] / 1000
         while True:
             self._check_open()
@@ -171,13 +203,20 @@ class AsyncProducer:
         Rows with a key go to its partition, the others to one partition for each call. Rows of one partition keep
         their order; no Python object is made for any of them.
         """
-        from semel.client.arrow import encode_by_partition
+        from semel.client.arrow import check_rows, encode_by_partition
 
-        deadline = self._loop.time() + self.config["max.block.ms"] / 1000
         self._check_open()
-        info = await self._topic_with(topic, partition, self.config["max.block.ms"])
+        topic = as_topic(topic)
+        check_rows(rows)
+        if partition is not None:
+            partition = as_partition_number(partition)
+        deadline = self._loop.time() + self.config["max.block.ms"] / 1000
+        info = await self._topic_with(topic, partition, deadline)
         with self._lock:
+            if self._manager is not None:
+                self._manager.check_write()
             keyless = self._route_of(info).routes.route(None, self._accumulator.batch_size_bytes)
+        most = self._accumulator.max_request_bytes
         encoded = encode_by_partition(
             rows,
             partition_count=len(info.partitions),
@@ -186,36 +225,48 @@ class AsyncProducer:
             timestamp_ms=self._clock_ms(),
             codec=self._sending.codec,
             level=self._sending.level,
-            max_batch_bytes=min(self._accumulator.max_request_bytes, max(self._accumulator.batch_size_bytes, 1 << 18)),
+            max_batch_bytes=min(most, max(self._accumulator.batch_size_bytes, 1 << 18)),
+            max_row_bytes=most,
         )
-        batches = []
+        batches: list[ProducerBatch] = []
         for number, data, record_count in encoded:
             target = TopicPartition(topic, number)
             while (batch := self._append_encoded(target, data, record_count)) is None:
-                await self._wait_for_room(topic, None, deadline)
+                try:
+                    await self._wait_for_room(topic, None, deadline)
+                except RequestTimedOut as late:
+                    taken = sum(batch.record_count for batch in batches)
+                    why = f"{late.why}; {taken} of {rows.num_rows} rows were taken in, and are sent"
+                    raise RequestTimedOut(late.code, why) from None
             batches.append(batch)
         self._sending.wake()
         return BatchDelivery(self._deliveries, batches)
 
     def _append_encoded(self, target: TopicPartition, data: bytes, record_count: int) -> ProducerBatch | None:
         with self._lock:
+            self._check_open()
             if self._manager is not None:
+                self._manager.check_write()
+            batch = self._accumulator.append_encoded(target, data, record_count, self._clock_ms())
+            if batch is not None and self._manager is not None:
                 self._manager.write(target)
-            return self._accumulator.append_encoded(target, data, record_count, self._clock_ms())
+            return batch
 
     async def flush(self, timeout_ms: float | None = None) -> None:
         """Wait until everything sent so far is delivered or has failed; failures are told by the deliveries.
 
         With `timeout_ms` no longer than that; else delivery.timeout.ms ends it, at which every record has its outcome.
         """
-        if timeout_ms is None:
+        wait_ms = as_wait(timeout_ms)
+        self._check_open()
+        if wait_ms is None:
             await self._flushed()
             return
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(wait_ms / 1000):
                 await self._flushed()
         except TimeoutError:
-            why = f"flush() did not finish within timeout_ms={timeout_ms:g}; what was sent goes on"
+            why = f"flush() did not finish within timeout_ms={wait_ms:g}; what was sent goes on"
             raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
 
     async def _flushed(self) -> None:
@@ -240,9 +291,8 @@ class AsyncProducer:
 
     async def _wait_for_room(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait for what `send_now` was missing: metadata, or memory."""
-        left = deadline - self._loop.time()
         known = self._cluster.metadata.topics.get(topic)
-        if await self._topic_with(topic, partition, max(1.0, left * 1000)) is not known:
+        if await self._topic_with(topic, partition, deadline) is not known:
             return  # there is news, and time has passed: see whether that was all
         self._sending.wake()  # what lingers need not, when there is no room for more
         try:
@@ -255,13 +305,17 @@ class AsyncProducer:
                 f"max.block.ms={self.config['max.block.ms']}: brokers do not keep up with what is sent",
             ) from None
 
-    async def _topic_with(self, topic: str, partition: int | None, timeout_ms: float) -> TopicInfo:
+    async def _topic_with(self, topic: str, partition: int | None, deadline: float) -> TopicInfo:
         """What is known of a topic, asked for anew if it seems to lack this partition; a Misuse if it does lack it."""
-        info = await self._cluster.topic(topic, timeout_ms=timeout_ms)
+        as_topic(topic)
+        limit = f"max.block.ms={self.config['max.block.ms']}"
+        left_ms = max(1.0, (deadline - self._loop.time()) * 1000)
+        info = await self._cluster.topic(topic, timeout_ms=left_ms, limit=limit)
         if partition is None or 0 <= partition < len(info.partitions):
             return info
         self._cluster.forget_topic(topic)
-        info = await self._cluster.topic(topic, timeout_ms=timeout_ms)
+        left_ms = max(1.0, (deadline - self._loop.time()) * 1000)
+        info = await self._cluster.topic(topic, timeout_ms=left_ms, limit=limit)
         if not 0 <= partition < len(info.partitions):
             raise _no_such_partition(topic, partition, len(info.partitions))
         return info
@@ -275,6 +329,7 @@ class AsyncProducer:
         is the answer.
         """
         manager = self._need_manager("init_transactions")
+        self._check_open()
         with self._lock:
             manager.initialize(keep_prepared=keep_prepared)
         await self._settle("init_transactions")
@@ -287,8 +342,9 @@ class AsyncProducer:
     def begin_now(self) -> None:
         """Open a transaction; there is nothing to wait for, so any thread may call this."""
         self._check_open()
+        manager = self._need_manager("begin_transaction")
         with self._lock:
-            self._need_manager("begin_transaction").begin()
+            manager.begin()
 
     async def send_offsets_to_transaction(
         self,
@@ -296,11 +352,11 @@ class AsyncProducer:
         group_metadata: GroupMetadata | str,
     ) -> None:
         """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
-        group = GroupMetadata(group_metadata) if isinstance(group_metadata, str) else group_metadata
+        given, group = as_offsets(offsets), as_group(group_metadata)
         manager = self._need_manager("send_offsets_to_transaction")
         self._check_open()
         with self._lock:
-            manager.add_offsets(as_offsets(offsets), group)
+            manager.add_offsets(given, group)
         self._sending.wake()
         async with self._blocking("send_offsets_to_transaction"):
             await self._until(lambda: not manager.offsets_pending)
@@ -310,6 +366,7 @@ class AsyncProducer:
     async def prepare_transaction(self) -> ProducerIdentity:
         """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
         manager = self._need_manager("prepare_transaction")
+        self._check_open()
         async with self._blocking("prepare_transaction"):
             await self._flushed()
         with self._lock:
@@ -318,9 +375,11 @@ class AsyncProducer:
 
     async def complete_transaction(self, decided: ProducerIdentity) -> None:
         """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        given = as_identity(decided)
         manager = self._need_manager("complete_transaction")
+        self._check_open()
         with self._lock:
-            manager.complete(decided)
+            manager.complete(given)
         await self._settle("complete_transaction")
 
     async def commit_transaction(self) -> None:
@@ -413,48 +472,69 @@ class AsyncProducer:
     # --- closing --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if self._origin.lost:
+            raise self._origin.refusal("the producer")
         if self._closing:
             raise Misuse(ErrorCode.INVALID_REQUEST, "the producer is closed")
         self._sending.check_running()
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, for up to `timeout_ms`, abort an open transaction, and let go of the connections."""
-        if self._closing:
+        """Deliver what was sent, for up to `timeout_ms`, abort an open transaction, and let go of the connections.
+
+        Without `timeout_ms` up to delivery.timeout.ms. Records that were not delivered by then have failed.
+        """
+        wait_ms = as_wait(timeout_ms)
+        wait_ms = self.config["delivery.timeout.ms"] if wait_ms is None else wait_ms
+        await self._close(wait_ms, f"close() gave the producer {wait_ms:g} ms")
+
+    @property
+    def abandon_within_s(self) -> float:
+        """How long ending without having been closed may take: see `semel.client.endings`."""
+        return float(self.config["semel.exit.timeout.ms"]) / 1000
+
+    async def abandon(self) -> None:
+        """End without having been closed: deliver what can be delivered soon, and say how much that was not."""
+        limit_ms = self.config["semel.exit.timeout.ms"]
+        await self._close(
+            limit_ms, f"nobody closed the producer, and semel.exit.timeout.ms={limit_ms} ends its sending"
+        )
+
+    async def _close(self, timeout_ms: float, what: str) -> None:
+        if self._closing or self._origin.lost:
             return
-        timeout_ms = self.config["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         manager = self._manager
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 if manager is not None and manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
                     await self.abort_transaction()
                 else:
-                    await self.flush()
+                    await self._flushed()
         except (TimeoutError, KafkaError):
             pass  # the deliveries tell what was lost; the coordinator ends what was left open
         self._closing = True
-        await self._sending.stop()
+        unsent, unanswered = await self._sending.stop()
         await self._cluster.close()
+        if unsent or unanswered:
+            _log.warning(
+                "%s: %d records were not sent, %d were sent and not acknowledged (bootstrap.servers=%s)",
+                what,
+                unsent,
+                unanswered,
+                ",".join(self.config["bootstrap.servers"]),
+            )
 
+    def __del__(self) -> None:
+        if getattr(self, "_closing", True) or self._origin.lost:
+            return
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_by_itself)
+        why = "a producer was not closed: await close() or use `async with`"
+        warnings.warn(why, ResourceWarning, stacklevel=2, source=self)
 
-def as_bytes(given: Text, what: str) -> bytes:
-    """Bytes as they are, text as UTF-8.
-
-    >>> as_bytes("once", "value")
-    b'once'
-    """
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, (bytes, bytearray, memoryview)):
-        return bytes(given)
-    raise TypeError(f"a record's {what} is bytes or str, not {type(given).__name__}")
-
-
-def as_headers(
-    given: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None],
-) -> Sequence[tuple[str, bytes | None]]:
-    """Headers as pairs; a name may come more than once."""
-    pairs = given.items() if isinstance(given, Mapping) else given
-    return [(name, None if value is None else as_bytes(value, "header")) for name, value in pairs]
+    def _end_by_itself(self) -> None:
+        task = self._loop.create_task(self.abandon())
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
 
 
 def _no_such_partition(topic: str, partition: int, count: int) -> KafkaError:

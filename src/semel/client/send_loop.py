@@ -7,6 +7,7 @@ machines are only ever asked with the lock held, and never wait.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from semel.client.cluster import Cluster, Coordinator, Target
 from semel.client.delivery import Deliveries
 from semel.config import Values
-from semel.errors import ErrorCode, KafkaError, Retriable, error_for
+from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.accumulator import Accumulator
 from semel.machines.contract import TopicPartition
 from semel.machines.sender import Answer, Produce, Sender
@@ -22,6 +23,8 @@ from semel.machines.transaction_manager import Send, State, TransactionManager
 from semel.records.compression import LEVEL_SETTINGS
 from semel.records.compression import NAMES as CODEC_NAMES
 from semel.wire.messages.produce import ProduceRequest
+
+_log = logging.getLogger(__name__)
 
 _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
@@ -58,7 +61,7 @@ class SendLoop:
             retry_backoff_max_ms=values["retry.backoff.max.ms"],
             delivery_timeout_ms=values["delivery.timeout.ms"],
         )
-        self.deliveries = Deliveries()
+        self.deliveries = Deliveries(cluster.origin)
         self.lock = self.deliveries.lock
         #: What went wrong last with a coordinator, for the person who waits for it.
         self.trouble = ""
@@ -70,6 +73,7 @@ class SendLoop:
         self._topics_used: set[str] = set()
         #: What nobody foresaw, and ended the producer.
         self._failure: BaseException | None = None
+        self._stopping = False
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._wake_asked = False
@@ -100,6 +104,8 @@ class SendLoop:
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """A task ended, perhaps by an error nobody foresaw: then whoever waits for a delivery hears of it."""
         self._tasks.discard(task)
+        if task is self._runner and task.cancelled() and not self._stopping and self._failure is None:
+            self._on_loop_end()
         failure = None if task.cancelled() else task.exception()
         if failure is None or self._failure is not None:
             return
@@ -108,19 +114,44 @@ class SendLoop:
         self._fail_all(error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer itself failed: {failure!r}"))
         self._note_change()
 
+    def _on_loop_end(self) -> None:
+        """The event loop cancels everything because it ends, and nobody closed the producer."""
+        unsent, unanswered = self._give_up_all("the event loop ended and nobody closed the producer")
+        if unsent or unanswered:
+            _log.warning(
+                "an event loop ended and nobody closed the producer on it: %d records were not sent, %d were sent and "
+                "not acknowledged. Use `async with`, or await close()",
+                unsent,
+                unanswered,
+            )
+
     def _fail_all(self, error: KafkaError) -> None:
         with self.lock:
             self.sender.give_up(error, sent_too=True)
             finished = self.sender.finished()
         self.deliveries.announce(finished)
 
-    async def stop(self) -> None:
-        """Stop sending; whatever is not delivered by now has failed."""
+    def _give_up_all(self, why: str) -> tuple[int, int]:
+        """Fail what is left: how many records were never sent, and how many were sent without an answer."""
+        with self.lock:
+            unsent = sum(batch.record_count for batch in self.accumulator.batches())
+            unanswered = sum(batch.record_count for batch in self.sender.unfinished_batches())
+            never = f"{why} before this record was sent: it was not written"
+            self.sender.give_up(ClientClosed(ErrorCode.OPERATION_NOT_ATTEMPTED, never), sent_too=False)
+            perhaps = f"{why} before the broker answered: this record may have been written or not"
+            self.sender.give_up(ClientClosed(ErrorCode.UNKNOWN_SERVER_ERROR, perhaps), sent_too=True)
+            finished = self.sender.finished()
+        self.deliveries.announce(finished)
+        return unsent, unanswered
+
+    async def stop(self) -> tuple[int, int]:
+        """Stop sending; whatever is not delivered by now has failed: so many never sent, so many not answered."""
+        self._stopping = True
         self._runner.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(self._runner, *self._tasks, return_exceptions=True)
-        self._fail_all(error_for(ErrorCode.NETWORK_EXCEPTION, "the producer was closed"))
+        return self._give_up_all("the producer was closed")
 
     async def _run(self) -> None:
         while True:
@@ -178,6 +209,10 @@ class SendLoop:
         message = self._message(request)
         try:
             response = await self.cluster.request(request.node_id, message, newest=self._newest_produce())
+        except asyncio.CancelledError:
+            with self.lock:
+                self.sender.on_stop(request)
+            raise
         except KafkaError as error:
             code, why = error.code, error.why
             with self.lock:

@@ -11,17 +11,16 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
+from semel.client.arguments import HeadersLike, Text, as_headers
 from semel.client.connection import Connection
 from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import Delivery
 from semel.client.face import Face
 from semel.client.fetcher import ConsumerRecord
-from semel.client.producer import AsyncProducer, Text
+from semel.client.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.errors import AbortTransaction, Fatal, Retriable
 from semel.machines.transaction_manager import State
-
-Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
 #: What the session decides itself, because exactly-once depends on it.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}
@@ -64,7 +63,7 @@ class AsyncTransactSession:
         value: Text | None = None,
         key: Text | None = None,
         partition: int | None = None,
-        headers: Headers | None = None,
+        headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Send a record with the transaction of the batch that is being worked on."""
@@ -140,6 +139,18 @@ class AsyncTransactSession:
         finally:
             await self._consumer.close()
 
+    @property
+    def abandon_within_s(self) -> float:
+        """How long ending without having been closed may take: see `semel.client.endings`."""
+        return self._producer.abandon_within_s + self._consumer.abandon_within_s
+
+    async def abandon(self) -> None:
+        """End without having been closed: abort what is open, commit nothing."""
+        try:
+            await self._producer.abandon()
+        finally:
+            await self._consumer.abandon()
+
 
 class TransactSession(Face):
     """The exactly-once loop: read a batch, send what follows from it, and both count together or not at all.
@@ -177,10 +188,12 @@ class TransactSession(Face):
         value: Text | None = None,
         key: Text | None = None,
         partition: int | None = None,
-        headers: Headers | None = None,
+        headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Send a record with the transaction of the batch that is being worked on."""
+        if headers is not None:
+            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
         delivery = self._session.send_now(topic, value, key, partition, headers, timestamp_ms)
         if delivery is not None:
             return delivery

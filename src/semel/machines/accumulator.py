@@ -61,9 +61,10 @@ class ProducerBatch:
         """Take a record in; the answer is its place in the batch."""
         builder = self.builder
         assert builder is not None
+        position = builder.append(key, value, headers, timestamp_ms)  # counted only once it is written
         self.size_bytes += size_bytes
         self.record_count += 1
-        return builder.append(key, value, headers, timestamp_ms)
+        return position
 
     def stamp(self, identity: ProducerIdentity | None, base_sequence: int, transactional: bool) -> None:
         """Give the batch its identity and sequence, and with them its bytes."""
@@ -91,6 +92,7 @@ class ProducerBatch:
             size = record_size(record.key, record.value, record.headers)
             half.add(record.key, record.value, record.headers, record.timestamp, size)
         self.halves = (first, second)
+        self.data = None
         return self.halves
 
     def finish(self, base_offset: int, append_time_ms: int, error: KafkaError | None) -> ProducerBatch | None:
@@ -99,6 +101,8 @@ class ProducerBatch:
             return None
         self.done, self.base_offset, self.append_time_ms, self.error = True, base_offset, append_time_ms, error
         self.builder = None
+        if not self.on_wire:
+            self.data = None  # whoever keeps the promise of a record does not keep the bytes of its batch
         if self.parent is None:
             return self
         siblings = self.parent.halves
@@ -164,6 +168,11 @@ class Accumulator:
         Raises `RecordTooLarge` for a record no request could carry.
         """
         size = record_size(key, value, headers)
+        if HEADER_SIZE + size > self.max_request_bytes:
+            raise RecordTooLarge(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record of {size} bytes for {partition}: max.request.size is {self.max_request_bytes}",
+            )
         if self.used_bytes and self.used_bytes + HEADER_SIZE + size > self.buffer_memory_bytes:
             return None
         queue = self.waiting.get(partition)
@@ -171,19 +180,17 @@ class Accumulator:
             position = self.extend(queue[-1], key, value, headers, timestamp_ms)
             if position >= 0:
                 return queue[-1], position, False
-            queue[-1].closed = True
-        elif queue is None:
-            queue = self.waiting[partition] = deque()
-        if HEADER_SIZE + size > self.max_request_bytes:
-            raise RecordTooLarge(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"a record of {size} bytes for {partition}: max.request.size is {self.max_request_bytes}",
-            )
         batch = ProducerBatch(partition, now_ms, BatchBuilder(codec=self.codec, level=self.level))
+        position = batch.add(key, value, headers, timestamp_ms, size)
+        # The record is written. Nothing was changed before, so that one which cannot be written leaves no trace.
+        if queue is None:
+            queue = self.waiting[partition] = deque()
+        elif queue:
+            queue[-1].closed = True
         queue.append(batch)
         self.used_bytes += HEADER_SIZE + size
         # The sender has to look: at a batch that just closed, or to know when this one will have lingered enough.
-        return batch, batch.add(key, value, headers, timestamp_ms, size), True
+        return batch, position, True
 
     def extend(
         self, batch: ProducerBatch, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
@@ -202,8 +209,9 @@ class Accumulator:
             or self.used_bytes + size > self.buffer_memory_bytes
         ):
             return -1
+        position = batch.add(key, value, headers, timestamp_ms, size)
         self.used_bytes += size
-        return batch.add(key, value, headers, timestamp_ms, size)
+        return position
 
     def append_encoded(
         self, partition: TopicPartition, data: bytes, record_count: int, now_ms: int

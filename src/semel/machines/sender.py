@@ -232,6 +232,13 @@ class Sender:
         for batch in request.batches:
             self._on_answer(batch, Answer(code), now_ms)
 
+    def on_stop(self, request: Produce) -> None:
+        """The connection is let go of, because the producer ends: nothing of this request is on its way any more."""
+        self._landed(request)
+        for batch in request.batches:
+            if batch.done:
+                self._let_go(batch)
+
     def finished(self) -> list[ProducerBatch]:
         """Batches that callers wait for and that are done since this was last asked."""
         finished, self._finished = self._finished, []
@@ -271,8 +278,7 @@ class Sender:
     def _on_answer(self, batch: ProducerBatch, answer: Answer, now_ms: int) -> None:
         lane = self._lanes[batch.partition]
         if batch.done:  # given up while it was on its way; its memory is free only now
-            lane.abandoned -= 1
-            self.accumulator.release(batch)
+            self._let_go(batch)
             if answer.code is ErrorCode.NONE:
                 self._acknowledge(lane, batch)
         elif answer.code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -283,6 +289,12 @@ class Sender:
             self._split(lane, batch)
         else:
             self._on_failure(lane, batch, answer, now_ms)
+
+    def _let_go(self, batch: ProducerBatch) -> None:
+        """A batch that was given up is not on its way any more."""
+        self._lanes[batch.partition].abandoned -= 1
+        self.accumulator.release(batch)
+        batch.data = None
 
     def _on_failure(self, lane: _Lane, batch: ProducerBatch, answer: Answer, now_ms: int) -> None:
         code = answer.code

@@ -145,6 +145,14 @@ class TransactionManager:
         self._step(Event.BEGIN)
         self._started = False
 
+    def check_write(self) -> None:
+        """Raise if no record may join what is open. Changes nothing: the record may yet prove too large."""
+        if not self.is_transactional:
+            if self.state is State.FATAL_ERROR:
+                raise self._why_not(Event.WRITE)
+        elif Event.WRITE not in STEPS[self.state]:
+            raise self._why_not(Event.WRITE)
+
     def write(self, partition: TopicPartition) -> None:
         """A record for this partition joins the open transaction."""
         if self.state is State.IN_TRANSACTION and partition in self._partitions:

@@ -127,11 +127,13 @@ class BatchBuilder:
         """Add a record; the answer is its position: its offset, once the broker says where the batch begins."""
         invariant(self._closed is None, "a closed batch takes no records")
         position = self.record_count
+        base = self._base_timestamp if position else timestamp
+        # First of all: a record that cannot be written raises here, and leaves the batch as it was.
+        write_record(self._payload, timestamp - base, position, key, value, headers)
         if position == 0:
             self._base_timestamp = self._max_timestamp = timestamp
         elif timestamp > self._max_timestamp:
             self._max_timestamp = timestamp
-        write_record(self._payload, timestamp - self._base_timestamp, position, key, value, headers)
         self.record_count = position + 1
         return position
 

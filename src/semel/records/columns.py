@@ -158,13 +158,15 @@ def from_arrow(
     codec: int = NONE,
     level: int | None = None,
     max_batch_bytes: int = 1_048_576,
+    max_row_bytes: int | None = None,
     timestamp_column: str | None = None,
 ) -> list[bytes]:
     """All rows, in order, as batches of at most `max_batch_bytes` with consecutive sequences.
 
     Columns `value` (required), `key` and `headers` are those of Spark's Kafka sink; others are left alone. Records
-    are of `timestamp_ms` unless `timestamp_column` names where theirs stand. Refused (MESSAGE_TOO_LARGE) when one row
-    alone does not fit. The same rows give the same bytes.
+    are of `timestamp_ms` unless `timestamp_column` names where theirs stand. A row that does not fit a batch gets one
+    of its own of up to `max_row_bytes`, which is `max_batch_bytes` unless given; one that does not fit that either is
+    refused (MESSAGE_TOO_LARGE). The same rows give the same bytes.
     """
     import pyarrow as pa
 
@@ -176,14 +178,19 @@ def from_arrow(
         headers = _header_columns(part)
         timestamps = None if timestamp_column is None else _milliseconds(part, timestamp_column, timestamp_ms)
         start = 0
+        limit = max_batch_bytes
         while start < part.num_rows:
             data, count, base_timestamp, max_timestamp = _select.encode_columns(
-                keys, values, headers, timestamps, start, part.num_rows, timestamp_ms, max_batch_bytes, HEADER_SIZE
+                keys, values, headers, timestamps, start, part.num_rows, timestamp_ms, limit, HEADER_SIZE
             )
             if codec != NONE:
                 data = with_header_room(compress(codec, memoryview(data)[HEADER_SIZE:], level))
-            if len(data) > max_batch_bytes:
-                why = f"row {start} makes a batch of {len(data)} bytes, and {max_batch_bytes} are allowed"
+            most = max_batch_bytes if max_row_bytes is None else max_row_bytes
+            if len(data) > most and count > 1:
+                limit = max(limit // 2, 1)  # what cannot be compressed grows a little
+                continue
+            if len(data) > most:
+                why = f"row {start} makes a batch of {len(data)} bytes, and {most} are allowed"
                 raise Refused(ErrorCode.MESSAGE_TOO_LARGE, why)
             batch = seal(
                 data,

@@ -1,0 +1,74 @@
+"""The end of a blocking client that nobody closed: one that was dropped, or that is there when the program ends.
+
+Guarantees: what it was given is still sent, within a bound, and what could not be sent is told; its thread ends and its
+descriptors are closed. Dropping never waits, the client's own thread does the work; the program's end waits for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from typing import Protocol
+
+from semel.client.loop_thread import LoopThread
+
+_log = logging.getLogger(__name__)
+
+#: What a thread gets to stop in, beyond the time its client takes for what is left to do.
+_SLACK_S = 5.0
+
+
+class Abandoned(Protocol):
+    """A client for asyncio that can end without having been closed."""
+
+    @property
+    def abandon_within_s(self) -> float:
+        """How long `abandon` may take."""
+
+    async def abandon(self) -> None:
+        """Finish what must not be lost, say what was lost, and let go of the connections."""
+
+
+class Ending:
+    """What is left to do for a face when it goes. Knows its thread and its client, never the face itself."""
+
+    def __init__(self, thread: LoopThread, client: Abandoned) -> None:
+        self.thread = thread
+        self._client = client
+        _open.add(self)
+
+    def over(self) -> None:
+        """It was closed in good order."""
+        _open.discard(self)
+
+    def begin(self) -> None:
+        """Have the thread finish and stop. Never waits: a garbage collector may call this, in any thread."""
+        self.thread.finish(self._finish)
+
+    async def _finish(self) -> None:
+        try:
+            await self._client.abandon()
+        except Exception:
+            _log.exception("%s was not closed, and could not be ended in good order", self.thread.name)
+        finally:
+            self.over()
+
+    def wait(self, since: float) -> None:
+        self.thread.join(max(0.0, since + self._client.abandon_within_s + _SLACK_S - time.monotonic()))
+
+
+_open: set[Ending] = set()
+
+
+def _at_exit() -> None:
+    """All at once, so that the longest wait is the whole wait. Other threads have ended, only these still run."""
+    since = time.monotonic()
+    left = [ending for ending in list(_open) if not ending.thread.origin.lost]
+    for ending in left:
+        ending.begin()
+    for ending in left:
+        ending.wait(since)
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,43 @@
+"""A client belongs to the process that made it: neither its thread nor its connections come along into a fork.
+
+Guarantees: in a forked process every call that would need them is refused with the reason, before it takes a lock that
+a thread of the other process may have held. Asking costs one attribute, so it can be asked for every record.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from semel.errors import ErrorCode, Misuse
+
+
+class Origin:
+    """The process a client was made in. `lost` is true in every process forked from it."""
+
+    __slots__ = ("__weakref__", "lost")
+
+    def __init__(self) -> None:
+        self.lost = False
+        _made_here.add(self)
+
+    def check(self, what: str) -> None:
+        """Raise `Misuse` in a forked process."""
+        if self.lost:
+            raise self.refusal(what)
+
+    def refusal(self, what: str) -> Misuse:
+        why = f"{what} was made before a fork, and only the process that made it can use it: make one in this process"
+        return Misuse(ErrorCode.INVALID_REQUEST, why)
+
+
+_made_here: weakref.WeakSet[Origin] = weakref.WeakSet()
+
+
+def _lose_all() -> None:
+    for origin in list(_made_here):
+        origin.lost = True
+
+
+if hasattr(os, "register_at_fork"):  # where it is missing, nothing forks
+    os.register_at_fork(after_in_child=_lose_all)
