@@ -76,8 +76,8 @@ def exchange(bootstrap_servers: str, request: bytes) -> bytes:
 
 
 def test_a_client_that_sends_what_is_not_advertised_is_disconnected(semel_broker) -> None:
-    describe_quorum = struct.pack(">ihhihb", 11, 55, 0, 1, -1, 0)
-    assert exchange(semel_broker.bootstrap_servers, describe_quorum) == b""
+    unregister_broker = struct.pack(">ihhihbib", 15, 64, 0, 1, -1, 0, 1, 0)
+    assert exchange(semel_broker.bootstrap_servers, unregister_broker) == b""
 
 
 @pytest.mark.parametrize("magic", [0, 1])

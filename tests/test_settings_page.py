@@ -27,6 +27,10 @@ READ_IN_PARTS = {
 }
 #: Named, because tools set and take them back, and read by nobody.
 NAMED_ALONE = {
+    "background.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
     "follower.replication.throttled.rate",
     "leader.replication.throttled.rate",
     "replica.alter.log.dirs.io.max.bytes.per.second",

@@ -146,6 +146,58 @@ def test_changes_outlive_the_broker(tmp_path: Path) -> None:
         assert described(raw, "log.segment.bytes").config_source == FROM_BROKER
 
 
+def test_what_the_broker_was_started_with_says_so_also_where_it_was_given_in_hours_or_means_nothing(
+    tmp_path: Path,
+) -> None:
+    given = {"log.retention.hours": 1, "log.roll.hours": 2, "num.replica.fetchers": 4, "quorum.voters": "1@x:1"}
+    given |= {"ssl.keystore.password": "hidden", "num.partitions": 3, "controller.quorum.bootstrap.servers": "x:1"}
+    with Broker(tmp_path, settings=given) as broker, Raw(broker) as raw:
+        raw.create("t")
+        row = described(raw, "retention.ms", resource="t", resource_type=TOPIC)
+        assert (row.value, row.config_source) == ("3600000", FROM_BROKER_FILE)
+        first = row.synonyms[0]
+        assert (first.name, first.value, first.source) == ("log.retention.hours", "1", FROM_BROKER_FILE)
+        row = described(raw, "segment.ms", resource="t", resource_type=TOPIC)
+        assert (row.value, row.config_source) == ("7200000", FROM_BROKER_FILE)
+        row = described(raw, "log.retention.ms")
+        assert (row.value, row.config_source) == ("3600000", FROM_BROKER_FILE)
+        for name, value in given.items():
+            row = described(raw, name)
+            hidden = name == "ssl.keystore.password"
+            assert (row.config_source, row.is_sensitive) == (FROM_BROKER_FILE, hidden), name
+            assert row.value == (None if hidden else str(value))
+            assert not hidden or [one.value for one in row.synonyms] == [None, None]
+
+
+def test_what_is_only_kept_outlives_the_broker_and_changes_nothing(tmp_path: Path) -> None:
+    name = "sasl.kerberos.min.time.before.relogin"
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert change(raw, name, "70000").error_code == ErrorCode.NONE
+        assert change(raw, name, "soon").error_code == ErrorCode.INVALID_REQUEST
+        assert change(raw, "listeners", "PLAINTEXT://127.0.0.1:1").error_code == ErrorCode.NONE
+        assert change(raw, "ssl.enabled.protocols", "TLSv1.4", APPEND).error_code == ErrorCode.NONE
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert described(raw, name).value == "70000"
+        assert described(raw, name).config_source == FROM_BROKER
+        assert described(raw, "listeners").value == "PLAINTEXT://127.0.0.1:1"
+        assert described(raw, "ssl.enabled.protocols").value == "TLSv1.2,TLSv1.3,TLSv1.4"
+
+
+def test_verification_of_transactions_is_switched_while_the_broker_runs(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch())
+        log = broker.server.topics.partition("t", 0).log
+        assert log.verifies_transactions
+        assert change(raw, "transaction.partition.verification.enable", "false").error_code == ErrorCode.NONE
+        assert not log.verifies_transactions
+
+
+@pytest.mark.parametrize("name", ["ssl.no.such", "listener.name.plaintext.no.such", "listener.name..ssl.protocol"])
+def test_what_kafka_does_not_have_is_refused(running: Raw, name: str) -> None:
+    assert change(running, name, "1").error_code == ErrorCode.INVALID_CONFIG
+
+
 # Groups
 
 

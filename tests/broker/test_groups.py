@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -54,3 +54,16 @@ def test_a_group_with_more_offsets_than_fit_into_one_batch_can_be_forgotten(tmp_
         assert committed(raw) == 0
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         assert committed(raw) == 0
+
+
+def test_topics_whose_id_nobody_knows_come_after_those_that_are_known(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        known = [raw.create(name) for name in ("a", "b")]
+        unknown = [uuid4(), uuid4()]
+        asked = [unknown[0], known[1], unknown[1], known[0]]
+        topics = [OffsetFetchRequest.OffsetFetchRequestTopics(topic_id=one, partition_indexes=[0]) for one in asked]
+        group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=topics)
+        answered = raw.ask(OffsetFetchRequest(groups=[group]), 10).groups[0].topics
+        assert [row.topic_id for row in answered] == [known[1], known[0], *unknown]
+        codes = [row.partitions[0].error_code for row in answered]
+        assert codes == [ErrorCode.NONE] * 2 + [ErrorCode.UNKNOWN_TOPIC_ID] * 2

@@ -34,8 +34,10 @@ from semel.wire.messages.metadata import (
     FindCoordinatorRequest,
     MetadataRequest,
 )
+from semel.wire.messages.quorum import DescribeQuorumRequest
 from semel.wire.messages.transactions import InitProducerIdRequest
 from tests.broker.raw import Raw, batch, now_ms
+from tests.support.waiting import until
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
@@ -462,7 +464,7 @@ def test_versions_and_finalized_features_are_advertised(raw: Raw) -> None:
     assert served[0] == (0, 13)
     assert served[1] == (4, 18)
     assert served[22] == (0, 5)
-    assert 55 not in served
+    assert 64 not in served
     finalized = {row.name: row.max_version_level for row in answer.finalized_features}
     assert finalized["transaction.version"] == 2
 
@@ -548,3 +550,75 @@ def test_what_one_metadata_request_creates_is_bounded_over_all_its_topics(tmp_pa
         answer = raw.ask(MetadataRequest(topics=rows, allow_auto_topic_creation=True))
         assert {topic.error_code for topic in answer.topics} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         assert not broker.server.topics.topics
+
+
+@pytest.mark.parametrize("length", [213, 214, 249])
+def test_a_topic_with_a_long_name_is_deleted_with_its_data(tmp_path: Path, length: int) -> None:
+    name = "t" * length
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create(name, partitions=12)
+        for partition in (0, 11):
+            raw.produce(name, batch(), partition=partition)
+        assert delete(raw, name=name).error_code == ErrorCode.NONE
+        until(lambda: not list(tmp_path.glob("t*")), what="the data to be gone")
+        raw.create(name, partitions=12)
+        assert raw.produce(name, batch(), partition=11).base_offset == 0
+
+
+def test_what_an_earlier_topic_with_a_long_name_left_is_set_aside(tmp_path: Path) -> None:
+    name = "t" * 249
+    (tmp_path / f"{name}-0").mkdir()
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create(name)
+        assert raw.produce(name, batch()).base_offset == 0
+    (stray,) = tmp_path.glob("*-stray")
+    assert len(stray.name) == 255
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("min.cleanable.dirty.ratio", "inf"),
+        ("retention.ms", "9" * 400),
+        ("retention.ms", "9" * 5000),
+        ("retention.ms", str(2**63)),
+        ("segment.bytes", str(2**31)),
+        ("retention.ms", "\u0661\u0662"),
+        ("retention.ms", "1_000"),
+        ("retention.ms", ""),
+    ],
+    ids=range(9),
+)
+def test_a_value_that_a_setting_cannot_hold_is_refused(raw: Raw, topic: str, name: str, value: str) -> None:
+    config = CreateTopicsRequest.CreatableTopicConfig(name=name, value=value)
+    refused = create(raw, topic, configs=[config])
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert name in refused.error_message
+    assert len(refused.error_message) < 300
+    raw.create(topic)
+    row = IncrementalAlterConfigsRequest.AlterableConfig(name=name, value=value, config_operation=SET)
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource(resource_type=2, resource_name=topic, configs=[row])
+    answer = raw.ask(IncrementalAlterConfigsRequest(resources=[resource])).responses[0]
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+
+
+def test_the_quorum_is_this_node_and_it_is_caught_up(raw: Raw, broker: Broker) -> None:
+    partition = DescribeQuorumRequest.PartitionData(partition_index=0)
+    asked = [
+        DescribeQuorumRequest.TopicData(topic_name=name, partitions=[partition])
+        for name in ("__cluster_metadata", "something-else")
+    ]
+    answer = raw.ask(DescribeQuorumRequest(topics=asked))
+    told, unknown = (topic.partitions[0] for topic in answer.topics)
+    assert (answer.error_code, told.error_code, told.leader_id) == (0, 0, 1)
+    assert [voter.replica_id for voter in told.current_voters] == [1]
+    assert told.current_voters[0].log_end_offset == told.high_watermark
+    assert not told.observers
+    host, port = broker.bootstrap_servers.rsplit(":", 1)
+    assert [(node.node_id, node.listeners[0].host, node.listeners[0].port) for node in answer.nodes] == [
+        (1, host, int(port))
+    ]
+    assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    raw.create("one-more")
+    assert raw.ask(DescribeQuorumRequest(topics=asked)).topics[0].partitions[0].high_watermark > told.high_watermark

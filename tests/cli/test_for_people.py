@@ -27,8 +27,8 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-def types(*words: str) -> Result:
-    return CliRunner().invoke(command_line(), words)
+def types(*words: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(command_line(), words, input=answer)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_option_has_the_names_of_kafkas_tools(broker: Broker, option: str) -
     ("words", "advice"),
     [
         (("topic", "describe", "nowhere"), "Check the name: semel topic list"),
-        (("topic", "delete", "nowhere"), "Check the name: semel topic list"),
+        (("topic", "delete", "nowhere", "--yes"), "Check the name: semel topic list"),
         (("group", "reset-offsets", "g", "--topic", "nowhere", "--to-latest"), "Check the name: semel topic list"),
         (("txn", "doctor", "nowhere"), "Check the name: semel topic list"),
         (("txn", "describe", "nobody"), "Check the name: semel txn list"),
@@ -116,11 +116,23 @@ def test_every_topic_is_shown_and_one_that_failed_is_the_exit_code(broker: Broke
     rows = {row["topic"]: row["created"] for row in json.loads(created.stdout)}
     assert rows == {"one": True, "there": False, "two": True}
     assert "TOPIC_ALREADY_EXISTS" in created.stderr
-    deleted = types("topic", "delete", "one", "nowhere", "two", *at)
+    deleted = types("topic", "delete", "one", "nowhere", "two", "--yes", *at)
     assert deleted.exit_code == 1
     shown = dict(line.split() for line in deleted.stdout.splitlines()[1:])
     assert shown == {"one": "yes", "nowhere": "no", "two": "yes"}
     assert "nowhere" in deleted.stderr
+
+
+def test_deleting_a_topic_asks_first_and_a_no_leaves_it(broker: Broker) -> None:
+    at = ("--bootstrap", broker.bootstrap_servers)
+    assert types("topic", "create", "kept", *at).exit_code == 0
+    refused = types("topic", "delete", "kept", *at, answer="n\n")
+    assert refused.exit_code == 1
+    assert "Delete 'kept' and every record in it?" in refused.stderr
+    assert types("topic", "delete", "kept", *at).exit_code == 1, "nobody is there to answer"
+    assert "kept" in types("topic", "list", *at).stdout.split()
+    assert types("topic", "delete", "kept", *at, answer="y\n").exit_code == 0
+    assert "kept" not in types("topic", "list", *at).stdout.split()
 
 
 def test_a_partition_that_is_offline_is_described_as_such_and_not_waited_for(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ TOOLS = {
     "storage": "kafka.tools.StorageTool",
     "cluster": "org.apache.kafka.tools.ClusterTool",
     "end-to-end-latency": "org.apache.kafka.tools.EndToEndLatency",
+    "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
 }
 

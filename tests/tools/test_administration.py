@@ -112,3 +112,15 @@ def test_the_cluster_id_and_the_finalized_transaction_version_are_told(at) -> No
     features = java_tools.run("features", *at, "describe").stdout
     transaction = next(line for line in features.splitlines() if "transaction.version" in line)
     assert "FinalizedVersionLevel: 2" in transaction
+
+
+def test_the_quorum_is_described(at) -> None:
+    status = java_tools.run("metadata-quorum", *at, "describe", "--status").stdout
+    told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    assert told["LeaderId"].strip() == "1"
+    assert told["MaxFollowerLag"].strip() == "0"
+    assert '"id": 1' in told["CurrentVoters"]
+    replication = java_tools.run("metadata-quorum", *at, "describe", "--replication").stdout.splitlines()
+    rows = [line.split() for line in replication if line.strip()]
+    assert rows[0][0] == "NodeId"
+    assert [(row[0], row[-1]) for row in rows[1:]] == [("1", "Leader")]

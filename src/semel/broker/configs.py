@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings
-from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values
+from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings, dynamic_setting
+from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values, topic_values
+from semel.config.kept import KEPT, is_secret, kept_setting
 
 if TYPE_CHECKING:
     from semel.broker.partitions import Topic
 
+#: Where a setting is not given, the coarser ones that may have been given at the start, the finest first.
+_COARSER = {"log.retention.ms": ("log.retention.minutes", "log.retention.hours"), "log.roll.ms": ("log.roll.hours",)}
 #: Kafka's config sources.
 FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT, FROM_GROUP = 1, 2, 3, 4, 5, 8
 
@@ -28,6 +31,8 @@ class DescribedSetting:
     read_only: bool
     #: (name, value, source), what holds first.
     synonyms: tuple[tuple[str, str | None, int], ...]
+    #: Whether the value is kept back.
+    sensitive: bool = False
 
 
 def described_topic_settings(broker: DynamicSettings, topic: Topic) -> list[DescribedSetting]:
@@ -57,18 +62,33 @@ def described_group_settings(broker: DynamicSettings, own: Mapping[str, str]) ->
 
 
 def described_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
-    """Every setting of the broker."""
-    values = broker.values
-    return [
-        _described(row, values.text(row.name), _layers(broker, row), read_only=row.name not in DYNAMIC)
-        for row in BROKER
-    ]
+    """Every setting of the broker, also those that are only kept, and those it was given and passes by."""
+    of_topics = {row.broker_name: row.name for row in TOPIC}
+    rows = []
+    for row in BROKER:
+        layers = _layers(broker, row)
+        value = layers[0][1]
+        if layers[0][0] != row.name:
+            # Given in hours: the same in milliseconds.
+            value = topic_values(broker.values).text(of_topics[row.name])
+        rows.append(_described(row, value, layers, read_only=row.name not in DYNAMIC))
+    changed = {*broker.own, *broker.changed(ALL_BROKERS)}
+    of_listeners = [found for name in changed if name not in KEPT and (found := kept_setting(name)) is not None]
+    for row in (*KEPT, *of_listeners):
+        layers = _layers(broker, row)
+        rows.append(_described(row, layers[0][1], layers, read_only=False))
+    described = {row.name for row in rows}
+    for name, value in broker.started_with.passed_by.items():
+        if name not in described:
+            row = Setting(name, "password" if is_secret(name) else "string", None, "Passed by.")
+            rows.append(_described(row, value, [(name, value, FROM_BROKER_FILE)], read_only=True))
+    return rows
 
 
 def described_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
     """What was changed for all brokers."""
     return [
-        _described(BROKER[name], value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
+        _described(dynamic_setting(name), value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
         for name, value in broker.changed(ALL_BROKERS).items()
     ]
 
@@ -79,8 +99,12 @@ def _layers(broker: DynamicSettings, row: Setting) -> list[tuple[str, str | None
     for changed, source in ((broker.own, FROM_BROKER), (broker.changed(ALL_BROKERS), FROM_ALL_BROKERS)):
         if name in changed:
             layers.append((name, row.write(row.read(changed[name])), source))
-    if name in broker.started_with.explicit:
-        layers.append((name, broker.started_with.text(name), FROM_BROKER_FILE))
+    started_with = broker.started_with
+    for given in (name, *_COARSER.get(name, ())):
+        if given in started_with.explicit:
+            layers.append((given, started_with.text(given), FROM_BROKER_FILE))
+        elif given in started_with.passed_by:
+            layers.append((given, started_with.passed_by[given], FROM_BROKER_FILE))
     layers.append((name, row.write(row.default), FROM_DEFAULT))
     return layers
 
@@ -89,4 +113,9 @@ def _described(
     row: Setting, value: str | None, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribedSetting:
     source = synonyms[0][2] if synonyms else FROM_DEFAULT
-    return DescribedSetting(row.name, value, source, KIND_CODES.get(row.kind, 0), row.doc, read_only, tuple(synonyms))
+    kind = KIND_CODES.get(row.kind, 0)
+    if row.kind == "password":
+        # As Kafka: that there is one may be known, and where it comes from, but not what it is.
+        hidden = tuple((name, None, where) for name, _, where in synonyms)
+        return DescribedSetting(row.name, None, source, kind, row.doc, read_only, hidden, sensitive=True)
+    return DescribedSetting(row.name, value, source, kind, row.doc, read_only, tuple(synonyms))

@@ -52,6 +52,8 @@ INTERNAL_TOPICS = frozenset((TRANSACTION_STATE, CONSUMER_OFFSETS))
 NEW_PARTITIONS_MAX = 10_000
 #: How many logs are closed at once when the broker stops.
 CLOSING_THREADS = 32
+#: The longest name a file system gives a directory.
+DIRECTORY_NAME_MAX = 255
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _STORE_ENTRY = "topics"
@@ -235,6 +237,11 @@ class TopicRegistry:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic_id}")
         return topic
 
+    @property
+    def metadata_changes(self) -> int:
+        """How often topics were made, changed or deleted: as far as the metadata has come."""
+        return self._version + 1
+
     def all_partitions(self) -> Iterator[Partition]:
         """Every partition of every topic."""
         for topic in list(self.topics.values()):
@@ -324,7 +331,7 @@ class TopicRegistry:
                 for segment in log.segments:
                     segment.close()
             if partition.directory.exists():
-                doomed = partition.directory.with_name(f"{partition.directory.name}.{uuid.uuid4().hex}-delete")
+                doomed = _beside(partition.directory, "delete")
                 partition.directory.rename(doomed)
                 self._files.in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
             partition.changed()
@@ -354,6 +361,9 @@ class TopicRegistry:
         self._settings = settings
         for topic in self.topics.values():
             _apply(topic, topic_values(settings, topic.overrides))
+        for partition in self.all_partitions():
+            if partition.opened is not None:
+                partition.opened.verifies_transactions = settings["transaction.partition.verification.enable"]
 
     # Inside
 
@@ -418,7 +428,7 @@ class TopicRegistry:
         for index in range(first, count):
             directory = self._directory / f"{name}-{index}"
             if directory.exists():
-                directory.rename(directory.with_name(f"{directory.name}.{uuid.uuid4().hex}-stray"))
+                directory.rename(_beside(directory, "stray"))
 
     def _save(self, changes: dict[str, dict[str, Any] | None]) -> None:
         """Store what will be, before it is: what the disk refuses has not happened."""
@@ -433,6 +443,15 @@ class TopicRegistry:
     def _announce(self) -> None:
         for told in self.changed:
             told()
+
+
+def _beside(directory: Path, what: str) -> Path:
+    """A new name for a partition's directory that is no longer a partition's. Long topic names lose their end, as in
+    Kafka: with the suffix they would be longer than a file system takes."""
+    _, dash, index = directory.name.rpartition("-")
+    suffix = f"{dash}{index}.{uuid.uuid4().hex}-{what}"
+    topic = directory.name.removesuffix(dash + index)
+    return directory.with_name(topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix)
 
 
 def _apply(topic: Topic, values: Values) -> None:

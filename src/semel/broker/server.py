@@ -101,6 +101,7 @@ class BrokerServer:
         self.stopped: asyncio.Event
         self.data_path: Path
         self.cluster_id: str
+        self.directory_id: str
         self.topics: TopicRegistry
         self.producer_ids: ProducerIds
         self.dynamic: DynamicSettings
@@ -149,6 +150,7 @@ class BrokerServer:
         data = self._data
         self.data_path = data.path
         self.cluster_id = data.cluster_id
+        self.directory_id = data.directory_id
         store = LocalMetadataStore(data.path / ".metadata", self._files)
         self.producer_ids = ProducerIds(store, self.node_id)
         self.dynamic = DynamicSettings(store, self.node_id, self.settings)

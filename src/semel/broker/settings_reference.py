@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from semel.broker.dynamic_settings import DYNAMIC
 from semel.config import ADMIN, BROKER, CONSUMER, GROUP, PRODUCER, TOPIC, Setting, Table
+from semel.config.kept import KEPT
 from semel.config.without_effect import BROKER_SETTINGS, CLIENT_SETTINGS, TOPIC_SETTINGS
 
 HEAD = """\
@@ -49,6 +50,13 @@ def reference() -> str:
         "ends in a dot stands for all that begin with it.",
         "",
         ", ".join(f"`{name}`" for name in sorted(BROKER.passed_by)),
+        "",
+        "## Kept without effect",
+        "Kafka's dynamic settings that nothing here reads. They may be given at the start, set, described and taken",
+        "back while the broker runs, also for one listener (`listener.name.NAME.`). `listeners` and",
+        "`listener.security.protocol.map` may be changed likewise: the broker goes on listening where it was started.",
+        "",
+        ", ".join(f"`{name}`" for name in sorted(KEPT.rows)),
         "",
         "## Refused",
         "Kafka's settings whose promise could not be kept: a broker that is given one does not start.",

@@ -197,8 +197,9 @@ def alter(
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask first.")
 @common_options
-def delete(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def delete(names: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool) -> None:
     """Delete topics and everything in them."""
     request = DeleteTopicsRequest(
         topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
@@ -206,6 +207,9 @@ def delete(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         timeout_ms=30000,
     )
     with errors_for_people(), cluster_at(bootstrap) as cluster:
+        if not yes:
+            told, them = ", ".join(map(repr, names)), "it" if len(names) == 1 else "them"
+            click.confirm(f"Delete {told} and every record in {them}?", abort=True, err=True)
         response = cluster.request(Controller(), request)
     rows = []
     for result in response.responses:

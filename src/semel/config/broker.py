@@ -8,6 +8,8 @@ from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table, Values
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
 _DAY_MS = 24 * 3600 * 1000
+#: Internal topics are created in one go, when they are first needed.
+_INTERNAL_PARTITIONS_MAX = 10_000
 
 TOPIC = Table(
     "topic",
@@ -112,6 +114,7 @@ _OF_MANY_NODES = (
     "inter.broker.protocol.version",
     "internal.metadata.",
     "leader.imbalance.",
+    "listener.name.",
     "log.dir.failure.timeout.ms",
     "log.local.retention.bytes",
     "log.local.retention.ms",
@@ -220,7 +223,8 @@ BROKER = Table(
                 "How often timed-out transactions are looked for.", 1),
         Setting("transaction.remove.expired.transaction.cleanup.interval.ms", "int", 3600000,
                 "How often expired transactional ids are looked for.", 1),
-        Setting("transaction.state.log.num.partitions", "int", 50, "Partitions of __transaction_state.", 1),
+        Setting("transaction.state.log.num.partitions", "int", 50, "Partitions of __transaction_state.", 1,
+                _INTERNAL_PARTITIONS_MAX),
         Setting("transaction.state.log.replication.factor", "short", 1, "Replicas of __transaction_state.", 1),
         Setting("transaction.state.log.min.isr", "int", 1, "min.insync.replicas of __transaction_state.", 1),
         Setting("transaction.state.log.segment.bytes", "int", 104857600, "segment.bytes of __transaction_state.", 1),
@@ -229,7 +233,8 @@ BROKER = Table(
         Setting("transaction.partition.verification.enable", "bool", True,
                 "Ask the coordinator before the first transactional append (protocol V1)."),
         Setting("transaction.two.phase.commit.enable", "bool", False, "Serve two-phase commit (KIP-939)."),
-        Setting("offsets.topic.num.partitions", "int", 50, "Partitions of __consumer_offsets.", 1),
+        Setting("offsets.topic.num.partitions", "int", 50, "Partitions of __consumer_offsets.", 1,
+                _INTERNAL_PARTITIONS_MAX),
         Setting("offsets.topic.replication.factor", "short", 1, "Replicas of __consumer_offsets.", 1),
         Setting("offsets.topic.segment.bytes", "int", 104857600, "segment.bytes of __consumer_offsets.", 1),
         Setting("offsets.topic.compression.codec", "int", 0, "Codec of __consumer_offsets.", 0, 4),
@@ -296,11 +301,12 @@ BROKER = Table(
                 "How long a request may take from its first byte to its last, or to each further 64 KB. A sixth of it "
                 "is how long a connection may stand still with memory that others wait for.", 1),
         Setting("semel.metrics.port", "int", -1, "HTTP port for Prometheus; -1 is off, 0 any free port.", -1, 65535),
-        Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port."),
+        Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port.", not_empty=True),
         Setting("semel.request.max.elements", "int", 100_000,
                 "The most topics, partitions, groups and other elements that one request may name in all; a "
                 "connection that sends more is closed.", 1000),
-        Setting("semel.cluster.id", "string", None, "The cluster's id; made up at the first start when not given."),
+        Setting("semel.cluster.id", "string", None, "The cluster's id; made up at the first start when not given.",
+                not_empty=True),
     ],
     passed_by=_OF_MANY_NODES + _OF_A_JVM,
     refused=_PROMISES_NOT_KEPT,

@@ -53,7 +53,7 @@ PRODUCER = Table(
         Setting("transaction.timeout.ms", "int", 60000,
                 "How long a transaction may stay open before the broker aborts it.", 1),
         Setting("transactional.id", "string", None,
-                "The name under which transactions survive a restart and fence a zombie."),
+                "The name under which transactions survive a restart and fence a zombie.", not_empty=True),
         Setting("transaction.two.phase.commit.enable", "bool", False, "Prepared transactions wait for ever (KIP-939)."),
     ],
 )
@@ -63,7 +63,8 @@ CONSUMER = Table(
     [
         *_common("semel-consumer"),
         Setting("group.id", "string", None, "The group this consumer is a member of."),
-        Setting("group.instance.id", "string", None, "Makes the member static: it may restart without a rebalance."),
+        Setting("group.instance.id", "string", None, "Makes the member static: it may restart without a rebalance.",
+                not_empty=True),
         Setting("group.protocol", "string", "classic", "Who assigns partitions: the members or the broker.",
                 choices=("classic", "consumer")),
         Setting("group.remote.assignor", "string", None, "The broker's assignor under group.protocol=consumer."),

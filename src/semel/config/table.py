@@ -7,12 +7,27 @@ refused with the reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+
+#: What each type of number holds, as in Kafka.
+_RANGES: dict[str, tuple[int, int]] = {
+    "short": (-(2**15), 2**15 - 1),
+    "int": (-(2**31), INT32_MAX),
+    "long": (-(2**63), INT64_MAX),
+}
+_TOO_LARGE = 2**64
+_DIGITS_MAX = 19
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+#: How much of a wrong value an error repeats.
+_SHOWN = 80
 
 #: How a row's kind is reported by DescribeConfigs (Kafka's ConfigResponse types).
 KIND_CODES = {
@@ -43,6 +58,8 @@ class Setting:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    #: Whether nothing at all is no value: an empty address would mean every address.
+    not_empty: bool = False
     #: The broker-wide setting a topic falls back to, under Kafka's name for it.
     broker_name: str | None = None
 
@@ -52,15 +69,29 @@ class Setting:
             return None
         value = self._converted(given)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if self.least is not None and value < self.least:
-                raise ConfigError(f"{self.name}={given}: must be at least {self.least:g}")
-            if self.most is not None and value > self.most:
-                raise ConfigError(f"{self.name}={given}: must be at most {self.most:g}")
+            least, most = self.bounds
+            if least is not None and value < least:
+                raise ConfigError(f"{self._said(given)}: must be at least {_plain(least)}")
+            if most is not None and value > most:
+                raise ConfigError(f"{self._said(given)}: must be at most {_plain(most)}")
+        if self.not_empty and value in ("", ()):
+            raise ConfigError(f"{self.name} is empty: give it a value, or leave it out")
         if self.choices:
             for item in value if isinstance(value, tuple) else (value,):
                 if self.write(item) not in self.choices:
-                    raise ConfigError(f"{self.name}={given}: must be one of {', '.join(self.choices)}")
+                    raise ConfigError(f"{self._said(given)}: must be one of {', '.join(self.choices)}")
         return value
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The least and the most it may be: its own bounds, within those of its type."""
+        lowest, highest = _RANGES.get(self.kind, (None, None))
+        return lowest if self.least is None else self.least, highest if self.most is None else self.most
+
+    def _said(self, given: object) -> str:
+        """What was given, for an error; a value of any length makes no message of any length."""
+        text = str(given)
+        return f"{self.name}={text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
 
     def _converted(self, given: object) -> Any:
         text = given.strip() if isinstance(given, str) else given
@@ -69,19 +100,37 @@ class Setting:
                 if isinstance(text, bool):
                     return text
                 return {"true": True, "false": False}[str(text).lower()]
-            if self.kind in ("int", "long", "short"):
-                if isinstance(text, (bool, float)):
+            if self.kind in _RANGES:
+                if isinstance(text, int) and not isinstance(text, bool):
+                    return text
+                # int() and float() take more than a setting should: digits of every script, "1_000", "nan", "inf".
+                if not isinstance(text, str) or not _WHOLE.fullmatch(text):
                     raise ValueError
-                return int(text)  # type: ignore[call-overload]
+                digits = text.lstrip("+-").lstrip("0")
+                if len(digits) > _DIGITS_MAX:
+                    # Larger than any type holds, and perhaps than int() reads: one more than the most is as wrong.
+                    return _TOO_LARGE if not text.startswith("-") else -_TOO_LARGE
+                return int(text)
             if self.kind == "double":
-                return float(text)  # type: ignore[arg-type]
-        except (ValueError, KeyError, TypeError):
-            wanted = {"bool": "true or false", "double": "a number"}.get(self.kind, "a whole number")
-            raise ConfigError(f"{self.name}={given}: must be {wanted}") from None
-        if self.kind == "list":
-            items = text.split(",") if isinstance(text, str) else list(text)  # type: ignore[call-overload]
-            return tuple(str(item).strip() for item in items if str(item).strip())
-        return text if isinstance(text, str) else given
+                if isinstance(text, bool) or not (isinstance(text, (int, float)) or _NUMBER.fullmatch(str(text))):
+                    raise ValueError
+                number = float(text)  # type: ignore[arg-type]
+                if not isfinite(number):
+                    raise ValueError
+                return number
+            if self.kind == "list":
+                items = text.split(",") if isinstance(text, str) else text
+                if not isinstance(items, (list, tuple, set, frozenset)):
+                    raise ValueError
+                return tuple(str(item).strip() for item in items if str(item).strip())
+        except (ValueError, KeyError, TypeError, OverflowError):
+            wanted = {"bool": "true or false", "double": "a number", "list": "a list, or text with commas"}
+            raise ConfigError(f"{self._said(given)}: must be {wanted.get(self.kind, 'a whole number')}") from None
+        if isinstance(text, str):
+            return text
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            return str(given)  # acks=1
+        raise ConfigError(f"{self._said(given)}: must be text")
 
     def write(self, value: Any) -> str | None:
         """The value as Kafka's tools print it."""
@@ -94,15 +143,27 @@ class Setting:
         return str(value)
 
 
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
 class Values:
     """Parsed settings: by Kafka's name with `[]`, or as an attribute with underscores for dots."""
 
-    __slots__ = ("_by_attribute", "_values", "explicit", "table")
+    __slots__ = ("_by_attribute", "_values", "explicit", "passed_by", "table")
 
-    def __init__(self, table: Table, values: dict[str, Any], explicit: frozenset[str]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        values: dict[str, Any],
+        explicit: frozenset[str],
+        passed_by: Mapping[str, str] | None = None,
+    ) -> None:
         self.table = table
         self._values = values
         self.explicit = explicit
+        #: What was given and means nothing here.
+        self.passed_by = passed_by or {}
         self._by_attribute = {name.replace(".", "_").replace("-", "_"): value for name, value in values.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -174,9 +235,15 @@ class Table:
         """Defaults with what was given laid over them."""
         values = {row.name: row.default for row in self.rows.values()}
         explicit = set()
+        passed_by = {}
         for name, value in (given or {}).items():
             if self.passes_by(name):
+                if value is not None:
+                    passed_by[name] = str(value)
                 continue
-            values[name] = self.row(name).read(value)
+            row = self.row(name)
+            if value is None:
+                continue  # None is how programs say that they set nothing
+            values[name] = row.read(value)
             explicit.add(name)
-        return Values(self, values, frozenset(explicit))
+        return Values(self, values, frozenset(explicit), passed_by)

@@ -280,6 +280,7 @@ class GroupOffsets:
             reply.error_code = code
             return reply
         wanted = None
+        unknown = []
         if group.topics is not None:
             wanted = []
             for topic in group.topics:
@@ -287,7 +288,7 @@ class GroupOffsets:
                 if name is not None:
                     wanted.append((name, topic.partition_indexes))
                     continue
-                reply.topics.append(
+                unknown.append(
                     OffsetFetchResponse.OffsetFetchResponseTopics(
                         topic_id=topic.topic_id,
                         partitions=[
@@ -319,6 +320,7 @@ class GroupOffsets:
                     ],
                 )
             )
+        reply.topics += unknown  # after those that are known, as Kafka puts them
         return reply
 
     def _fetchable(self, group_id: str, member_id: str | None, member_epoch: int) -> ErrorCode:

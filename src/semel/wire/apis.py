@@ -63,6 +63,7 @@ class ApiKey(IntEnum):
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
@@ -160,6 +161,7 @@ APIS: dict[int, Api] = {
         Api("AlterClientQuotas", "configs", ApiKey.ALTER_CLIENT_QUOTAS, "0-1", 1),
         Api("DescribeUserScramCredentials", "security", ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, "0", 0),
         Api("AlterUserScramCredentials", "security", ApiKey.ALTER_USER_SCRAM_CREDENTIALS, "0", 0),
+        Api("DescribeQuorum", "quorum", ApiKey.DESCRIBE_QUORUM, "0-2", 0),
         Api("UpdateFeatures", "features", ApiKey.UPDATE_FEATURES, "0-2", 0),
         Api("DescribeCluster", "metadata", ApiKey.DESCRIBE_CLUSTER, "0-2", 0),
         Api("DescribeProducers", "transactions", ApiKey.DESCRIBE_PRODUCERS, "0", 0),

@@ -17,6 +17,7 @@ SERVED: dict[ApiKey, tuple[str, str]] = {
     ApiKey.METADATA: ("metadata", "metadata"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: ("metadata", "describe_topic_partitions"),
     ApiKey.DESCRIBE_CLUSTER: ("metadata", "describe_cluster"),
+    ApiKey.DESCRIBE_QUORUM: ("quorum", "describe_quorum"),
     ApiKey.API_VERSIONS: ("versions", "api_versions"),
     ApiKey.UPDATE_FEATURES: ("versions", "update_features"),
     ApiKey.CREATE_TOPICS: ("topics", "create_topics"),

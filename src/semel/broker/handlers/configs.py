@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import (
@@ -10,7 +11,8 @@ from semel.broker.configs import (
     described_group_settings,
     described_topic_settings,
 )
-from semel.config import BROKER, GROUP, TOPIC, ConfigError, Table, Values
+from semel.broker.dynamic_settings import dynamic_setting
+from semel.config import GROUP, TOPIC, ConfigError, Setting
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
     AlterConfigsRequest,
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+
+Find = Callable[[str], Setting]
+Present = Callable[[str], str | None]
 
 
 def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
@@ -63,6 +68,7 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
                         value=row.value,
                         read_only=row.read_only,
                         config_source=row.source,
+                        is_sensitive=row.sensitive,
                         synonyms=[
                             DescribeConfigsResponse.DescribeConfigsSynonym(name=name, value=value, source=source)
                             for name, value, source in (row.synonyms if request.include_synonyms else ())
@@ -118,30 +124,31 @@ def incremental_alter_configs(
         )
         responses.append(response)
         try:
-            table, overrides, values = _present(broker, resource)
+            find, overrides, present = _present(broker, resource)
             names = [config.name for config in resource.configs]
             if len(set(names)) != len(names):
                 raise Refused(ErrorCode.INVALID_REQUEST, "a setting is in the request more than once")
             for config in resource.configs:
-                _change(table, values, overrides, config)
+                _change(find, present, overrides, config)
             _configure(broker, resource, overrides, validate_only=request.validate_only)
         except Refused as error:
             response.error_code, response.error_message = error.code, error.why
     return IncrementalAlterConfigsResponse(responses=responses)
 
 
-def _present(broker: BrokerServer, resource: Any) -> tuple[Table, dict[str, str], Values]:
-    """The settings there are for a resource, those it has of its own, and what holds for it."""
+def _present(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str], Present]:
+    """How to find a setting of a resource, those it has of its own, and how to find what holds for it."""
     if resource.resource_type == TOPIC_RESOURCE:
         topic = broker.topics.get(resource.resource_name)
-        return TOPIC, dict(topic.overrides), topic.values
+        return TOPIC.row, dict(topic.overrides), topic.values.text
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
-        return BROKER, dict(broker.dynamic.changed(resource.resource_name)), broker.settings
+        return dynamic_setting, dict(broker.dynamic.changed(resource.resource_name)), broker.dynamic.text
     if resource.resource_type == GROUP_RESOURCE:
         _check_group(resource.resource_name)
         own = broker.group_settings
-        return GROUP, dict(own.changed(resource.resource_name)), own.values(resource.resource_name, broker.settings)
+        values = own.values(resource.resource_name, broker.settings)
+        return GROUP.row, dict(own.changed(resource.resource_name)), values.text
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
 
 
@@ -161,11 +168,11 @@ def _configure(broker: BrokerServer, resource: Any, overrides: dict[str, str], *
 
 
 def _change(
-    table: Table, values: Values, overrides: dict[str, str], config: IncrementalAlterConfigsRequest.AlterableConfig
+    find: Find, holds: Present, overrides: dict[str, str], config: IncrementalAlterConfigsRequest.AlterableConfig
 ) -> None:
     name, value = config.name, config.value
     try:
-        row = table.row(name)
+        row = find(name)
     except ConfigError as error:
         raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
     if config.config_operation == DELETE:
@@ -178,7 +185,7 @@ def _change(
         return
     if config.config_operation not in (APPEND, SUBTRACT) or row.kind != "list":
         raise Refused(ErrorCode.INVALID_CONFIG, f"operation {config.config_operation} cannot be done to {name}")
-    present = [item for item in (values.text(name) or "").split(",") if item]
+    present = [item for item in (holds(name) or "").split(",") if item]
     given = [item.strip() for item in value.split(",") if item.strip()]
     if config.config_operation == APPEND:
         present += [item for item in given if item not in present]

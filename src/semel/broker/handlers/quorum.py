@@ -1,0 +1,49 @@
+"""DescribeQuorum: the metadata's keepers. Here the quorum is one node, which is always caught up with itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.listeners import SERVED_PROTOCOL
+from semel.errors import ErrorCode
+from semel.log.checkpoints import topic_id_from_text
+from semel.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Call
+    from semel.broker.server import BrokerServer
+
+METADATA_TOPIC = "__cluster_metadata"
+
+
+def describe_quorum(broker: BrokerServer, request: DescribeQuorumRequest, call: Call) -> DescribeQuorumResponse:
+    """This node leads, votes and has everything. Any partition but that of the metadata is unknown, as in Kafka."""
+    topics, partition_class = [], DescribeQuorumResponse.PartitionData
+    for topic in request.topics:
+        partitions = []
+        for asked in topic.partitions:
+            row = partition_class(partition_index=asked.partition_index, error_message=None)
+            partitions.append(row)
+            if (topic.topic_name, asked.partition_index) != (METADATA_TOPIC, 0):
+                row.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                row.error_message = row.error_code.meaning
+                continue
+            row.leader_id, row.leader_epoch = broker.node_id, broker.leader_epoch
+            row.high_watermark = broker.topics.metadata_changes
+            row.current_voters = [_this_node(broker)]
+        topics.append(DescribeQuorumResponse.TopicData(topic_name=topic.topic_name, partitions=partitions))
+    host, port = broker.endpoint
+    listener = DescribeQuorumResponse.Listener(name=SERVED_PROTOCOL, host=host, port=port)
+    node = DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])
+    return DescribeQuorumResponse(error_message=None, topics=topics, nodes=[node])
+
+
+def _this_node(broker: BrokerServer) -> DescribeQuorumResponse.ReplicaState:
+    now_ms = broker.now_ms()
+    return DescribeQuorumResponse.ReplicaState(
+        replica_id=broker.node_id,
+        replica_directory_id=topic_id_from_text(broker.directory_id),
+        log_end_offset=broker.topics.metadata_changes,
+        last_fetch_timestamp=now_ms,
+        last_caught_up_timestamp=now_ms,
+    )

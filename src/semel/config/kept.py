@@ -1,0 +1,172 @@
+"""Kafka's dynamic broker settings that nothing here reads: tools may set, describe and take back every one of them.
+
+They are checked for their type and kept, and change nothing. The list is that of Apache Kafka 4.3
+(`DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`), and a test holds it against Kafka's own classes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table
+
+_TLS = "TLS; listeners are PLAINTEXT here."
+_SASL = "SASL; nobody is asked who he is here."
+_TIERS = "Tiered storage; there is none here."
+_CLEANER = "Threads and buffers of Kafka's cleaner; compaction runs on one thread here."
+_GROUPS = "Pauses and buffers of Kafka's group coordinators; ours writes at once."
+_CONNECTIONS = "How connections are limited; here by `max.connections`, `max.connections.per.ip` and quotas."
+_NODES = "For several brokers or directories; there is one of each here."
+_JVM = "For Kafka's own plugins; there are none here."
+
+KEPT = Table(
+    "broker",
+    [
+        Setting("config.providers", "list", (), _JVM),
+        Setting("cordoned.log.dirs", "list", (), _NODES),
+        Setting("follower.fetch.last.tiered.offset.enable", "bool", False, _TIERS),
+        Setting("group.consumer.assignment.interval.ms", "int", 1000, _GROUPS, 0),
+        Setting("group.coordinator.cached.buffer.max.bytes", "int", 1048588, _GROUPS, 524288),
+        Setting("group.share.assignment.interval.ms", "int", 1000, _GROUPS, 0),
+        Setting("group.streams.assignment.interval.ms", "int", 1000, _GROUPS, 0),
+        Setting("log.cleaner.io.buffer.load.factor", "double", 0.9, _CLEANER),
+        Setting("log.cleaner.io.buffer.size", "int", 524288, _CLEANER, 0),
+        Setting("log.cleaner.io.max.bytes.per.second", "double", 1.7976931348623157e308, _CLEANER),
+        Setting("log.cleaner.threads", "int", 1, _CLEANER, 0),
+        Setting("log.local.retention.bytes", "long", -2, _TIERS, -2),
+        Setting("log.local.retention.ms", "long", -2, _TIERS, -2),
+        Setting("max.connection.creation.rate", "int", INT32_MAX, _CONNECTIONS, 0),
+        Setting("max.connections.per.ip.overrides", "string", "", _CONNECTIONS),
+        Setting("metric.reporters", "list", ("org.apache.kafka.common.metrics.JmxReporter",), _JVM),
+        Setting("num.replica.fetchers", "int", 1, _NODES, 1),
+        Setting("principal.builder.class", "class",
+                "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder", _SASL),
+        Setting("remote.fetch.max.wait.ms", "int", 500, _TIERS, 1),
+        Setting("remote.list.offsets.request.timeout.ms", "long", 30000, _TIERS, 1),
+        Setting("remote.log.index.file.cache.total.size.bytes", "long", 1073741824, _TIERS, 1),
+        Setting("remote.log.manager.copier.thread.pool.size", "int", 10, _TIERS, 1),
+        Setting("remote.log.manager.copy.max.bytes.per.second", "long", INT64_MAX, _TIERS, 1),
+        Setting("remote.log.manager.expiration.thread.pool.size", "int", 10, _TIERS, 1),
+        Setting("remote.log.manager.fetch.max.bytes.per.second", "long", INT64_MAX, _TIERS, 1),
+        Setting("remote.log.manager.follower.thread.pool.size", "int", 2, _TIERS, 1),
+        Setting("remote.log.reader.threads", "int", 10, _TIERS, 1),
+        Setting("sasl.enabled.mechanisms", "list", ("GSSAPI",), _SASL),
+        Setting("sasl.jaas.config", "password", None, _SASL),
+        Setting("sasl.kerberos.kinit.cmd", "string", "/usr/bin/kinit", _SASL),
+        Setting("sasl.kerberos.min.time.before.relogin", "long", 60000, _SASL),
+        Setting("sasl.kerberos.principal.to.local.rules", "list", ("DEFAULT",), _SASL),
+        Setting("sasl.kerberos.service.name", "string", None, _SASL),
+        Setting("sasl.kerberos.ticket.renew.jitter", "double", 0.05, _SASL),
+        Setting("sasl.kerberos.ticket.renew.window.factor", "double", 0.8, _SASL),
+        Setting("sasl.login.refresh.buffer.seconds", "short", 300, _SASL),
+        Setting("sasl.login.refresh.min.period.seconds", "short", 60, _SASL),
+        Setting("sasl.login.refresh.window.factor", "double", 0.8, _SASL),
+        Setting("sasl.login.refresh.window.jitter", "double", 0.05, _SASL),
+        Setting("sasl.mechanism.inter.broker.protocol", "string", "GSSAPI", _SASL),
+        Setting("share.coordinator.cached.buffer.max.bytes", "int", 1048588, _GROUPS, 524288),
+        Setting("ssl.cipher.suites", "list", (), _TLS),
+        Setting("ssl.client.auth", "string", "none", _TLS, choices=("required", "requested", "none")),
+        Setting("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), _TLS),
+        Setting("ssl.endpoint.identification.algorithm", "string", "https", _TLS),
+        Setting("ssl.engine.factory.class", "class", None, _TLS),
+        Setting("ssl.key.password", "password", None, _TLS),
+        Setting("ssl.keymanager.algorithm", "string", "SunX509", _TLS),
+        Setting("ssl.keystore.certificate.chain", "password", None, _TLS),
+        Setting("ssl.keystore.key", "password", None, _TLS),
+        Setting("ssl.keystore.location", "string", None, _TLS),
+        Setting("ssl.keystore.password", "password", None, _TLS),
+        Setting("ssl.keystore.type", "string", "JKS", _TLS),
+        Setting("ssl.protocol", "string", "TLSv1.3", _TLS),
+        Setting("ssl.provider", "string", None, _TLS),
+        Setting("ssl.secure.random.implementation", "string", None, _TLS),
+        Setting("ssl.trustmanager.algorithm", "string", "PKIX", _TLS),
+        Setting("ssl.truststore.certificates", "password", None, _TLS),
+        Setting("ssl.truststore.location", "string", None, _TLS),
+        Setting("ssl.truststore.password", "password", None, _TLS),
+        Setting("ssl.truststore.type", "string", "JKS", _TLS),
+    ],
+)
+
+#: Kafka changes them for one broker, not for all of them at once.
+OF_ONE_BROKER = frozenset(
+    (
+        "cordoned.log.dirs",
+        "listener.security.protocol.map",
+        "listeners",
+        "principal.builder.class",
+        "sasl.enabled.mechanisms",
+        "sasl.jaas.config",
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.kerberos.principal.to.local.rules",
+        "sasl.kerberos.service.name",
+        "sasl.kerberos.ticket.renew.jitter",
+        "sasl.kerberos.ticket.renew.window.factor",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.mechanism.inter.broker.protocol",
+        "ssl.cipher.suites",
+        "ssl.client.auth",
+        "ssl.enabled.protocols",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.engine.factory.class",
+        "ssl.key.password",
+        "ssl.keymanager.algorithm",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.protocol",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+        "ssl.trustmanager.algorithm",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    )
+)
+#: Those of one listener; two of them may also be changed for all listeners.
+_OF_ALL_LISTENERS = frozenset(("max.connections", "max.connection.creation.rate", "num.network.threads"))
+_LISTENER = re.compile(r"listener\.name\.[^.]+\.(.+)", re.DOTALL)
+#: What follows a listener's name may begin with a SASL mechanism.
+_OF_A_MECHANISM = (
+    "connections.max.reauth.ms",
+    "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
+    "sasl.login.class",
+    "sasl.server.callback.handler.class",
+)
+
+
+def kept_setting(name: str) -> Setting | None:
+    """The setting of this name that is kept without effect, also where it is that of one listener."""
+    if name in KEPT:
+        return KEPT[name]
+    match = _LISTENER.fullmatch(name)
+    if match is None:
+        return None
+    of_listener = match[1]
+    if of_listener in KEPT and (of_listener in OF_ONE_BROKER or of_listener in _OF_ALL_LISTENERS):
+        row = KEPT[of_listener]
+        return Setting(name, row.kind, None, row.doc, row.least, row.most, row.choices)
+    if of_listener in _OF_ALL_LISTENERS:
+        return Setting(name, "int", None, _CONNECTIONS, 0)
+    for ending in _OF_A_MECHANISM:
+        if of_listener == ending or of_listener.endswith("." + ending):
+            kind = {"connections.max.reauth.ms": "long", "sasl.jaas.config": "password"}.get(ending, "class")
+            return Setting(name, kind, None, _SASL)
+    return None
+
+
+def is_of_one_broker(name: str) -> bool:
+    """Whether Kafka refuses to change it for all brokers at once."""
+    return name in OF_ONE_BROKER or _LISTENER.fullmatch(name) is not None
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting that was passed by may hold a secret: nobody is shown its value."""
+    return any(word in name for word in ("password", "secret", "jaas", "keystore.key", "certificate"))
