@@ -11,10 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from semel.broker.dispatch import Call
 from semel.broker.embedded import Broker
+from semel.broker.fetch_sessions import EVICTION_MS, FetchSessions
+from semel.broker.metadata_store import LocalMetadataStore
+from semel.broker.metrics import Metrics
+from semel.broker.quota_store import CLIENT_ID, CONTROLLER_MUTATION_RATE, PRODUCER_BYTE_RATE, QuotaStore
+from semel.broker.quotas import MANY_CLIENTS, Quotas
+from semel.config import BROKER
+from semel.errors import ErrorCode, Refused
+from semel.log.files import Files
 from semel.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, Served, ServerConnection
 from semel.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
 from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.metadata import MetadataRequest
 from tests.broker.raw import Raw, batch, fetch_request
 from tests.broker.test_connections import Peer, echo, framed, resident_bytes
@@ -299,6 +309,81 @@ def test_those_who_wait_for_readers_go_on_one_by_one_in_their_order() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(scene())
+
+
+def test_an_answer_counts_as_a_whole_as_long_as_any_of_it_is_unread() -> None:
+    unread = UnreadAnswers(100 * MB)
+    peer = Peer(lambda _connection, _frame: [b"head", bytes(5 * MB)], unread=unread)
+
+    def took_three(buffers: list[bytes]) -> None:
+        peer.transport.unread_bytes = 2 * MB
+        peer.connection.pause_writing()
+
+    peer.transport.writelines = took_three  # type: ignore[method-assign]
+    peer.feed(framed(b"ask!"))
+    assert unread.used_bytes == 5 * MB + 4
+
+
+# What is remembered of clients
+
+
+def session_request(first: int, count: int, session_id: int = 0, epoch: int = 0) -> FetchRequest:
+    places = {("t", index): 0 for index in range(first, first + count)}
+    return fetch_request(places, session_id=session_id, session_epoch=epoch)
+
+
+def test_fetch_sessions_are_bounded_in_the_partitions_they_name() -> None:
+    now_ms = 0
+    ids = iter(range(1, 100))
+    sessions = FetchSessions(20, lambda: now_ms, lambda _least, _most: next(ids))
+    _, first, _ = sessions.begin(session_request(0, 6_000), 12)
+    assert first is not None
+    partitions, second, _ = sessions.begin(session_request(0, 6_000), 12)
+    assert second is None and len(partitions) == 6_000, "served, without a session"
+    _, small, _ = sessions.begin(session_request(0, 3_000), 12)
+    assert small is not None and sessions.partition_count == 9_000
+    # One that is used cannot grow past the bound either.
+    with pytest.raises(Refused) as refused:
+        sessions.begin(session_request(3_000, 1_001, small.session_id, 1), 12)
+    assert refused.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert (len(sessions), sessions.partition_count) == (1, 6_000)
+    sessions.begin(session_request(6_000, 4_000, first.session_id, 1), 12)
+    assert sessions.partition_count == 10_000
+    now_ms = EVICTION_MS
+    _, third, _ = sessions.begin(session_request(0, 1), 12)
+    assert third is not None and (len(sessions), sessions.partition_count) == (1, 1), "who was silent makes way"
+    sessions.forget(third)
+    assert sessions.begin(session_request(0, 10_001), 12)[1] is None
+    assert (len(sessions), sessions.partition_count) == (0, 0)
+
+
+def test_the_session_that_makes_way_is_the_one_used_longest_ago() -> None:
+    now_ms = 0
+    ids = iter(range(1, 100))
+    sessions = FetchSessions(2, lambda: now_ms, lambda _least, _most: next(ids))
+    older, newer = (sessions.begin(session_request(0, 1), 12)[1] for _ in range(2))
+    assert older is not None and newer is not None
+    now_ms = 1
+    sessions.begin(fetch_request({}, session_id=older.session_id, session_epoch=1), 12)
+    now_ms = EVICTION_MS
+    assert sessions.begin(session_request(0, 1), 12)[1] is not None
+    sessions.begin(fetch_request({}, session_id=older.session_id, session_epoch=2), 12)
+    with pytest.raises(Refused):
+        sessions.begin(fetch_request({}, session_id=newer.session_id, session_epoch=1), 12)
+
+
+def test_what_quotas_count_is_forgotten_of_clients_that_are_gone(tmp_path: Path) -> None:
+    now_ms = 0
+    connection = Peer(echo).connection
+    store = QuotaStore(LocalMetadataStore(tmp_path, Files()))
+    store.replace({((CLIENT_ID, None),): {PRODUCER_BYTE_RATE: 1000.0, CONTROLLER_MUTATION_RATE: 1000.0}})
+    quotas = Quotas(store, BROKER.parse({}), Metrics(), lambda: now_ms)
+    for number in range(10 * MANY_CLIENTS):
+        now_ms += 100
+        call = Call(0, 0, 0, f"client-{number}", connection)
+        quotas.produced(call, 10)
+        quotas.mutation(call, 0).take(1)
+        assert len(quotas._rates) <= MANY_CLIENTS and len(quotas._buckets) <= MANY_CLIENTS
 
 
 # The real broker

@@ -4,8 +4,8 @@ Guarantees:
 
 - A session is bound to its id and the next epoch; any other epoch is refused, so that a lost or repeated request can
   never leave client and broker with different ideas of what is being fetched.
-- The cache is bounded. A full cache gives no session, which costs the client bytes and never correctness; a session
-  nobody used for two minutes makes way.
+- The cache is bounded, in sessions and in the partitions they name together. A full cache gives no session, which
+  costs the client bytes and never correctness; a session nobody used for two minutes makes way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 TopicName = str | uuid.UUID
 
 EVICTION_MS = 120_000
+#: What all sessions together may name, for each session that there may be; and that much in any case.
+PARTITIONS_PER_SLOT = 200
+LEAST_PARTITIONS = 10_000
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1
 _LAST_EPOCH = 2**31 - 1
 
@@ -84,7 +87,11 @@ class FetchSessions:
         self._slots = slots
         self._now_ms = now_ms
         self._draw = draw
+        self._most_partitions = max(PARTITIONS_PER_SLOT * slots, LEAST_PARTITIONS)
+        #: The one that was used longest ago comes first.
         self._sessions: dict[int, FetchSession] = {}
+        #: How many partitions they name together.
+        self.partition_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -94,7 +101,7 @@ class FetchSessions:
         uses_topic_ids = version >= 13
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if request.session_id:
-                self._sessions.pop(request.session_id, None)
+                self._drop(request.session_id)
             partitions = self._merge({}, request, uses_topic_ids)
             if request.session_epoch == FINAL_EPOCH or version < 7 or not partitions:
                 return partitions, None, False
@@ -108,20 +115,32 @@ class FetchSessions:
             )
         if session.uses_topic_ids != uses_topic_ids:
             raise Refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, "a session is by name or by topic id, not both")
+        named_before = len(session.partitions)
         for topic in request.forgotten_topics_data:
             for index in topic.partitions:
                 session.partitions.pop((topic.topic_id if uses_topic_ids else topic.topic, index), None)
         self._merge(session.partitions, request, uses_topic_ids)
+        grown_by = len(session.partitions) - named_before
+        self.partition_count += grown_by
+        if grown_by > 0 and self.partition_count > self._most_partitions:
+            self._drop(session.session_id)
+            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "fetch sessions name too many partitions as it is")
         session.epoch = 1 if session.epoch == _LAST_EPOCH else session.epoch + 1
         session.last_used_ms = self._now_ms()
+        self._sessions[session.session_id] = self._sessions.pop(session.session_id)
         if not session.partitions:
-            del self._sessions[session.session_id]
+            self._drop(session.session_id)
             return {}, None, False
         return session.partitions, session, True
 
     def forget(self, session: FetchSession) -> None:
         """End a session that its client never heard of."""
-        self._sessions.pop(session.session_id, None)
+        self._drop(session.session_id)
+
+    def _drop(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.partition_count -= len(session.partitions)
 
     @staticmethod
     def _merge(partitions: Fetched, request: FetchRequest, uses_topic_ids: bool) -> Fetched:
@@ -137,13 +156,16 @@ class FetchSessions:
 
     def _create(self, partitions: Fetched, uses_topic_ids: bool) -> FetchSession | None:
         now_ms = self._now_ms()
-        if len(self._sessions) >= self._slots:
-            oldest = min(self._sessions.values(), key=lambda session: session.last_used_ms, default=None)
+        if len(partitions) > self._most_partitions:
+            return None
+        while len(self._sessions) >= self._slots or self.partition_count + len(partitions) > self._most_partitions:
+            oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now_ms - oldest.last_used_ms < EVICTION_MS:
                 return None
-            del self._sessions[oldest.session_id]
+            self._drop(oldest.session_id)
         while (session_id := self._draw(1, _LAST_EPOCH)) in self._sessions:
             continue
         session = FetchSession(session_id, partitions, uses_topic_ids, now_ms)
         self._sessions[session_id] = session
+        self.partition_count += len(partitions)
         return session

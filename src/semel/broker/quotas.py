@@ -91,6 +91,7 @@ class Quotas:
         self._rates: dict[_Account, SampledRate] = {}
         self._many = MANY_CLIENTS
         self._buckets: dict[tuple[_Account, float], TokenBucket] = {}
+        self._many_buckets = MANY_CLIENTS
 
     # What is allowed
 
@@ -169,7 +170,9 @@ class Quotas:
             now_ms = self._now_ms()
             bucket = self._buckets.get((account, allowed))
             if bucket is None:
-                self._buckets = {key: kept for key, kept in self._buckets.items() if not kept.is_idle(now_ms)}
+                if len(self._buckets) >= self._many_buckets:
+                    self._buckets = {key: kept for key, kept in self._buckets.items() if not kept.is_idle(now_ms)}
+                    self._many_buckets = max(MANY_CLIENTS, 2 * len(self._buckets))
                 bucket = self._buckets[account, allowed] = TokenBucket(self._mutation_windows, allowed, now_ms)
         return MutationQuota(bucket, call.version >= strict_since, self._now_ms)
 

@@ -45,6 +45,7 @@ MIN_FRAME_BYTES = 4
 
 _length_at = struct.Struct(">i").unpack_from
 _NOTHING = memoryview(b"")
+_NO_BUFFERS: Buffers = []
 
 
 class FramedProtocol(asyncio.BufferedProtocol):
@@ -101,13 +102,13 @@ class FramedProtocol(asyncio.BufferedProtocol):
                 self._make_room()
                 buffer = self._buffer
             return buffer[self._end :]
-        scratch = self._pool.scratch
+        pool = self._pool
+        bounded = self._busy or self._writing_paused or pool.used_bytes >= pool.limit_bytes
+        if not buffer and not bounded:
+            return pool.scratch
         pending = self._end - self._start
-        if pending:
-            scratch[:pending] = buffer[self._start : self._end]
-        elif not self._is_bounded():
-            return scratch
-        return scratch[pending : SMALL_BYTES if self._is_bounded() else RECEIVE_BUFFER_BYTES]
+        pool.scratch[:pending] = buffer[self._start : self._end]
+        return pool.scratch[pending : SMALL_BYTES if bounded else RECEIVE_BUFFER_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received_bytes += nbytes
@@ -121,6 +122,10 @@ class FramedProtocol(asyncio.BufferedProtocol):
         if not self._busy and not self._writing_paused:
             self._take_frames()
         if on_scratch:
+            if self._start == self._end and not self._pinned:
+                self._buffer = _NOTHING
+                self._start = self._end = 0
+                return
             self._leave_scratch()
         if not self.closed and not self._has_room():
             self._wait_for_room()
@@ -196,8 +201,6 @@ class FramedProtocol(asyncio.BufferedProtocol):
             self._held_bytes = RECEIVE_BUFFER_BYTES
         else:
             self._keep_a_copy(pending)
-            if not pending:
-                return
         if not self.closed:
             self._pool.watched.add(self)
 
@@ -237,7 +240,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
 
     def _is_bounded(self) -> bool:
         """Whether no more may arrive than is kept without a buffer."""
-        return self._busy or self._writing_paused or not self._pool.has_a_buffer
+        return self._busy or self._writing_paused or self._pool.used_bytes >= self._pool.limit_bytes
 
     def _has_room(self) -> bool:
         pending = self._end - self._start
@@ -357,6 +360,8 @@ class ServerConnection(FramedProtocol):
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
         self._answer_bytes = 0
+        #: What is being handed to the socket at this moment.
+        self._written = _NO_BUFFERS
         #: Whether further requests have to wait for a while.
         self.is_muted = False
         self.peer: tuple[str, int] = ("", 0)
@@ -378,7 +383,8 @@ class ServerConnection(FramedProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.left_unread(self)
+        # An answer is in memory as long as any of it is unread.
+        self._unread.left_unread(self, max(sum(map(len, self._written)), self.unread_bytes))
 
     def resume_writing(self) -> None:
         self._unread.was_read(self)
@@ -424,7 +430,12 @@ class ServerConnection(FramedProtocol):
         answers, self._answers = self._answers, []
         self._answer_bytes = 0
         if not self.closed:
-            self.transport.writelines(answers)
+            self._write(answers)
+
+    def _write(self, buffers: Buffers) -> None:
+        self._written = buffers
+        self.transport.writelines(buffers)
+        self._written = _NO_BUFFERS
 
     def frame_received(self, frame: memoryview) -> None:
         try:
@@ -473,7 +484,7 @@ class ServerConnection(FramedProtocol):
             if frame_bytes:
                 self._pool.give_back(frame_bytes)
         if buffers is not None and not self.closed:
-            self.transport.writelines(buffers)
+            self._write(buffers)
         self._resume()
 
     def _put_off(self, turns: Turns) -> None:

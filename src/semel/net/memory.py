@@ -53,10 +53,10 @@ class MemoryPool:
 
     __slots__ = (
         "_ahead",
-        "_limit_bytes",
         "_spare",
         "_timeout_s",
         "_waiting",
+        "limit_bytes",
         "refusals",
         "scratch",
         "used_bytes",
@@ -64,7 +64,8 @@ class MemoryPool:
     )
 
     def __init__(self, limit_bytes: int, timeout_s: float = 30.0) -> None:
-        self._limit_bytes = limit_bytes if limit_bytes > 0 else NO_LIMIT
+        #: While less is used, somebody who holds nothing may take a receive buffer.
+        self.limit_bytes = limit_bytes if limit_bytes > 0 else NO_LIMIT
         self._timeout_s = timeout_s
         #: Who waits for memory, the longest first.
         self._waiting: dict[Sender, None] = {}
@@ -87,17 +88,12 @@ class MemoryPool:
     @property
     def is_low(self) -> bool:
         """Whether half is gone: the time to give back what is only kept for later."""
-        return self._limit_bytes <= 2 * self.used_bytes
-
-    @property
-    def has_a_buffer(self) -> bool:
-        """Whether somebody who holds nothing could take a receive buffer."""
-        return self.used_bytes < self._limit_bytes
+        return self.limit_bytes <= 2 * self.used_bytes
 
     def take(self, size_bytes: int, taker: Sender) -> bool:
         """Take `size_bytes` more for a buffer, or be refused when that leaves too little for others."""
         held_bytes = taker.held_bytes
-        if held_bytes + size_bytes > self._limit_bytes - self.used_bytes:
+        if held_bytes + size_bytes > self.limit_bytes - self.used_bytes:
             if self._ahead not in (None, taker):
                 return False
             self._ahead = taker
@@ -147,7 +143,7 @@ class MemoryPool:
         for sender in tuple(self.watched):
             if not sender.look_after(now_s, self._timeout_s, hurried):
                 self.watched.discard(sender)
-        if self._waiting and self.used_bytes < self._limit_bytes:
+        if self._waiting and self.used_bytes < self.limit_bytes:
             self._wake(len(self._waiting))
 
 
@@ -202,9 +198,8 @@ class UnreadAnswers:
         """How large the next answer may be."""
         return max(self._limit_bytes - self.used_bytes, 0) // ANSWER_PART
 
-    def left_unread(self, reader: Reader) -> None:
-        """It did not take its answer at once."""
-        size_bytes = reader.unread_bytes
+    def left_unread(self, reader: Reader, size_bytes: int) -> None:
+        """It did not take its answer of this size at once."""
         self._readers[reader] = _Unread(size_bytes)
         self._add(size_bytes)
 
