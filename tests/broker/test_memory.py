@@ -8,6 +8,7 @@ import select
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,35 @@ def test_those_who_wait_for_readers_go_on_one_by_one_in_their_order() -> None:
     asyncio.run(scene())
 
 
+def test_what_is_reserved_for_an_answer_comes_back_however_it_ends() -> None:
+    async def scene(end: str) -> None:
+        unread = UnreadAnswers(100 * MB)
+        done = asyncio.get_running_loop().create_future()
+
+        async def later(connection: ServerConnection) -> list[bytes | bytearray | memoryview]:
+            connection.reserve(3 * MB)
+            connection.reserve(5 * MB)
+            await done
+            return [b"answer"]
+
+        peer = Peer(lambda connection, _frame: later(connection), unread=unread)
+        peer.feed(framed(b"ask!"))
+        await asyncio.sleep(0)
+        assert unread.used_bytes == 5 * MB
+        if end == "lost":
+            peer.connection.connection_lost(None)
+        elif end == "failed":
+            done.set_exception(RuntimeError("bug"))
+        else:
+            done.set_result(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert unread.used_bytes == 0
+
+    for end in ("answered", "lost", "failed"):
+        asyncio.run(scene(end))
+
+
 def test_an_answer_counts_as_a_whole_as_long_as_any_of_it_is_unread() -> None:
     unread = UnreadAnswers(100 * MB)
     peer = Peer(lambda _connection, _frame: [b"head", bytes(5 * MB)], unread=unread)
@@ -461,6 +491,36 @@ def test_answers_that_are_not_read_are_bounded_and_a_healthy_producer_is_served(
             raw.socket.close()
         assert consumer.receive(asked).responses[0].partitions[0].records
     until(lambda: unread.used_bytes == 0, what="everything to come back")
+
+
+def test_a_fetch_of_very_many_partitions_waits_as_well(readers: tuple[Broker, list[Raw]]) -> None:
+    broker, deaf = readers
+    waiting = broker.server.unread.waiting
+    with Raw(broker) as consumer:
+        asked = consumer.send(fetch_request({("t", index): 0 for index in range(3_000)}), 12)
+        until(lambda: broker.server.unread.waiting == waiting + 1, what="the fetch to wait")
+        for raw in deaf:
+            raw.socket.close()
+        assert len(consumer.receive(asked).responses[0].partitions) == 3_000
+
+
+def test_an_answer_that_is_written_in_a_later_turn_counts_meanwhile(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(bytes(MB)))
+        counted: list[int] = []
+        beside = broker.server.beside
+
+        async def watched(work: Any) -> Any:
+            counted.append(broker.server.unread.used_bytes)
+            return await beside(work)
+
+        broker.server.beside = watched  # type: ignore[method-assign, assignment]
+        answer = raw.ask(fetch_request({("t", index): 0 for index in range(3_000)}), 12)
+        assert len(answer.responses[0].partitions[0].records) > MB
+        # Decoding, then encoding.
+        assert [size > MB for size in counted] == [False, True]
+        assert broker.server.unread.used_bytes < MB
 
 
 def test_where_fetches_wait_who_does_not_read_is_given_up(readers: tuple[Broker, list[Raw]]) -> None:

@@ -233,6 +233,8 @@ class Dispatcher:
         except Refused as error:
             connection.refuse(f"a request that cannot be decoded: {error}")
             return None
+        if broker.unread.is_full and _is_answered_at_length(call.api_key, request):
+            await broker.unread.room()
         if broker.fatal_error is not None:
             connection.refuse("the broker stopped for a broken invariant")
             return None

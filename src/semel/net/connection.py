@@ -360,6 +360,8 @@ class ServerConnection(FramedProtocol):
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
         self._answer_bytes = 0
+        #: What is counted of the answer that is being made.
+        self._reserved_bytes = 0
         #: What is being handed to the socket at this moment.
         self._written = _NO_BUFFERS
         #: Whether further requests have to wait for a while.
@@ -378,6 +380,7 @@ class ServerConnection(FramedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unread.was_read(self)
+        self._take_back_reserve()
         if self._task is not None:
             self._task.cancel()
 
@@ -389,6 +392,12 @@ class ServerConnection(FramedProtocol):
     def resume_writing(self) -> None:
         self._unread.was_read(self)
         super().resume_writing()
+
+    def reserve(self, size_bytes: int) -> None:
+        """Count so much for the answer to the request at hand, until it is written or its connection is gone."""
+        if not self.closed:
+            self._unread.reserve(size_bytes - self._reserved_bytes)
+            self._reserved_bytes = size_bytes
 
     @property
     def unread_bytes(self) -> int:
@@ -432,7 +441,13 @@ class ServerConnection(FramedProtocol):
         if not self.closed:
             self._write(answers)
 
+    def _take_back_reserve(self) -> None:
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        self._unread.reserve(-reserved)
+
     def _write(self, buffers: Buffers) -> None:
+        if self._reserved_bytes:
+            self._take_back_reserve()
         self._written = buffers
         self.transport.writelines(buffers)
         self._written = _NO_BUFFERS
@@ -483,6 +498,8 @@ class ServerConnection(FramedProtocol):
             self._pinned = False
             if frame_bytes:
                 self._pool.give_back(frame_bytes)
+            if self._reserved_bytes:
+                self._take_back_reserve()
         if buffers is not None and not self.closed:
             self._write(buffers)
         self._resume()

@@ -209,6 +209,10 @@ class UnreadAnswers:
         if unread is not None:
             self._add(-unread.size_bytes)
 
+    def reserve(self, size_bytes: int) -> None:
+        """Count an answer that is made and will be written in a later turn of the loop; less than 0 takes it back."""
+        self._add(size_bytes)
+
     def _add(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
         self.is_full = self.used_bytes >= self._limit_bytes

@@ -204,6 +204,9 @@ def _response(
     if broker.quotas is not None and (wait_ms := broker.quotas.fetched(call, round_.size_bytes)):
         return _nothing_yet(broker, session, incremental, wait_ms)
     broker.metrics.bytes_out += round_.size_bytes
+    if call.is_long:
+        # Others are served before this is encoded and written.
+        call.connection.reserve(round_.size_bytes)
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     for key, one, data in round_.data:
         if session is not None:
