@@ -8,14 +8,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from semel.broker.embedded import Broker
 from semel.broker.metrics import render
 from semel.errors import ErrorCode
 from semel.log import checkpoints
+from semel.machines.transaction_log_records import key_of
+from semel.wire import encode_versioned
+from semel.wire.messages.coordinator_records import GroupMetadataKey, OffsetCommitKey
 from semel.wire.messages.groups import ListGroupsRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest
-from semel.wire.messages.offsets import OffsetFetchRequest
+from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from semel.wire.messages.transactions import AddOffsetsToTxnRequest, InitProducerIdRequest, ListTransactionsRequest
 from tests.broker.raw import Raw, batch
 from tests.broker.test_transactions import Transactional
@@ -117,18 +121,93 @@ def test_what_a_damaged_coordinator_partition_holds_is_not_served_and_everything
         assert producer.end(commit=True) is ErrorCode.NONE
 
 
-@pytest.mark.parametrize("key", [b"x", b"\0\2", b"\0\2\0\7short"])
-def test_a_record_that_no_coordinator_wrote_costs_the_groups_of_its_partition_only(tmp_path: Path, key: bytes) -> None:
-    def codes(raw: Raw) -> list[int]:
-        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=one, topics=None) for one in ("lost", "kept")]
-        return [one.error_code for one in raw.ask(OffsetFetchRequest(groups=groups), 9).groups]
+UNREADABLE = {
+    "no key type": (b"x", b"value"),
+    "no group": (b"\0\2", b"value"),
+    "key cut short": (b"\0\2\0\7short", b"value"),
+    "value of no version": (encode_versioned(GroupMetadataKey(group="lost")), b"\x7f\xff"),
+    "empty value": (encode_versioned(GroupMetadataKey(group="lost")), b""),
+    "offset cut short": (encode_versioned(OffsetCommitKey(group="lost", topic="t")), b"\0\3\0"),
+}
 
-    with Broker(tmp_path) as broker, Raw(broker, client_id="__admin_client") as raw:
-        assert codes(raw) == [ErrorCode.NONE, ErrorCode.NONE]
-        partition = broker.server.groups.machine.partition_for("lost")
-        assert raw.produce("__consumer_offsets", batch(b"value", key=key), partition=partition).error_code == 0
+
+@pytest.mark.parametrize(("key", "value"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_record_of_a_group_that_cannot_be_read_costs_that_record_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: bytes, value: bytes
+) -> None:
+    def offsets(raw: Raw) -> list[tuple[int, int]]:
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=one, topics=None) for one in ("lost", "kept")]
+        found = raw.ask(OffsetFetchRequest(groups=groups), 9).groups
+        return [(one.error_code, one.topics[0].partitions[0].committed_offset) for one in found]
+
     with Broker(tmp_path) as broker, Raw(broker) as raw:
-        assert codes(raw) == [ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
+        raw.create("t")
+        for group in ("lost", "kept"):
+            commit(raw, group, 5)
+        index = broker.server.groups.machine.partition_for("lost")
+        offset = place(broker, "__consumer_offsets", index, key, value)
+        commit(raw, "lost", 6)
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert offsets(raw) == [(ErrorCode.NONE, 6), (ErrorCode.NONE, 5)]
+    told = [record.getMessage() for record in caplog.records if f"__consumer_offsets-{index}" in record.getMessage()]
+    assert any(f"the record at offset {offset} " in line and "semel log dump" in line for line in told)
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\1short", b"\0\1" + b"\x7f" * 60])
+def test_a_record_of_a_transactional_id_that_cannot_be_read_costs_that_record_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: bytes
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        Transactional(raw, "kept")
+        index = broker.server.transactions.machine.partition_for("kept")
+        offset = place(broker, "__transaction_state", index, key_of("kept"), value)
+        place(broker, "__transaction_state", index, b"\0\0\0\7cut", b"value")
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert [one.transactional_id for one in raw.ask(ListTransactionsRequest()).transaction_states] == ["kept"]
+        assert Transactional(raw, "kept").producer_epoch == 1
+    told = [record.getMessage() for record in caplog.records if f"__transaction_state-{index}" in record.getMessage()]
+    assert any(f"the record at offset {offset} " in line for line in told)
+
+
+def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_costs_that_batch_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        index = broker.server.groups.machine.partition_for("lost")
+        packed = bytearray(batch(b"value", key=b"key", codec=1))
+        packed[70:] = b"\xff" * len(packed[70:])
+        packed[17:21] = crc32c(packed[21:]).to_bytes(4, "big")
+        offset = append(broker, "__consumer_offsets", index, bytes(packed))
+        commit(raw, "lost", 6)
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id="lost", topics=None)]
+        found = raw.ask(OffsetFetchRequest(groups=groups), 9).groups[0]
+        assert (found.error_code, found.topics[0].partitions[0].committed_offset) == (ErrorCode.NONE, 6)
+    assert any(f"the batch at offset {offset} " in record.getMessage() for record in caplog.records)
+
+
+def commit(raw: Raw, group: str, offset: int) -> None:
+    row = OffsetCommitRequest.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=""
+    )
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[row])
+    answer = raw.ask(OffsetCommitRequest(group_id=group, topics=[topic]), 8)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+
+
+def place(broker: Broker, topic: str, index: int, key: bytes, value: bytes) -> int:
+    """A record that no coordinator wrote, in a log of its own; its offset."""
+    return append(broker, topic, index, batch(value, key=key))
+
+
+def append(broker: Broker, topic: str, index: int, data: bytes) -> int:
+    async def write() -> int:
+        log = broker.server.internal_topic(topic).partition(index).log
+        return log.append_internal(data, broker.server.now_ms()).base_offset
+
+    offset: int = broker.call(write())
+    return offset
 
 
 def test_a_stored_setting_that_is_not_legal_any_more_is_named_and_its_default_used(

@@ -8,8 +8,15 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
+from semel.machines.transaction_log_records import key_of, value_of
+from semel.machines.transaction_metadata import TransactionMetadata
+from semel.machines.transaction_states import State
 from semel.records.batch import build
+from semel.wire import encode_versioned
+from semel.wire.messages.coordinator_records import OffsetCommitKey, OffsetCommitValue
+from semel.wire.messages.offsets import OffsetFetchRequest
 from semel.wire.messages.produce import ProduceRequest
+from semel.wire.messages.transactions import ListTransactionsRequest
 from tests.broker.raw import Raw, batch, now_ms, produce_request, stored_batches, values_of
 
 
@@ -140,7 +147,73 @@ def test_clients_cannot_write_into_the_brokers_own_topics(broker: Broker, raw: R
     raw.topic_id(name)
     assert raw.produce(name, batch(key=b"k")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
     with Raw(broker, client_id="__admin_client") as tool:
-        assert tool.produce(name, batch(key=b"k")).error_code != ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert tool.produce(name, batch(key=b"k")).error_code == ErrorCode.INVALID_RECORD
+
+
+OFFSET_KEY = encode_versioned(OffsetCommitKey(group="repaired", topic="t"))
+OFFSET = encode_versioned(OffsetCommitValue(offset=7))
+
+
+def transaction_value(state: State) -> bytes:
+    return value_of(TransactionMetadata("repaired", 4711, 3, 1000, state, last_update_ms=1))
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "value", "readable"),
+    [
+        ("__consumer_offsets", OFFSET_KEY, OFFSET, True),
+        ("__consumer_offsets", OFFSET_KEY, b"", False),
+        ("__consumer_offsets", OFFSET_KEY[:-1], OFFSET, False),
+        ("__consumer_offsets", b"x", OFFSET, False),
+        ("__consumer_offsets", b"\x00\x63key", OFFSET, False),
+        ("__transaction_state", key_of("repaired"), transaction_value(State.COMPLETE_ABORT), True),
+        ("__transaction_state", key_of("repaired"), transaction_value(State.PREPARE_COMMIT), False),
+        ("__transaction_state", key_of("repaired"), transaction_value(State.ONGOING), False),
+        ("__transaction_state", key_of("repaired"), b"\0\1short", False),
+        ("__transaction_state", b"\0\7key", transaction_value(State.EMPTY), False),
+        ("__transaction_state", b"", transaction_value(State.EMPTY), False),
+    ],
+)
+def test_a_tool_writes_into_an_internal_topic_only_what_its_coordinator_can_read(
+    semel_broker: Broker, topic: str, key: bytes, value: bytes, readable: bool
+) -> None:
+    with Raw(semel_broker, client_id="__admin_client") as tool:
+        tool.create("t")
+        for name in ("__consumer_offsets", "__transaction_state"):
+            semel_broker.call(_internal(semel_broker, name))
+        server = semel_broker.server
+        machine = server.groups.machine if topic == "__consumer_offsets" else server.transactions.machine
+        index = machine.partition_for("repaired")
+        elsewhere = tool.produce(topic, batch(value, key=key), partition=(index + 1) % 50)
+        answer = tool.produce(topic, batch(value, key=key), partition=index)
+        assert elsewhere.error_code == ErrorCode.INVALID_RECORD
+        assert answer.error_code == (ErrorCode.NONE if readable else ErrorCode.INVALID_RECORD)
+        assert bool(answer.error_message) is not readable
+        if not readable:
+            return
+        # The coordinator knows now what it would know after a restart.
+        if topic == "__consumer_offsets":
+            groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id="repaired", topics=None)]
+            fetched = tool.ask(OffsetFetchRequest(groups=groups), 9).groups[0]
+            assert fetched.topics[0].partitions[0].committed_offset == 7
+        else:
+            listed = tool.ask(ListTransactionsRequest()).transaction_states
+            assert [(one.transactional_id, one.transaction_state) for one in listed] == [("repaired", "CompleteAbort")]
+
+
+async def _internal(broker: Broker, name: str) -> None:
+    broker.server.internal_topic(name)
+
+
+def test_a_transactional_batch_from_a_tool_does_not_reach_an_internal_topic(broker: Broker) -> None:
+    with Raw(broker, client_id="__admin_client") as tool:
+        tool.topic_id("__consumer_offsets")
+        data = batch(
+            OFFSET, key=OFFSET_KEY, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        index = broker.server.groups.machine.partition_for("repaired")
+        answer = tool.produce("__consumer_offsets", data, partition=index, transactional_id="x")
+        assert answer.error_code == ErrorCode.INVALID_RECORD
 
 
 def test_damaged_two_and_no_batches_are_refused_whole(raw: Raw, topic: str) -> None:

@@ -162,6 +162,41 @@ def test_under_the_first_protocol_sequences_go_on_after_a_marker(partition: Part
     assert partition.write(1, 0, 4, transactional=True) == 5
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_under_the_first_protocol_a_sequence_from_before_the_marker_is_no_retry(
+    partition: Partition, commit: bool
+) -> None:
+    """The epoch stays, so the same sequence in the next transaction is another record: never "already written"."""
+    partition.write(1, 0, 0, 4, transactional=True)
+    last = partition.write(1, 0, 4, 2, transactional=True)
+    assert partition.write(1, 0, 4, 2, transactional=True) == last
+    partition.mark(1, 0, version=1, commit=commit)
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 4, 2, transactional=True)
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 5, 3, transactional=True)
+    opened = partition.write(1, 0, 6, transactional=True)
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 4, 2, transactional=True)
+    assert partition.write(1, 0, 6, transactional=True) == opened
+    partition.refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1, 0, 6, 2, transactional=True)
+
+
+def test_a_transactions_sequence_older_than_the_five_is_never_called_a_duplicate(partition: Partition) -> None:
+    """Its batch may be one of an aborted transaction, and clients take "duplicate" for a success."""
+    partition.write(1, 0, 0, transactional=True)
+    partition.mark(1, 0, version=1, commit=False)
+    for sequence in range(1, 9):
+        partition.write(1, 0, sequence, transactional=True)
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 0, transactional=True)
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 1, transactional=True)
+
+
+def test_a_plain_batch_is_no_retry_of_one_that_was_in_a_transaction(partition: Partition) -> None:
+    for sequence in range(7):
+        partition.write(1, 0, sequence, transactional=True)
+    partition.mark(1, 0, version=1, commit=False)
+    partition.refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1, 0, 6)
+    partition.refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1, 0, 0)
+
+
 # Markers
 
 

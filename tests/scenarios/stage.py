@@ -295,15 +295,19 @@ class Steps:
         """Ask for an identity until the coordinator has settled what the last owner left."""
 
         def once() -> Any:
-            answer = self.scene.raw.ask(
-                InitProducerIdRequest(transactional_id=self.id, transaction_timeout_ms=self.timeout_ms)
-            )
+            answer = self.ask_init()
             return None if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS else answer
 
         answer = until(once, within_s=10, what=f"an identity for {self.id}")
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self.sequences.clear()
         return ErrorCode(answer.error_code)
+
+    def ask_init(self) -> Any:
+        """InitProducerId once, whatever the answer is."""
+        return self.scene.raw.ask(
+            InitProducerIdRequest(transactional_id=self.id, transaction_timeout_ms=self.timeout_ms)
+        )
 
     def add(self, topic: str, partition: int = 0) -> ErrorCode:
         row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[partition])

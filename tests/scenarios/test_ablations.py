@@ -29,7 +29,7 @@ from semel.log.reading import Reading
 from semel.machines import transaction_coordinator, transaction_metadata, transaction_states
 from semel.machines.accumulator import stamped
 from semel.machines.contract import Decision, StateRecord
-from semel.machines.producer_state import ProducerStates
+from semel.machines.producer_state import ProducerEntry, ProducerStates
 from semel.machines.sender import Sender, _Lane
 from semel.machines.transaction_coordinator import TransactionCoordinator
 from semel.machines.transaction_manager import TransactionManager
@@ -122,6 +122,10 @@ def without_forgetting_sequences_at_a_marker(patch: Patch) -> None:
 
     original = ProducerStates.remember_marker
     patch.setattr(ProducerStates, "remember_marker", remember_marker)
+
+
+def without_telling_a_retry_from_a_sequence_used_again(patch: Patch) -> None:
+    patch.setattr(ProducerEntry, "answers_for", lambda *_: True)
 
 
 def without_wrap(patch: Patch) -> None:
@@ -779,6 +783,12 @@ ABLATIONS: list[tuple[int, Callable[..., None], dict[str, Any], Remove]] = [
         test_fencing.test_scenario_40_after_an_abort_a_reused_sequence_is_not_taken_for_the_old_one,
         {"protocol": 2},
         without_forgetting_sequences_at_a_marker,
+    ),
+    (
+        40,
+        test_fencing.test_scenario_40_under_v1_a_sequence_used_again_without_a_new_epoch_is_refused_and_never_a_success,
+        {"after": "snapshot"},
+        without_telling_a_retry_from_a_sequence_used_again,
     ),
     (
         41,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from semel.broker import transaction_host
 from semel.broker.partitions import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.transaction_log_records import record_of
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
-from semel.wire.messages.transactions import InitProducerIdRequest, ListTransactionsRequest
+from semel.wire.messages.transactions import (
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+)
 from tests.broker.raw import Raw
-from tests.scenarios.stage import Disk, Scene, Stage, in_background
+from tests.scenarios.stage import Disk, Scene, Stage, Steps, in_background
+from tests.support.waiting import until
 
 E = ErrorCode
 
@@ -181,8 +188,60 @@ def test_scenario_43_an_open_transaction_goes_on_after_a_crash(stage: Stage) -> 
     assert scene.committed("ledger") == [b"before", b"after"]
 
 
+HELD_BACK: dict[str, tuple[int, Callable[[Steps], ErrorCode]]] = {
+    "AddPartitionsToTxn": (1, lambda producer: producer.add("ledger")),
+    "AddOffsetsToTxn": (1, lambda producer: producer.send_offset("group", "ledger", 1)),
+    "EndTxn(commit) again": (1, lambda producer: producer.end(True)),
+    "InitProducerId": (1, lambda producer: E(producer.ask_init().error_code)),
+    "Produce": (2, lambda producer: producer.write("ledger", b"second")),
+    "TxnOffsetCommit": (2, lambda producer: producer.send_offset("group", "ledger", 1)),
+    "EndTxn(abort)": (2, lambda producer: producer.end(False)),
+}
+
+
+@pytest.mark.parametrize("request_name", HELD_BACK)
+def test_a_request_that_meets_the_markers_of_the_transaction_before_waits_for_them(
+    stage: Stage, request_name: str
+) -> None:
+    """librdkafka does not survive an abort that overtakes an AddPartitionsToTxn which it was told to repeat."""
+    protocol, asked = HELD_BACK[request_name]
+    disk = Disk()
+    scene = stage.start(disk=disk, semel_durability="fsync")
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=protocol)
+    assert producer.write("ledger", b"first") is E.NONE
+    disk.waits = lambda call, path: call == "sync" and "ledger-0" in path
+    assert producer.end(True) is E.NONE
+    assert disk.waiting.wait(10)
+    host = scene.broker.server.transactions
+    with Raw(scene.broker) as other:
+        scene.raw, watching = other, scene.raw
+        with in_background(lambda: asked(producer)) as answer:
+            until(lambda: host._held, what="the request to be held back")
+            described = watching.ask(DescribeTransactionsRequest(transactional_ids=["payments"]))
+            assert described.transaction_states[0].transaction_state == "PrepareCommit"
+            disk.heal()
+            assert answer() is E.NONE
+        scene.raw = watching
+    assert not host._held
+    assert scene.committed("ledger")[0] == b"first"
+
+
+def test_a_request_is_not_held_back_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_host, "MOST_HELD_S", 0.05)
+    disk = Disk()
+    scene = stage.start(disk=disk, semel_durability="fsync")
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=1)
+    assert producer.write("ledger", b"first") is E.NONE
+    disk.waits = lambda call, path: call == "sync" and "ledger-0" in path
+    assert producer.end(True) is E.NONE
+    assert producer.add("ledger") is E.CONCURRENT_TRANSACTIONS
+    assert not scene.broker.server.transactions._held
+
+
 def test_data_of_a_transaction_is_never_on_disk_before_the_coordinators_record_of_it(stage: Stage) -> None:
-    """While the markers of the last transaction become durable the next one is told to wait, and really waits."""
+    """While the markers of the last transaction become durable the next one waits, also where it is told to."""
     disk = Disk()
     scene = stage.start(disk=disk, semel_durability="fsync")
     scene.raw.create("ledger")
@@ -191,7 +250,8 @@ def test_data_of_a_transaction_is_never_on_disk_before_the_coordinators_record_o
     disk.waits = lambda call, path: call == "sync" and "ledger-0" in path
     assert producer.end(True) is E.NONE
     assert disk.waiting.wait(10)
-    with Raw(scene.broker) as writer:
+    with Raw(scene.broker) as writer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_host, "MOST_HELD_S", 0)
         data = producer.batch(b"second", sequence=0)
         with in_background(lambda: writer.produce("ledger", data, transactional_id="payments")) as answer:
             assert scene.state() == "PrepareCommit"

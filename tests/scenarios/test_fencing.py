@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker import transaction_host
 from semel.errors import ErrorCode
 from semel.log.partition_log import PartitionLog
 from semel.machines.contract import TopicPartition
@@ -158,6 +159,40 @@ def test_scenario_40_after_an_abort_a_reused_sequence_is_not_taken_for_the_old_o
     assert scene.uncommitted("ledger") == [b"aborted", b"committed"]
 
 
+@pytest.mark.parametrize("after", ["nothing", "restart", "crash", "snapshot"])
+def test_scenario_40_under_v1_a_sequence_used_again_without_a_new_epoch_is_refused_and_never_a_success(
+    stage: Stage, after: str
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger", segment_bytes="1048576")
+    producer = scene.producer(protocol=1)
+    assert producer.write("ledger", b"aborted 0", b"aborted 1") is E.NONE
+    assert producer.end(False) is E.NONE
+    if after == "snapshot":
+        # What comes after it is read from the log, what came before only from the snapshot.
+        log = scene.log("ledger")
+        scene.on_loop(lambda: log.roll(scene.broker.server.now_ms()))
+        scene = stage.crash(scene)
+    elif after != "nothing":
+        scene = getattr(stage, after)(scene)
+    producer.scene = scene
+    assert producer.add("ledger") is E.NONE
+    code, offset = producer.produce("ledger", b"new 0", b"new 1", sequence=0)
+    assert (code, offset) == (E.UNKNOWN_PRODUCER_ID, -1)
+    assert producer.end(False) is E.NONE
+    # Where the next transaction is open in the partition already, the old batch is still none of it.
+    assert producer.add("ledger") is E.NONE
+    assert producer.produce("ledger", b"new 2", sequence=2) == (E.NONE, 4)
+    assert producer.produce("ledger", b"new 0", b"new 1", sequence=0)[0] is E.UNKNOWN_PRODUCER_ID
+    assert producer.produce("ledger", b"new 2", sequence=2) == (E.NONE, 4)
+    assert producer.end(False) is E.NONE
+    # What a client does then: a new epoch, and its records again.
+    assert producer.init() is E.NONE
+    assert producer.write("ledger", b"new 0", b"new 1", b"new 2") is E.NONE
+    assert producer.end(True) is E.NONE
+    assert scene.committed("ledger") == [b"new 0", b"new 1", b"new 2"]
+
+
 @both_protocols
 @pytest.mark.parametrize("after", ["nothing", "restart", "crash"])
 def test_scenario_41_a_commit_whose_answer_was_lost_succeeds_when_repeated(
@@ -204,6 +239,7 @@ def test_scenario_46_ending_while_the_previous_end_completes_is_told_to_wait(
 
 def hold_markers(monkeypatch: pytest.MonkeyPatch, *held: TopicPartition) -> Any:
     """Markers for these partitions find no disk until the answer is called. Retries come quickly."""
+    monkeypatch.setattr(transaction_host, "MOST_HELD_S", 0.05)
     from semel.broker import marker_sender
     from semel.errors import Refused
 

@@ -6,7 +6,8 @@ Guarantees:
   `semel.durability=fsync` they are on disk before anybody hears of them, also from the answer to a retry.
 - A partition is loaded by replaying its log before its first request, and every stored partition is loaded soon after
   the start, because what was left prepared must be finished and what was left open must time out.
-- A partition that cannot be read is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
+- A record that cannot be read costs that record: it is named with its offset, and the rest of its partition is served.
+- A partition whose log is damaged is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
 - When an append fails, the machine is told and its answer to that is what the client gets.
 - What was decided and written is carried out, whether or not the client that asked for it is still there.
 """
@@ -20,9 +21,9 @@ from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from semel.broker.partitions import Partition
-from semel.errors import ErrorCode, Refused
+from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRecord
-from semel.records.batch import read_records, split
+from semel.records.batch import Batch, read_records, split
 from semel.records.building import build, build_pairs
 from semel.records.compression import NONE
 from semel.records.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TRANSACTIONAL
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOAD_READ_BYTES = 1024 * 1024
+#: What reading a record raises that is none, besides `Refused`.
+_UNREADABLE = (StructError, ValueError, LookupError, TypeError, OverflowError)
 #: Whose records are in no transaction.
 NOBODY = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
@@ -98,9 +101,8 @@ class CoordinatorHost:
         if partition.opened is not None or partition.directory.exists():
             try:
                 self._replay_log(partition)
-            except (Refused, OSError, StructError, ValueError, LookupError) as error:
-                # Damage, or a record that no coordinator writes. What lives in it cannot be served, and the machine
-                # says so; everything else can.
+            except (Refused, OSError, *_UNREADABLE) as error:
+                # Damage. What lives in it cannot be served, and the machine says so; everything else can.
                 logger.error("%s-%d cannot be loaded: %s", self.topic_name, index, error)
                 self._unreadable.add(index)
                 machine.unload(index)
@@ -119,16 +121,70 @@ class CoordinatorHost:
                 # Compaction may leave nothing between here and the end of the log.
                 break
             for batch in split(read.data):
-                if batch.is_control:
-                    self.replay_marker(partition.index, batch)
-                else:
-                    owner = (
-                        ProducerIdentity(batch.producer_id, batch.producer_epoch) if batch.is_transactional else None
-                    )
-                    for record in read_records(batch):
-                        if record.key is not None:
-                            self.replay(StateRecord(partition.index, bytes(record.key), _bytes(record.value)), owner)
+                self._replay_batch(partition.index, batch)
                 offset = batch.next_offset
+
+    def _replay_batch(self, index: int, batch: Batch) -> None:
+        """Hand a stored batch to the machine; what cannot be read is told and passed over."""
+        offset = batch.base_offset
+        try:
+            if batch.is_control:
+                self.replay_marker(index, batch)
+                return
+            records = read_records(batch)
+        except (Refused, *_UNREADABLE) as error:
+            self._passed_over(index, f"the batch at offset {offset}", error)
+            return
+        owner = ProducerIdentity(batch.producer_id, batch.producer_epoch) if batch.is_transactional else None
+        for record in records:
+            if record.key is None:
+                continue
+            try:
+                self.replay(StateRecord(index, bytes(record.key), _bytes(record.value)), owner)
+            except (Refused, *_UNREADABLE) as error:
+                self._passed_over(index, f"the record at offset {record.offset}", error)
+
+    def _passed_over(self, index: int, what: str, error: Exception) -> None:
+        logger.error(
+            "%s-%d: %s is none that a coordinator writes (%s). It is passed over, and everything else is served. "
+            "`semel log dump --records` shows it. If it was meant for a group or a transactional id, commit the "
+            "group's offsets again or start the producer again: the next record of the same key takes its place.",
+            self.topic_name,
+            index,
+            what,
+            error,
+        )
+
+    # What clients write into the internal topic
+
+    def readable(self, index: int, batch: Batch) -> list[StateRecord]:
+        """The records of a client's batch, if the coordinator could read each of them here; else `Refused`."""
+        if batch.is_transactional:
+            raise Refused(ErrorCode.INVALID_RECORD, f"{self.topic_name} takes a transaction's records from nobody else")
+        records = []
+        for place, record in enumerate(read_records(batch)):
+            stored = StateRecord(index, bytes(record.key or b""), _bytes(record.value))
+            try:
+                key = self.check_readable(stored)
+            except (Refused, *_UNREADABLE) as error:
+                why = f"record {place} is none that the coordinator of {self.topic_name} could read: {error}"
+                raise RecordsRefused(ErrorCode.INVALID_RECORD, why, ((place, why),)) from None
+            if self.machine_to_drive.partition_for(key) != index:
+                why = f"record {place} is about {key!r}, which does not live in partition {index}"
+                raise RecordsRefused(ErrorCode.INVALID_RECORD, why, ((place, why),))
+            records.append(stored)
+        return records
+
+    def take_in(self, index: int, records: Iterable[StateRecord]) -> None:
+        """Remember what a client wrote, so that the coordinator knows now what it would know after a restart."""
+        if self.ready(index):
+            for record in records:
+                self.replay(record, None)
+            self.reschedule()
+
+    def check_readable(self, record: StateRecord) -> str:
+        """The group or transactional id that a record is about; raises what reading it raises."""
+        raise NotImplementedError
 
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         """Hand a written record to the machine."""

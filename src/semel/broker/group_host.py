@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinator_host import CoordinatorHost
 from semel.broker.partitions import CONSUMER_OFFSETS
-from semel.errors import ErrorCode, invariant
+from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Answer, Decision, Effect, ProducerIdentity, StateRecord
 from semel.machines.group_coordinator import GroupCoordinator, GroupSettings, TopicInfo
+from semel.machines.group_records import read
 from semel.machines.group_registry import GroupTimeouts
 from semel.records.batch import Batch
 from semel.records.markers import read_marker
+from semel.wire.messages.coordinator_records import GroupMetadataKey, OffsetCommitKey
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -72,6 +74,13 @@ class GroupHost(CoordinatorHost):
 
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         self.machine.replay(record, producer_id=-1 if producer is None else producer.producer_id)
+
+    def check_readable(self, record: StateRecord) -> str:
+        found = read(record.key, record.value)
+        if found is None:
+            raise Refused(ErrorCode.INVALID_RECORD, "its key is of no known type")
+        key = found[0]
+        return str(key.group if isinstance(key, OffsetCommitKey | GroupMetadataKey) else key.group_id)
 
     def replay_marker(self, partition: int, batch: Batch) -> None:
         self.machine.complete_transaction(batch.producer_id, partition, read_marker(batch).commit)

@@ -1,19 +1,32 @@
-"""The transaction coordinator's shell: `__transaction_state`, the markers, and the partitions' question to it."""
+"""The transaction coordinator's shell: `__transaction_state`, the markers, and the partitions' question to it.
+
+A request that comes while the markers of the previous transaction are still being written waits for them, within
+bounds. With fsync that is most requests that follow an EndTxn at once, and not every client takes
+CONCURRENT_TRANSACTIONS well: librdkafka ends for good when an abort overtakes an AddPartitionsToTxn it has to repeat.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinator_host import CoordinatorHost
 from semel.broker.marker_sender import MarkerSender
 from semel.broker.partitions import TRANSACTION_STATE
-from semel.errors import ErrorCode, invariant
+from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Decision, Effect, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
 from semel.machines.transaction_coordinator import TransactionCoordinator, TransactionSettings
+from semel.machines.transaction_log_records import metadata_of, transactional_id_of
+from semel.machines.transaction_states import OPEN
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
+
+#: How long a request is held back for the markers of the transaction before it. Then it is told to come again.
+MOST_HELD_S = 5.0
 
 
 class TransactionHost(CoordinatorHost):
@@ -37,9 +50,66 @@ class TransactionHost(CoordinatorHost):
         self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         self._markers = MarkerSender(broker, self)
         self._readers_first = False
+        #: Requests held back, by the transactional id whose markers they wait for.
+        self._held: dict[str, list[asyncio.Future[None]]] = {}
 
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         self.machine.replay(record)
+        if self._held:
+            self._let_go()
+
+    def once_settled(self, transactional_ids: Iterable[str], serve: Callable[[], Any]) -> Any:
+        """What `serve` answers, once no transaction of these ids waits for its markers any more.
+
+        A request that need not wait is served at once.
+        """
+        for transactional_id in transactional_ids:
+            self.ready_for(transactional_id)
+        if any(map(self.machine.is_completing, transactional_ids)):
+            return self._served_when_settled(tuple(transactional_ids), serve)
+        return serve()
+
+    async def _served_when_settled(self, transactional_ids: tuple[str, ...], serve: Callable[[], Any]) -> Any:
+        await self.settled(*transactional_ids)
+        reply = serve()
+        return await reply if type(reply) is CoroutineType else reply
+
+    async def settled(self, *transactional_ids: str) -> None:
+        """Return when the markers of these ids are written, or have not been for long."""
+        try:
+            async with asyncio.timeout(MOST_HELD_S):
+                for transactional_id in transactional_ids:
+                    while self.machine.is_completing(transactional_id):
+                        await self._completion_of(transactional_id)
+        except TimeoutError:
+            return
+
+    async def _completion_of(self, transactional_id: str) -> None:
+        future = self.broker.loop.create_future()
+        held = self._held.setdefault(transactional_id, [])
+        held.append(future)
+        try:
+            await future
+        finally:
+            held.remove(future)
+            if not held and self._held.get(transactional_id) is held:
+                del self._held[transactional_id]
+
+    def _let_go(self) -> None:
+        for transactional_id, held in self._held.items():
+            if not self.machine.is_completing(transactional_id):
+                for future in held:
+                    if not future.done():
+                        future.set_result(None)
+
+    def check_readable(self, record: StateRecord) -> str:
+        transactional_id = transactional_id_of(record.key)
+        if transactional_id is None:
+            raise Refused(ErrorCode.INVALID_RECORD, "its key is of no known type")
+        if record.value is not None and metadata_of(transactional_id, record.value).state in OPEN:
+            # Taken in, it would end a transaction of somebody who never asked for it.
+            raise Refused(ErrorCode.INVALID_RECORD, "a transaction is begun and ended by requests only")
+        return transactional_id
 
     def append_refused(self, decision: Decision[Any], code: ErrorCode) -> Any:
         return self.machine.append_failed(decision, code)

@@ -1,8 +1,9 @@
 """What one partition remembers of its producers: the partition's half of exactly-once.
 
-It guarantees that a retried batch is recognised and answered with the offset it already has, that a fenced producer
-or coordinator writes nothing, that a transaction cannot begin here without its coordinator knowing, and that the last
-stable offset never passes data whose outcome is open.
+It guarantees that a retried batch is recognised and answered with the offset it already has, that a batch of a
+transaction is never taken for one that a marker has ended, that a fenced producer or coordinator writes nothing, that
+a transaction cannot begin here without its coordinator knowing, and that the last stable offset never passes data
+whose outcome is open.
 
 The shape is *check, write, remember*. A `check_*` method only looks and either refuses, recognises a retry or lets the
 write go ahead; a `remember_*` method is called once the bytes are in the log. Nothing is remembered that was not
@@ -25,6 +26,11 @@ NO_SEQUENCE = -1
 
 _SEQUENCES = 1 << 31
 _HALF_OF_THE_SEQUENCES = 1 << 30
+
+
+def _precedes(sequence: int, other: int) -> bool:
+    """Whether a sequence comes before another, where they count up and begin again at 0."""
+    return 0 < (other - sequence) % _SEQUENCES < _HALF_OF_THE_SEQUENCES
 
 
 class WrittenBatch(NamedTuple):
@@ -87,6 +93,25 @@ class ProducerEntry:
     @property
     def has_open_transaction(self) -> bool:
         return self.current_transaction_first_offset >= 0
+
+    def answers_for(self, written: WrittenBatch, transactional: bool) -> bool:
+        """Whether a batch with the sequences of `written` is its retry.
+
+        A transaction's batch can only repeat one of the transaction that is open: under protocol V1 the epoch outlives
+        a transaction, so a sequence used again after a marker is a new record, and the old one may be aborted. What a
+        snapshot holds is enough to tell, so a restart changes no answer.
+        """
+        if transactional:
+            return 0 <= self.current_transaction_first_offset <= written.first_offset
+        # A marker was written for this producer, or will be: its batch may have been one of a transaction.
+        return self.coordinator_epoch < 0 and self.current_transaction_first_offset < 0
+
+    def began_at_or_before(self, sequence: int) -> bool:
+        """Whether the open transaction is known to have begun with this sequence or an earlier one."""
+        for written in self.batches:
+            if written.first_offset == self.current_transaction_first_offset:
+                return not _precedes(sequence, written.first_sequence)
+        return False
 
     def facts(self) -> tuple[object, ...]:
         """Everything that outlives a restart, for comparing two histories."""
@@ -182,9 +207,11 @@ class ProducerStates:
             if first_sequence != expected:
                 for written in batches:
                     if written.last_sequence == last_sequence and written.first_sequence == first_sequence:
+                        if not entry.answers_for(written, transactional):
+                            break
                         return written
                 self._check_tentative_sequence(producer_id, first_sequence, known=True)
-                raise self._out_of_sequence(entry, first_sequence, last_sequence, expected)
+                raise self._out_of_sequence(entry, first_sequence, last_sequence, expected, transactional)
             if self._verifications:
                 self._check_tentative_sequence(producer_id, first_sequence, known=True)
         else:
@@ -268,23 +295,30 @@ class ProducerStates:
             )
 
     @staticmethod
-    def _out_of_sequence(entry: ProducerEntry, first: int, last: int, expected: int) -> Refused:
-        before_the_window = (
-            bool(entry.batches)
+    def _out_of_sequence(
+        entry: ProducerEntry, first: int, last: int, expected: int, transactional: bool
+    ) -> Refused:
+        sent = f"producer {entry.producer_id} epoch {entry.producer_epoch} sent sequences {first}-{last}"
+        if transactional:
+            if _precedes(first, expected) and not entry.began_at_or_before(first):
+                # Clients that keep a transaction's sequences abort on this code and go on under a new epoch; after
+                # OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka does not go on at all.
+                return Refused(
+                    ErrorCode.UNKNOWN_PRODUCER_ID,
+                    f"{sent} again, which are not of the transaction it has open: abort it and ask for a new epoch",
+                )
+        elif (
+            entry.batches
             and entry.contiguous_from_zero
-            and 0 < (entry.batches[0].first_sequence - last) % _SEQUENCES < _HALF_OF_THE_SEQUENCES
-        )
-        if before_the_window:
+            and entry.answers_for(entry.batches[0], transactional)
+            and _precedes(last, entry.batches[0].first_sequence)
+        ):
             return Refused(
                 ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
                 f"sequences {first}-{last} of producer {entry.producer_id} were written longer ago than the "
                 f"{REMEMBERED_BATCHES} batches whose offsets are kept",
             )
-        return Refused(
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"producer {entry.producer_id} epoch {entry.producer_epoch} sent sequences {first}-{last}; "
-            f"{expected} comes next",
-        )
+        return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{sent}; {expected} comes next")
 
     # --------------------------------------------------------------- remember
 

@@ -510,6 +510,11 @@ class TransactionCoordinator:
         except Refused as refusal:
             return Decision(ListTransactionsResponse(error_code=refusal.code))
 
+    def is_completing(self, transactional_id: str) -> bool:
+        """Whether a decided transaction of this id still has markers or its last record to come."""
+        shard = self._shards.get(self.partition_for(transactional_id))
+        return shard is not None and not shard.loading and transactional_id in shard.completions
+
     def entries(self) -> Iterator[TransactionMetadata]:
         """Everything that is known, to look at."""
         return (metadata for shard in self._shards.values() for metadata in shard.entries.values())

@@ -194,6 +194,8 @@ class _Scanner:
         self.killed = killed
         self.epochs = _leader_epochs(directory)
         self.leader_epoch = -1
+        #: From here on nothing that was written is missing.
+        self.whole_from = -1
         self.snapshots = sorted(int(p.stem) for p in directory.glob("*.snapshot") if _BASE_OFFSET.fullmatch(p.stem))
         #: Batches since the last base offset, for the indexes: position -> last offset.
         self.positions: dict[int, int] = {}
@@ -212,6 +214,7 @@ class _Scanner:
                 scan.end_offset = base
             # Only the last segment of a compacted topic is sure to be as it was written.
             self.contiguous = is_last or not scan.compacted
+            self.whole_from = base if scan.compacted else -1
             self.positions.clear()
             first_aborted = len(scan.aborted)
             for position, batch in self._batches(base, is_last):
@@ -315,7 +318,8 @@ class _Scanner:
         at = f"at offset {batch.base_offset}"
         if ahead >= 2**30:
             self.scan.broken("L3", f"{who} wrote sequence {batch.base_sequence} of its epoch again {at}")
-        elif ahead and self.contiguous:
+        elif ahead and self.contiguous and producer.last_offset >= self.whole_from:
+            # What stood between this batch and one of an earlier segment may have been compacted away.
             self.scan.broken("L4", f"{who} wrote sequence {batch.base_sequence} where {expected} comes next, {at}")
         producer.last_sequence = last_sequence(batch.base_sequence, batch.last_offset_delta + 1)
 

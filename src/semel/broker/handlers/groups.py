@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,13 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
     """Offsets that count when the transaction commits. Before any is written the coordinator must know of them."""
     if not request.group_id:
         return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
+    if call.version >= IMPLICIT_ADD_SINCE:
+        serve = partial(_txn_offset_commit, broker, request, call)
+        return broker.transactions.once_settled((request.transactional_id,), serve)
+    return _txn_offset_commit(broker, request, call)
+
+
+def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     host = broker.groups
     if not host.ready_for(request.group_id):
         return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)

@@ -14,14 +14,15 @@ from __future__ import annotations
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.partitions import Partition, Topic
+from semel.broker.partitions import CONSUMER_OFFSETS, Partition, Topic
 from semel.errors import ErrorCode, RecordsRefused, Refused
-from semel.records.batch import HEADER_SIZE, Batch
+from semel.records.batch import HEADER_SIZE, Batch, check
 from semel.records.compression import ZSTD
 from semel.records.layout import CODEC_MASK, TRANSACTIONAL
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
+    from semel.broker.coordinator_host import CoordinatorHost
     from semel.broker.dispatch import Call
     from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
@@ -37,7 +38,7 @@ IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
 #: The byte of a batch whose bits say, among others, that it belongs to a transaction.
 ATTRIBUTES_AT = 22
-#: Kafka's own tools may repair internal topics under this name.
+#: Tools may repair internal topics under this name, as in Kafka, with records that a coordinator can read.
 ADMIN_CLIENT = "__admin_client"
 
 #: Coordinator errors an old client would not retry in a produce; NOT_ENOUGH_REPLICAS it does, without new metadata.
@@ -64,6 +65,9 @@ async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceR
     So every partition is added first and the coordinator's log flushed; the append then finds them added already. What
     is refused now stays refused: added later, after the flush, it would be written before the coordinator's record.
     """
+    transactional_id = str(request.transactional_id)
+    if broker.transactions.ready_for(transactional_id):
+        await broker.transactions.settled(transactional_id)
     refused: dict[int, Refused] = {}
     for data in request.topic_data:
         topic = _topic(broker, data, call.version)
@@ -74,7 +78,7 @@ async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceR
                 _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
             except Refused as error:
                 refused[id(part)] = error
-    await broker.transactions.on_disk(str(request.transactional_id))
+    await broker.transactions.on_disk(transactional_id)
     reply = _produce(broker, request, call, refused)
     return await reply if type(reply) is CoroutineType else reply
 
@@ -143,6 +147,10 @@ def _produce(
 
 def _refusal(index: int, error: Refused) -> _PartitionResponse:
     answer = _PartitionResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.why or None)
+    if error.code is ErrorCode.UNKNOWN_PRODUCER_ID:
+        # Without a start of the log the Java producer takes the batch for one whose predecessors were deleted, and
+        # sends it again until its time is up; with one it aborts.
+        answer.log_start_offset = 0
     if isinstance(error, RecordsRefused):
         answer.record_errors = [
             ProduceResponse.BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=why)
@@ -176,6 +184,8 @@ def _append(
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
     if call.version < ZSTD_SINCE and records[ATTRIBUTES_AT] & CODEC_MASK == ZSTD:
         raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd came with version {ZSTD_SINCE}")
+    if topic.internal:
+        return _append_for_coordinator(broker, partition, records, now_ms)
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
         guard = _verified(broker, request, call, partition, records, now_ms)
@@ -185,6 +195,20 @@ def _append(
     metrics.bytes_in += len(records)
     if partition.watchers:
         partition.changed()
+    return appended
+
+
+def _append_for_coordinator(broker: BrokerServer, partition: Partition, records: Any, now_ms: int) -> Any:
+    """Records of an internal topic, from a tool that repairs it: only what its coordinator can read and act upon."""
+    host: CoordinatorHost = broker.groups if partition.topic.name == CONSUMER_OFFSETS else broker.transactions
+    host.ready(partition.index)
+    batch = Batch.parse(records)
+    check(batch)
+    understood = host.readable(partition.index, batch)
+    appended = partition.log.append(records, now_ms)
+    if not appended.duplicate:
+        host.take_in(partition.index, understood)
+    partition.changed()
     return appended
 
 

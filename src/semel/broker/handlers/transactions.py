@@ -34,10 +34,12 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
     """A producer id for an idempotent producer, or the next identity of a transactional one."""
     host = broker.transactions
     keys = () if request.transactional_id is None else (request.transactional_id,)
-    for transactional_id in keys:
-        host.ready_for(transactional_id)
-    decision = host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
-    return host.answer(decision, *keys)
+
+    def serve() -> Any:
+        decision = host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        return host.answer(decision, *keys)
+
+    return host.once_settled(keys, serve)
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
@@ -47,11 +49,13 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
         ids = [request.v3_and_below_transactional_id]
     else:
         ids = [transaction.transactional_id for transaction in request.transactions]
-    for transactional_id in ids:
-        host.ready_for(transactional_id)
-    if call.version < BATCHED_SINCE and (refused := _refused_partitions(broker, request)) is not None:
-        return refused
-    return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
+
+    def serve() -> Any:
+        if call.version < BATCHED_SINCE and (refused := _refused_partitions(broker, request)) is not None:
+            return refused
+        return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
+
+    return host.once_settled(ids, serve)
 
 
 def _refused_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
@@ -85,21 +89,27 @@ def _refused_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest
 def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
     """The group's partition of `__consumer_offsets` joins a transaction."""
     host = broker.transactions
-    host.ready_for(request.transactional_id)
-    if not broker.groups.ready_for(request.group_id):
-        # A marker could not be written there: the transaction would never end.
-        return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    partition_for = broker.groups.machine.partition_for
-    decision = host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
-    return host.answer(decision, request.transactional_id)
+
+    def serve() -> Any:
+        if not broker.groups.ready_for(request.group_id):
+            # A marker could not be written there: the transaction would never end.
+            return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        partition_for = broker.groups.machine.partition_for
+        decision = host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
+        return host.answer(decision, request.transactional_id)
+
+    return host.once_settled((request.transactional_id,), serve)
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
     """Commit or abort; answered when the outcome is in the log. The markers follow before anything else is served."""
     host = broker.transactions
-    host.ready_for(request.transactional_id)
-    decision = host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
-    return host.answer(decision, request.transactional_id)
+
+    def serve() -> Any:
+        decision = host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        return host.answer(decision, request.transactional_id)
+
+    return host.once_settled((request.transactional_id,), serve)
 
 
 def describe_transactions(broker: BrokerServer, request: DescribeTransactionsRequest, call: Call) -> Any:
