@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait
+from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait, shown
 from semel.client.offsets import PartitionLike, as_partition
 from semel.config import ConfigError, Values
 from semel.config.table import Table
@@ -40,10 +40,12 @@ def as_values(given: object, table: Table) -> Values:
     settings = as_dict(given, "config")
     for name, value in settings.items():
         if not isinstance(name, str):
-            raise TypeError(f"config has the key {name!r:.80}: settings are named by text, such as 'bootstrap.servers'")
+            raise TypeError(
+                f"config has the key {shown(name)}: settings are named by text, such as 'bootstrap.servers'"
+            )
         kind = table[name].kind if name in table else None
         if kind == "string" and value is not None and not isinstance(value, str):
-            raise ConfigError(f"{name}={value!r:.80}: must be text")
+            raise ConfigError(f"{name}={shown(value)}: must be text")
         if kind == "list" and not isinstance(value, str):
             as_texts(value, name)
     return table.parse(settings)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 
 from semel.client.argument_lists import as_timeout_s
-from semel.client.arguments import HeadersLike, Text, as_headers
+from semel.client.arguments import HeadersLike, Text, as_headers, shown
 from semel.client.connection import Connection
 from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import Delivery
@@ -336,7 +336,7 @@ def split_settings(config: Mapping[str, object]) -> tuple[dict[str, object], dic
         raise TypeError(f"config is a dict, not {type(config).__name__}")
     for name in config:
         if not isinstance(name, str):
-            raise TypeError(f"config has the key {name!r:.80}: settings are named by text, such as 'group.id'")
+            raise TypeError(f"config has the key {shown(name)}: settings are named by text, such as 'group.id'")
     for needed in ("group.id", "transactional.id"):
         if not config.get(needed):
             raise ConfigError(f"a session needs the setting {needed}")
