@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
@@ -17,6 +18,7 @@ from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from semel.wire.messages.transactions import AddPartitionsToTxnRequest, DescribeTransactionsRequest, EndTxnRequest
 from tests.broker.raw import Raw, batch, produce_request
 from tests.broker.test_transactions import Transactional, committed, committed_offset
+from tests.support.reading import read_all
 from tests.support.waiting import until
 
 FSYNC = {"semel.durability": "fsync"}
@@ -214,3 +216,33 @@ def test_a_committed_offset_is_not_shown_before_it_is_on_disk(tmp_path: Path, sl
         rounds = broker.server.disk.rounds
         assert committed_offset(reader, "g", "t") == (7, ErrorCode.NONE)
         assert broker.server.disk.rounds == rounds, "what is on disk is shown at once"
+
+
+class LazyDisk(Files):
+    """A disk that takes its time for an fsync, as a real one under load does."""
+
+    def sync(self, descriptor: int) -> None:
+        threading.Event().wait(0.05)
+        super().sync(descriptor)
+
+
+def test_librdkafka_may_abort_at_once_after_a_commit(tmp_path: Path) -> None:
+    """Its AddPartitionsToTxn and its abort meet the markers of the commit, which are still on their way to the disk."""
+    broker = Broker(tmp_path, settings={"semel.durability": "fsync"})
+    broker.server._files = LazyDisk()
+    with broker, Raw(broker) as raw:
+        raw.create("t", partitions=3)
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "quick", "linger.ms": 0, "log_level": 0}
+        )
+        producer.init_transactions(20)
+        for number in range(15):
+            producer.begin_transaction()
+            producer.produce("t", b"committed", partition=number % 3)
+            producer.commit_transaction(20)
+            producer.begin_transaction()
+            producer.produce("t", b"aborted", partition=(number + 1) % 3)
+            producer.poll(0.005 * (number % 4))
+            producer.abort_transaction(20)
+        values = [value for index in range(3) for value in read_all(broker.bootstrap_servers, "t", index)]
+        assert values == [b"committed"] * 15

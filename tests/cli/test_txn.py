@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,20 @@ def test_the_doctor_explains_an_open_transaction_and_ends_it_when_told_to(person
     )
     answer = person.cluster.request_retrying(end, to=Coordinator("transaction", "payments"))
     assert answer.error_code == ErrorCode.PRODUCER_FENCED
+
+
+def test_the_doctor_does_not_call_it_in_order_when_a_producer_went_silent(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person.produce(person.init(timeout_ms=900_000))
+    later_ms = int(time.time() * 1000) + 11 * 60_000
+    monkeypatch.setattr("semel.cli.txn._now_ms", lambda: later_ms)
+    result = person.types("doctor", "ledger")
+    assert result.exit_code == 0, "it ends by itself, later"
+    assert "ledger-0: silent" in result.output and "as it should be" not in result.output
+    assert "Nothing was written in the transaction for 11 min" in result.output.replace("10 min 59 s", "11 min")
+    fixed = person.types("doctor", "ledger", "--fix", answer="y\n")
+    assert "aborted the transaction of 'payments'" in fixed.output
 
 
 def test_the_doctor_writes_the_marker_that_a_hanging_transaction_waits_for(person: Person) -> None:

@@ -73,6 +73,24 @@ def test_it_says_who_since_when_and_how_much_is_held_back() -> None:
     assert "aborts it in 35 s at the latest" in text
 
 
+def test_one_whose_producer_wrote_nothing_for_minutes_is_not_said_to_be_as_it_should_be() -> None:
+    """A producer with a timeout of 15 minutes died 11 minutes ago: readers wait for 4 minutes more."""
+    began_ms = NOW_MS - 11 * 60_000 - 5_000
+    left = replace(ONGOING, timeout_ms=15 * 60_000, start_ms=began_ms)
+    dead = replace(OPENED, last_timestamp_ms=NOW_MS - 11 * 60_000)
+    finding = judged(left, dead)
+    assert (finding.verdict, finding.verdict.is_trouble) == (Verdict.SILENT, False)
+    text = explain(finding)
+    assert "as it should" not in text
+    assert "Nothing was written in the transaction for 11 min" in text and "aborts it in 3 min 55 s" in text
+    assert "start the producer again" in text
+    assert finding.as_dict()["silent_ms"] == 11 * 60_000
+    # It writes to another partition all the while.
+    busy = judge(LEDGER, 42, 50, dead, left, NOW_MS, last_written_ms=NOW_MS - 3_000)
+    assert busy.verdict is Verdict.IN_PROGRESS
+    assert "last wrote 3 s ago" in explain(busy)
+
+
 def test_a_hanging_one_is_said_to_be_unknown_and_safe_to_end() -> None:
     text = explain(judged(None))
     assert "an unknown transactional id (producer id 1000, epoch 3), for 20 s" in text

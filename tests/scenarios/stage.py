@@ -9,14 +9,16 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from semel.broker.embedded import Broker
-from semel.errors import ErrorCode
+from semel.broker.marker_sender import write_marker
+from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 from semel.log.partition_log import PartitionLog
-from semel.machines.contract import StateRecord
+from semel.machines.contract import StateRecord, TopicPartition
 from semel.records.batch import Batch, read_records, split
 from semel.records.markers import read_marker
 from semel.testing import invariants
@@ -251,17 +253,44 @@ class Scene:
         coordinator_epoch: int = 0,
         transaction_version: int = 2,
     ) -> list[ErrorCode]:
-        """Markers as a coordinator elsewhere sends them; one code per topic."""
+        """Markers as a coordinator elsewhere would have them written; one code per topic."""
+
+        def write(topic: str) -> ErrorCode:
+            try:
+                write_marker(
+                    self.broker.server,
+                    TopicPartition(topic, 0),
+                    *producer,
+                    commit,
+                    coordinator_epoch,
+                    transaction_version,
+                )
+            except Refused as refused:
+                return refused.code
+            return ErrorCode.NONE
+
+        return [self.on_loop(partial(write, topic)) for topic in topics]
+
+    def mark_as_client(
+        self,
+        producer: tuple[int, int],
+        topic: str,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        transaction_version: int = 0,
+    ) -> ErrorCode:
+        """A marker by request, as administrators send them."""
         marker = WriteTxnMarkersRequest.WritableTxnMarker(
             producer_id=producer[0],
             producer_epoch=producer[1],
             transaction_result=commit,
             coordinator_epoch=coordinator_epoch,
             transaction_version=transaction_version,
-            topics=[WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=name, partition_indexes=[0]) for name in topics],
+            topics=[WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=topic, partition_indexes=[0])],
         )
         answer = self.raw.ask(WriteTxnMarkersRequest(markers=[marker]), 2)
-        return [ErrorCode(topic.partitions[0].error_code) for topic in answer.markers[0].topics]
+        return ErrorCode(answer.markers[0].topics[0].partitions[0].error_code)
 
     def place(self, record: StateRecord) -> None:
         """Put a record into the transaction log, as if the coordinator had once decided so."""

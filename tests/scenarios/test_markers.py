@@ -234,5 +234,79 @@ def test_a_marker_that_a_partition_refuses_is_tried_again_while_the_transaction_
 
 
 def test_the_handler_and_the_coordinator_write_markers_through_the_same_door() -> None:
-    """So that what is shown here with WriteTxnMarkers holds for the coordinator's own markers."""
+    """So that what is shown here of markers holds for the coordinator's own and for those that are asked for."""
     assert vars(transaction_handlers)["write_marker"] is marker_sender.write_marker
+
+
+both_protocols = pytest.mark.parametrize("protocol", [1, 2])
+
+
+@both_protocols
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_client_cannot_commit_what_its_owner_has_open(stage: Stage, protocol: int, ahead: int) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer(protocol=protocol)
+    assert producer.write("ledger", b"open") is E.NONE
+    identity = (producer.producer_id, producer.epoch + ahead)
+    for version in (0, 2):
+        assert scene.mark_as_client(identity, "ledger", commit=True, transaction_version=version) is E.INVALID_TXN_STATE
+    assert scene.ends("ledger") == (0, 1)
+    assert producer.end(False) is E.NONE
+    assert scene.committed("ledger") == []
+
+
+def test_a_client_cannot_commit_what_no_coordinator_knows(stage: Stage) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    assert scene.mark_as_client((4711, 0), "ledger", commit=True) is E.INVALID_TXN_STATE
+    assert scene.markers("ledger") == []
+    assert scene.mark_as_client((4711, 0), "ledger", commit=False) is E.NONE
+
+
+def test_a_client_cannot_abort_what_is_decided_to_be_committed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stage.start()
+    scene.raw.create("ledger")
+    producer = scene.producer()
+    assert producer.write("ledger", b"committed") is E.NONE
+    release = hold_markers(monkeypatch, TopicPartition("ledger", 0))
+    assert producer.end(True) is E.NONE
+    assert scene.mark_as_client(producer.identity, "ledger", commit=False) is E.INVALID_TXN_STATE
+    release()
+    scene.until_state("CompleteCommit")
+    assert scene.committed("ledger") == [b"committed"]
+
+
+@both_protocols
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_an_open_transaction_that_an_administrator_aborts_in_one_partition_is_aborted_in_all(
+    stage: Stage, protocol: int, durability: str
+) -> None:
+    """Its owner could commit the others otherwise, and be told that everything is committed."""
+    scene = stage.start(semel_durability=durability)
+    producer = scene.producer(protocol=protocol)
+    for topic in ("first", "second"):
+        scene.raw.create(topic)
+        assert producer.write(topic, b"aborted") is E.NONE
+    assert scene.mark_as_client(producer.identity, "first", commit=False) is E.NONE
+    assert [scene.ends(topic) for topic in ("first", "second")] == [(2, 2), (2, 2)]
+    assert producer.end(True) in (E.PRODUCER_FENCED, E.INVALID_TXN_STATE)
+    assert [scene.committed(topic) for topic in ("first", "second")] == [[], []]
+    older = (producer.producer_id, producer.epoch)
+    assert producer.init() is E.NONE
+    assert producer.write("first", b"next") is E.NONE
+    assert scene.mark_as_client(older, "first", commit=False) is E.INVALID_PRODUCER_EPOCH
+    assert producer.end(True) is E.NONE
+    scene.until_state("CompleteCommit")
+    assert scene.committed("first") == [b"next"]
+
+
+def test_a_client_writes_no_marker_into_the_transaction_log(stage: Stage) -> None:
+    scene = stage.start()
+    producer = scene.producer()
+    assert scene.mark_as_client((4711, 0), "__transaction_state", commit=False) is E.INVALID_TOPIC_EXCEPTION
+    scene = stage.restart(scene)
+    producer.scene = scene
+    assert producer.init() is E.NONE

@@ -3,7 +3,8 @@
 Guarantees:
 
 - A frame that cannot be decoded, or asks for what is not served, closes its connection; ApiVersions alone is
-  answered in version 0, so that a newer client can learn what to speak.
+  answered in version 0, so that a newer client can learn what to speak. A name that is too long is answered with
+  INVALID_REQUEST where the answer has room for a code.
 - `Refused` becomes the protocol's error code here, and nowhere else, unless a handler has one answer per partition.
 - However much a request asks for, it has the thread for a bounded time in one turn of the loop: one with very many
   elements is decoded beside the loop, a handler that is a generator goes on in later turns, and a long answer
@@ -29,6 +30,7 @@ from semel.net.connection import Buffers, Served, ServerConnection
 from semel.wire import TooManyElements, decode
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_request, response_frame
+from semel.wire.primitives import LongString
 from semel.wire.schema import fields_of
 
 if TYPE_CHECKING:
@@ -144,6 +146,9 @@ class Dispatcher:
                 request = decode(route.request, version, frame, body_offset, ELEMENTS_AT_ONCE)
             except TooManyElements:
                 return self._serve_large(route, frame, body_offset, call)
+            except LongString as error:
+                reply = self._failed(route.request(), call, error)
+                return None if reply is None else response_frame(key, version, correlation_id, reply)
         except Refused as error:
             connection.refuse(f"a request that cannot be decoded: {error}")
             return None

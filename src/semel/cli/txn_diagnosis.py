@@ -17,6 +17,8 @@ from semel.machines.transaction_states import PREPARED, STATES_BY_TITLE, State
 
 #: How long after its timeout a transaction may still be on its way to being aborted.
 GRACE_MS = 30_000
+#: A producer that wrote nothing for so long may not be there any more.
+SILENT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Verdict(enum.Enum):
     """What the two views together say."""
 
     IN_PROGRESS = "in progress"
+    SILENT = "silent"
     PREPARED_OUTSIDE = "two-phase"
     OVERDUE = "overdue"
     COMPLETING = "completing"
@@ -70,6 +73,8 @@ class Finding:
     coordinated: Coordinated | None
     verdict: Verdict
     age_ms: int
+    #: Since when nothing was written in the transaction, in any of its partitions.
+    silent_ms: int = 0
 
     @property
     def holds_readers(self) -> bool:
@@ -96,6 +101,7 @@ class Finding:
             "verdict": self.verdict.value,
             "holds_readers": self.holds_readers,
             "age_ms": self.age_ms,
+            "silent_ms": self.silent_ms,
             "partition_view": asdict(self.opened),
             "coordinator_view": coordinated,
             "meaning": meaning(self),
@@ -110,15 +116,29 @@ def judge(
     opened: OpenInPartition,
     coordinated: Coordinated | None,
     now_ms: int,
+    last_written_ms: int = -1,
 ) -> Finding:
-    """Hold the partition's view beside the coordinator's."""
+    """Hold the partition's view beside the coordinator's.
+
+    `last_written_ms`: when the transaction was last heard of in any of its partitions, if others were looked at.
+    """
+    silent_ms = max(0, now_ms - max(last_written_ms, opened.last_timestamp_ms))
     verdict = _verdict(partition, opened, coordinated, now_ms)
+    if verdict is Verdict.IN_PROGRESS and silent_ms > SILENT_MS:
+        verdict = Verdict.SILENT
     if verdict is not Verdict.HANGING and coordinated is not None and coordinated.start_ms >= 0:
         began_ms = coordinated.start_ms
     else:
         began_ms = opened.last_timestamp_ms if opened.last_timestamp_ms >= 0 else now_ms
     return Finding(
-        partition, last_stable_offset, high_watermark, opened, coordinated, verdict, max(0, now_ms - began_ms)
+        partition,
+        last_stable_offset,
+        high_watermark,
+        opened,
+        coordinated,
+        verdict,
+        max(0, now_ms - began_ms),
+        silent_ms,
     )
 
 
@@ -169,12 +189,20 @@ def meaning(finding: Finding) -> str:
                 f"The transaction is open for longer than its timeout of {duration(coordinated.timeout_ms)}: the "
                 "coordinator should have aborted it by now."
             )
+        case Verdict.SILENT:
+            assert coordinated is not None
+            left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
+            return (
+                f"Nothing was written in the transaction for {duration(finding.silent_ms)}: its producer is busy with "
+                "something else, hangs, or has died. If it does not end the transaction, the coordinator aborts it in "
+                f"{duration(left_ms)} at the latest, and readers wait until then."
+            )
         case Verdict.IN_PROGRESS:
             assert coordinated is not None
             left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
             return (
-                "The producer has a transaction open, as it should be. If it does not end it, the coordinator aborts "
-                f"it in {duration(left_ms)} at the latest."
+                f"The producer has a transaction open and last wrote {duration(finding.silent_ms)} ago, as it should "
+                f"be. If it does not end it, the coordinator aborts it in {duration(left_ms)} at the latest."
             )
 
 
@@ -195,6 +223,12 @@ def advice(finding: Finding) -> str:
             )
         case Verdict.OVERDUE:
             return "It is safe to abort it (--fix): its producer is fenced, and its records stay invisible."
+        case Verdict.SILENT:
+            return (
+                "Look whether its producer still runs. If not, abort the transaction (--fix), or start the producer "
+                "again, which aborts it too: its records stay invisible. If it does run, aborting is safe for the data "
+                "as well, but fences it."
+            )
         case Verdict.IN_PROGRESS:
             return (
                 "Wait, or look at why its producer is slow. Aborting it now (--fix) is safe for the data, but fences "

@@ -9,7 +9,7 @@ from semel.cli.txn_diagnosis import Coordinated, Finding, OpenInPartition, Verdi
 from semel.client.answers import check
 from semel.client.blocking import BlockingCluster
 from semel.client.cluster import Coordinator, Leader
-from semel.errors import ErrorCode, error_for
+from semel.errors import ErrorCode, KafkaError, error_for
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_states import State
 from semel.wire.messages.fetch import ListOffsetsRequest
@@ -177,16 +177,42 @@ def findings(
     owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
     # The partitions are asked once more: what ended while the coordinator was asked holds nothing back.
     still_open = open_in(cluster, list(opened))
+    last_written = _last_written(cluster, still_open, owners.values())
     judged: list[Finding] = []
     for partition, found in still_open.items():
         last_stable_offset = end_offset(cluster, partition, READ_COMMITTED)
         high_watermark = end_offset(cluster, partition, READ_UNCOMMITTED)
         judged.extend(
-            judge(partition, last_stable_offset, high_watermark, each, owners.get(each.producer_id), now_ms)
+            judge(
+                partition,
+                last_stable_offset,
+                high_watermark,
+                each,
+                owners.get(each.producer_id),
+                now_ms,
+                last_written.get(each.producer_id, -1),
+            )
             for each in found
             if any(each.first_offset == before.first_offset for before in opened[partition])
         )
     return judged
+
+
+def _last_written(
+    cluster: BlockingCluster, opened: dict[TopicPartition, list[OpenInPartition]], owners: Iterable[Coordinated]
+) -> dict[int, int]:
+    """When each producer last wrote in its open transaction, also into partitions that nobody asked about."""
+    others = {partition for owner in owners for partition in owner.partitions} - opened.keys()
+    try:
+        elsewhere = open_in(cluster, sorted(others), {}) if others else {}
+    except KafkaError:
+        # A partition that is not there any more, or not now: the question is about the others.
+        elsewhere = {}
+    newest: dict[int, int] = {}
+    for found in (*opened.values(), *elsewhere.values()):
+        for each in found:
+            newest[each.producer_id] = max(newest.get(each.producer_id, -1), each.last_timestamp_ms)
+    return newest
 
 
 def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> bool:

@@ -31,6 +31,7 @@ from semel.wire.messages.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from semel.wire.primitives import MOST_STRING_BYTES
 
 #: How long a member may wait in its first join; it has no id to send heartbeats with yet.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
@@ -42,6 +43,14 @@ MEMBER_ID_REQUIRED_SINCE = 4
 SKIP_ASSIGNMENT_SINCE = 9
 
 JOIN, SYNC, SESSION = "classic join", "classic sync", "classic session"
+
+
+def generated_member_id(name: str, unique: str) -> str:
+    """The member's name and what makes it unique, as in Kafka, within what a string holds."""
+    most_bytes = MOST_STRING_BYTES - len(unique) - 1
+    if len(name) > most_bytes // 4:
+        name = name.encode()[:most_bytes].decode(errors="ignore")
+    return f"{name}-{unique}"
 
 
 def refuse_join(code: ErrorCode, version: int, member_id: str = NO_MEMBER_ID) -> JoinGroupResponse:
@@ -96,7 +105,7 @@ class ClassicRebalance:
             )
 
         if member_id == NO_MEMBER_ID:
-            new_id = f"{client_id if instance_id is None else instance_id}-{new_member_id()}"
+            new_id = generated_member_id(client_id if instance_id is None else instance_id, new_member_id())
             if instance_id is not None and (old_id := group.static_members.get(instance_id)) is not None:
                 self._replace_static(group, group.members[old_id], newcomer(new_id), parked, now_ms, out)
             elif instance_id is None and parked.version >= MEMBER_ID_REQUIRED_SINCE:

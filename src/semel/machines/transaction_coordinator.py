@@ -57,7 +57,7 @@ from semel.machines.transaction_replies import (
     topic_results,
 )
 from semel.machines.transaction_shard import Pending, Shard
-from semel.machines.transaction_states import PREPARED, Event, State, step
+from semel.machines.transaction_states import OPEN, PREPARED, Event, State, step
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -477,6 +477,18 @@ class TransactionCoordinator:
                 yield Decision(None, tuple(tombstones))
 
     # For administrators
+
+    def open_by_producer(self) -> dict[int, TransactionMetadata]:
+        """The transactions that are begun and not over, by the producer id of their data."""
+        return {metadata.producer_id: metadata for metadata in self.entries() if metadata.state in OPEN}
+
+    def abort_for_administrator(self, transactional_id: str, now_ms: int) -> Decision[None]:
+        """End an open transaction in all its partitions, and fence its producer: it must not commit what is left."""
+        shard = self._shard_of(transactional_id)
+        shard.check_not_pending(transactional_id)
+        old = shard.entries[transactional_id]
+        moved(old, Event.TIME_OUT)
+        return self._decide(shard, None, fenced(old, self.settings.transaction_version, now_ms))
 
     def describe_transactions(self, request: DescribeTransactionsRequest) -> Decision[DescribeTransactionsResponse]:
         """Each id as the coordinator sees it; of a prepared transaction, the partitions still without a marker."""

@@ -31,7 +31,7 @@ class Malformed(Refused):
         super().__init__(ErrorCode.INVALID_REQUEST, why)
 
     def __reduce__(self) -> tuple[type[Malformed], tuple[str]]:
-        return Malformed, (self.why,)
+        return type(self), (self.why,)
 
 
 class TooManyElements(Malformed):
@@ -41,6 +41,10 @@ class TooManyElements(Malformed):
         super().__init__(why)
 
 
+class LongString(Malformed):
+    """A string that no Kafka reads. Unlike other nonsense it may be a person's mistake, so its sender is answered."""
+
+
 def lie(field: str, claimed: int, position: int, end: int) -> NoReturn:
     """Refuse a length or count that the remaining bytes cannot hold, before anything is allocated for it."""
     raise Malformed(f"{field} claims {claimed}, with {max(end - position, 0)} bytes left at byte {position}")
@@ -48,7 +52,7 @@ def lie(field: str, claimed: int, position: int, end: int) -> NoReturn:
 
 def long_string(field: str, claimed: int, position: int) -> NoReturn:
     """Refuse a string that no Kafka reads: what has two bytes for a length in old versions is no longer in new ones."""
-    raise Malformed(f"{field} claims {claimed} bytes at byte {position}, a string has {MOST_STRING_BYTES} at most")
+    raise LongString(f"{field} claims {claimed} bytes at byte {position}, a string has {MOST_STRING_BYTES} at most")
 
 
 def null(field: str, position: int) -> NoReturn:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.marker_sender import write_marker
-from semel.broker.partitions import INTERNAL_TOPICS, Partition
+from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import TopicPartition
+from semel.machines.transaction_metadata import TransactionMetadata
+from semel.machines.transaction_states import State
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
+
+logger = logging.getLogger(__name__)
 
 #: From this version AddPartitionsToTxn carries many transactions at once.
 BATCHED_SINCE = 4
@@ -128,27 +133,43 @@ def list_transactions(broker: BrokerServer, request: ListTransactionsRequest, ca
 
 
 def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> Any:
-    """Markers as another coordinator, or an administrator ending a hanging transaction, sends them."""
+    """Markers from an administrator, who ends a transaction that hangs: no coordinator but ours is there to send any.
+
+    None of them may say anything else than the coordinator. Only it commits, so a commit is written where it has been
+    decided and the partition lacks it. An abort is written where no coordinator knows the transaction; one that it
+    knows as open is aborted by the coordinator, in every partition, or its producer could commit the rest.
+    """
     response = WriteTxnMarkersResponse()
     written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]] = {}
+    host = broker.transactions
+    host.load_all()
+    known = host.machine.open_by_producer()
+    aborting: dict[str, None] = {}
     for marker in request.markers:
         result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=marker.producer_id)
+        metadata = known.get(marker.producer_id)
         for topic in marker.topics:
             answers = []
             for index in topic.partition_indexes:
                 code = ErrorCode.NONE
+                target = TopicPartition(topic.name, index)
                 try:
-                    write_marker(
-                        broker,
-                        TopicPartition(topic.name, index),
-                        marker.producer_id,
-                        marker.producer_epoch,
-                        marker.transaction_result,
-                        marker.coordinator_epoch,
-                        marker.transaction_version,
-                    )
+                    if _is_for_the_coordinator(target, marker, metadata):
+                        assert metadata is not None
+                        aborting[metadata.transactional_id] = None
+                    else:
+                        write_marker(
+                            broker,
+                            target,
+                            marker.producer_id,
+                            marker.producer_epoch,
+                            marker.transaction_result,
+                            marker.coordinator_epoch,
+                            marker.transaction_version,
+                        )
                 except Refused as error:
                     code = error.code
+                    logger.info("a marker of producer %d for %s is refused: %s", marker.producer_id, target, error)
                 answer = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult(
                     partition_index=index, error_code=code
                 )
@@ -159,9 +180,46 @@ def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, cal
                 WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=answers)
             )
         response.markers.append(result)
-    if broker.flusher is not None:
-        return _after_flush(broker.flusher, written, response)
+    for transactional_id in aborting:
+        host.settle(host.machine.abort_for_administrator(transactional_id, broker.now_ms()))
+    if aborting or broker.flusher is not None:
+        return _after_markers(broker, tuple(aborting), written, response)
     return response
+
+
+def _is_for_the_coordinator(
+    target: TopicPartition,
+    marker: WriteTxnMarkersRequest.WritableTxnMarker,
+    metadata: TransactionMetadata | None,
+) -> bool:
+    """Whether the coordinator is to abort the transaction itself; `Refused` if the marker contradicts it."""
+    if target.topic == TRANSACTION_STATE:
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"no transaction writes to {target.topic}")
+    state = metadata.state if metadata is not None and target in metadata.partitions else None
+    if marker.transaction_result:
+        if state is not State.PREPARE_COMMIT:
+            raise Refused(ErrorCode.INVALID_TXN_STATE, "only the coordinator commits, and it has not decided to")
+        return False
+    if state is State.PREPARE_COMMIT:
+        raise Refused(ErrorCode.INVALID_TXN_STATE, "the transaction is committed: its markers are on their way")
+    if state is not State.ONGOING:
+        return False
+    assert metadata is not None
+    if marker.producer_epoch < metadata.producer_epoch:
+        raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"the transaction is one of epoch {metadata.producer_epoch}")
+    return True
+
+
+async def _after_markers(
+    broker: BrokerServer,
+    aborting: tuple[str, ...],
+    written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]],
+    response: WriteTxnMarkersResponse,
+) -> WriteTxnMarkersResponse:
+    """The answer, once what it tells of is in the partitions and as durable as the broker promises."""
+    broker.do_what_is_due()
+    await broker.transactions.settled(*aborting)
+    return response if broker.flusher is None else await _after_flush(broker.flusher, written, response)
 
 
 async def _after_flush(
