@@ -38,8 +38,9 @@ class GroupSettingsStore:
         """What holds for a group."""
         return group_values(broker, self.changed(group_id))
 
-    def replace(self, group_id: str, overrides: dict[str, str], broker: Values, *, validate_only: bool = False) -> None:
-        """Give a group these settings instead of those it had."""
+    @staticmethod
+    def check(overrides: dict[str, str], broker: Values) -> None:
+        """Refuse settings that a group cannot have."""
         try:
             values = group_values(broker, overrides)
             for name in overrides:
@@ -50,15 +51,14 @@ class GroupSettingsStore:
             raise Refused(
                 ErrorCode.INVALID_CONFIG, "consumer.session.timeout.ms must be above consumer.heartbeat.interval.ms"
             )
-        if validate_only:
-            return
-        changed = {**self._changed, group_id: overrides}
-        if not overrides:
-            del changed[group_id]
-        try:
-            self._version = self._store.update(_STORE_ENTRY, changed, self._version)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
+
+    async def replace(self, changes: Mapping[str, dict[str, str]]) -> None:
+        """Give groups these settings, which were checked, instead of those they had. One write, one at a time."""
+        changed = {**self._changed, **changes}
+        for group_id, overrides in changes.items():
+            if not overrides:
+                del changed[group_id]
+        self._version = await self._store.updated(_STORE_ENTRY, changed, self._version)
         self._changed = changed
 
 

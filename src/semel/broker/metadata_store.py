@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -57,6 +58,17 @@ class LocalMetadataStore:
             raise Conflict(f"{name} is at version {version}, not {expected_version}")
         self._files.replace(self._directory / name, f"{version + 1}\n{_json(value)}\n".encode())
         return version + 1
+
+    async def updated(self, name: str, value: Any, expected_version: int) -> int:
+        """As `update`, beside the event loop; a value that is a function is called there. A disk that fails refuses."""
+
+        def update() -> int:
+            return self.update(name, value() if callable(value) else value, expected_version)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, update)
+        except OSError as error:
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
 
     def _version(self, name: str) -> int:
         """The entry's version without the rest of it, which may be long."""

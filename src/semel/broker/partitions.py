@@ -13,12 +13,12 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,11 @@ NEW_PARTITIONS_MAX = 10_000
 CLOSING_THREADS = 32
 #: The longest name a file system gives a directory.
 DIRECTORY_NAME_MAX = 255
+
+#: Topics as the store keeps them, None for one that it keeps no longer.
+Rows = dict[str, dict[str, Any] | None]
+#: Awaited between two pieces of long work: others are served meanwhile.
+Rest = Callable[[], Awaitable[None]]
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _STORE_ENTRY = "topics"
@@ -160,6 +165,7 @@ class Topic:
         "name",
         "overrides",
         "partitions",
+        "row",
         "topic_id",
     )
 
@@ -170,6 +176,8 @@ class Topic:
         self.values = values
         self.partitions: list[Partition] = []
         self.internal = name in INTERNAL_TOPICS
+        #: The topic as the store keeps it; replaced, never changed.
+        self.row: dict[str, Any] = {}
 
     @property
     def values(self) -> Values:
@@ -214,6 +222,12 @@ class TopicRegistry:
         self._recovery_points: dict[tuple[str, int], int] = {}
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
+        #: Names as Kafka's metrics would have them, and the topic each belongs to.
+        self._flat_names: dict[str, str] = {}
+        #: What is being written to the store, and who writes it beside the loop.
+        self._pending: Rows = {}
+        self._writing: Future[int] | None = None
+        self._writer: ThreadPoolExecutor | None = None
         #: Told after topics or partitions came or went: assignments on the server depend on it.
         self.changed: list[Callable[[], None]] = []
 
@@ -258,7 +272,7 @@ class TopicRegistry:
             topic = Topic(name, uuid.UUID(row["id"]), configs, topic_values(self._settings, configs))
             self._enlist(topic, row["partitions"])
         for path in self._directory.glob("*-delete"):
-            shutil.rmtree(path, ignore_errors=True)
+            self._files.remove_later(path)
         if not self._clean:
             self._machine_went_down = machine_went_down(self._files, self._directory)
             for partition in self.all_partitions():
@@ -281,6 +295,9 @@ class TopicRegistry:
         self.checkpoint_recovery_points()
         for partition in self.all_partitions():
             partition.retire()
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._files.stop_removing()
         return clean
 
     def checkpoint_recovery_points(self) -> None:
@@ -292,88 +309,123 @@ class TopicRegistry:
 
     # Changing
 
-    def create(
-        self, name: str, partition_count: int, overrides: dict[str, str] | None = None, *, validate_only: bool = False
-    ) -> Topic:
-        """Create a topic, or refuse as Kafka does."""
-        check_topic_name(name)
-        if name in self.topics:
-            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
-        if "." in name or "_" in name:
-            # Kafka's metric names cannot tell the two apart, so it lets only one of them exist.
-            flat = name.replace(".", "_")
-            for other in self.topics:
-                if other.replace(".", "_") == flat:
-                    raise Refused(
-                        ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} collides with existing topic {other!r}"
-                    )
-        if partition_count < 1:
-            raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
-        values = self._checked(overrides or {})
-        topic = Topic(name, self._fresh_id(), dict(overrides or {}), values)
-        if validate_only:
-            return topic
-        self._set_aside_strays(name, partition_count)
+    def create(self, name: str, partition_count: int, overrides: dict[str, str] | None = None) -> Topic:
+        """Create a topic at once, or refuse as Kafka does. Clients' topics are created by `create_all`."""
+        topic = self.planned(name, partition_count, overrides)
+        self._set_aside_strays([(name, 0, partition_count)])
         self._save({name: _row(topic, partition_count)})
         self._enlist(topic, partition_count)
         self._announce()
         return topic
 
-    def delete(self, topic: Topic) -> None:
-        """Delete a topic and its data."""
-        self._save({topic.name: None})
-        del self.topics[topic.name]
-        del self.by_id[topic.topic_id]
-        self._files.drain()
-        for partition in topic.partitions:
-            log = partition.retire()
-            if log is not None:
-                for segment in log.segments:
-                    segment.close()
-            if partition.directory.exists():
-                doomed = _beside(partition.directory, "delete")
-                partition.directory.rename(doomed)
-                self._files.in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
-            partition.changed()
-        self._forget_offsets(topic.name)
+    def planned(
+        self,
+        name: str,
+        partition_count: int,
+        overrides: dict[str, str] | None = None,
+        beside: Mapping[str, str] | None = None,
+    ) -> Topic:
+        """A topic that could be created now; `beside` are the flat names of others that will be."""
+        check_topic_name(name)
+        if name in self.topics:
+            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
+        # Kafka's metric names cannot tell '.' and '_' apart, so it lets only one of them exist.
+        flat = flat_name(name)
+        other = self._flat_names.get(flat) or (beside or {}).get(flat)
+        if other is not None:
+            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} collides with existing topic {other!r}")
+        if partition_count < 1:
+            raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
+        return Topic(name, self._fresh_id(), dict(overrides or {}), self.checked(overrides or {}))
+
+    async def create_all(self, planned: list[tuple[Topic, int]], rest: Rest) -> None:
+        """Create topics, with one write to the store."""
+        changes: Rows = {topic.name: _row(topic, count) for topic, count in planned}
+        new = [(topic.name, 0, count) for topic, count in planned]
+        await self._saved(changes, partial(self._set_aside_strays, new))
+        for topic, count in planned:
+            self._enlist(topic, count)
+            await rest()
+        self._pending = {}
         self._announce()
 
-    def add_partitions(self, topic: Topic, count: int) -> None:
-        """Grow a topic to `count` partitions."""
-        check_new_partitions(count - len(topic.partitions))
-        self._set_aside_strays(topic.name, count, first=len(topic.partitions))
-        self._save({topic.name: _row(topic, count)})
-        for index in range(len(topic.partitions), count):
-            topic.partitions.append(self._partition(topic, index))
+    async def delete_all(self, topics: list[Topic], rest: Rest) -> None:
+        """Delete topics and their data, with one write to the store. Nobody waits for the data to go."""
+        await self._saved({topic.name: None for topic in topics})
+        directories = []
+        for topic in topics:
+            del self.topics[topic.name]
+            del self.by_id[topic.topic_id]
+            self._flat_names.pop(flat_name(topic.name), None)
+            for partition in topic.partitions:
+                log = partition.retire()
+                if log is not None:
+                    for segment in log.segments:
+                        segment.close()
+                directories.append(partition.directory)
+                partition.changed()
+                await rest()
+        self._pending = {}
+        # Behind those who still write into these directories, and before anybody makes one of the same name.
+        await asyncio.wrap_future(self._files.in_background(partial(self._doom, directories)))
+        self._forget_offsets({topic.name for topic in topics})
         self._announce()
 
-    def configure(self, topic: Topic, overrides: dict[str, str], *, validate_only: bool = False) -> None:
-        """Replace a topic's own settings."""
-        values = self._checked(overrides)
-        if validate_only:
-            return
-        self._save({topic.name: _row(topic, len(topic.partitions), overrides)})
-        topic.overrides = overrides
-        _apply(topic, values)
+    def _doom(self, directories: list[Path]) -> None:
+        for directory in directories:
+            try:
+                if directory.exists():
+                    doomed = _beside(directory, "delete")
+                    directory.rename(doomed)
+                    self._files.remove_later(doomed)
+            except OSError as error:
+                logger.error("%s of a deleted topic stays where it is, remove it: %s", directory, error)
 
-    def change_defaults(self, settings: Values) -> None:
+    async def grow_all(self, grown: list[tuple[Topic, int]], rest: Rest) -> None:
+        """Give topics more partitions, with one write to the store."""
+        rows = {topic.name: _row(topic, count) for topic, count in grown}
+        new = [(topic.name, len(topic.partitions), count) for topic, count in grown]
+        await self._saved({**rows}, partial(self._set_aside_strays, new))
+        for topic, count in grown:
+            topic.row = rows[topic.name]
+            for index in range(len(topic.partitions), count):
+                topic.partitions.append(self._partition(topic, index))
+            await rest()
+        self._pending = {}
+        self._announce()
+
+    async def configure_all(self, configured: list[tuple[Topic, dict[str, str]]], rest: Rest) -> None:
+        """Replace topics' own settings, which were `checked`, with one write to the store."""
+        rows = {topic.name: _row(topic, len(topic.partitions), overrides) for topic, overrides in configured}
+        await self._saved({**rows})
+        for topic, overrides in configured:
+            topic.row = rows[topic.name]
+            topic.overrides = overrides
+            _apply(topic, self.checked(overrides))
+            await rest()
+        self._pending = {}
+
+    async def change_defaults(self, settings: Values, rest: Rest) -> None:
         """From now on the broker has these settings; a topic follows where it has none of its own."""
         self._settings = settings
-        for topic in self.topics.values():
+        verifies_transactions = settings["transaction.partition.verification.enable"]
+        for topic in list(self.topics.values()):
             _apply(topic, topic_values(settings, topic.overrides))
-        for partition in self.all_partitions():
-            if partition.opened is not None:
-                partition.opened.verifies_transactions = settings["transaction.partition.verification.enable"]
+            for partition in topic.partitions:
+                if partition.opened is not None:
+                    partition.opened.verifies_transactions = verifies_transactions
+            await rest()
 
-    # Inside
-
-    def _checked(self, overrides: dict[str, str]) -> Values:
+    def checked(self, overrides: dict[str, str]) -> Values:
+        """What would hold for a topic with these settings, or why it cannot have them."""
         try:
             for name in overrides:
                 TOPIC.row(name)
             return topic_values(self._settings, overrides)
         except ConfigError as error:
             raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+    # Inside
 
     def _fresh_id(self) -> uuid.UUID:
         while (topic_id := uuid.uuid4()) in self.by_id:
@@ -383,15 +435,17 @@ class TopicRegistry:
     def _enlist(self, topic: Topic, partition_count: int) -> None:
         for index in range(partition_count):
             topic.partitions.append(self._partition(topic, index))
+        topic.row = _row(topic, partition_count)
         self.topics[topic.name] = topic
         self.by_id[topic.topic_id] = topic
+        self._flat_names[flat_name(topic.name)] = topic.name
 
-    def _forget_offsets(self, name: str) -> None:
-        """A later topic of this name must not inherit where this one's logs began or were compacted to."""
-        self._recovery_points = {key: offset for key, offset in self._recovery_points.items() if key[0] != name}
+    def _forget_offsets(self, names: set[str]) -> None:
+        """A later topic of such a name must not inherit where this one's logs began or were compacted to."""
+        self._recovery_points = {key: offset for key, offset in self._recovery_points.items() if key[0] not in names}
         for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS):
             offsets = read_offsets(self._files, self._directory, checkpoint)
-            kept = {key: offset for key, offset in offsets.items() if key[0] != name}
+            kept = {key: offset for key, offset in offsets.items() if key[0] not in names}
             if len(kept) < len(offsets):
                 write_offsets(self._files, self._directory, checkpoint, kept)
 
@@ -424,21 +478,59 @@ class TopicRegistry:
     def _promises_fsync(self, topic: Topic) -> bool:
         return self._settings["semel.durability"] == "fsync" or topic.flush_messages is not None
 
-    def _set_aside_strays(self, name: str, count: int, first: int = 0) -> None:
-        for index in range(first, count):
-            directory = self._directory / f"{name}-{index}"
-            if directory.exists():
-                directory.rename(_beside(directory, "stray"))
+    def _set_aside_strays(self, new: list[tuple[str, int, int]]) -> None:
+        """For new partitions: the topic, and the first and the one after the last of them."""
+        for name, first, end in new:
+            for index in range(first, end):
+                directory = self._directory / f"{name}-{index}"
+                if directory.exists():
+                    directory.rename(_beside(directory, "stray"))
 
-    def _save(self, changes: dict[str, dict[str, Any] | None]) -> None:
+    def _save(self, changes: Rows) -> None:
         """Store what will be, before it is: what the disk refuses has not happened."""
-        rows: dict[str, Any] = {topic.name: _row(topic, len(topic.partitions)) for topic in self.topics.values()}
-        rows.update(changes)
-        kept = {name: row for name, row in rows.items() if row is not None}
+        if self._writing is not None:
+            # What is on its way to the disk comes first; whoever waits for it is told how it went.
+            try:
+                self._version = self._writing.result()
+            except Exception:
+                self._pending = {}
         try:
-            self._version = self._store.update(_STORE_ENTRY, {"version": 1, "topics": kept}, self._version)
+            self._version = self._store.update(_STORE_ENTRY, self._stored(changes), self._version)
         except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata store cannot be written: {error}") from error
+            raise _not_stored(error) from error
+
+    async def _saved(
+        self, changes: Rows, first: Callable[[], object] = lambda: None
+    ) -> None:
+        """The same beside the loop, and `first` before it. One at a time: whoever changes topics has the broker's word.
+
+        Until they hold, the changes are `_pending`.
+        """
+        value, version = self._stored(changes), self._version
+
+        def write() -> int:
+            first()
+            return self._store.update(_STORE_ENTRY, value, version)
+
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "semel-topics")
+        self._pending = changes
+        writing = self._writing = self._writer.submit(write)
+        try:
+            self._version = max(self._version, await asyncio.wrap_future(writing))
+        except BaseException as error:
+            self._pending = {}
+            if isinstance(error, OSError):
+                raise _not_stored(error) from error
+            raise
+        finally:
+            self._writing = None
+
+    def _stored(self, changes: Rows) -> dict[str, Any]:
+        rows: dict[str, Any] = {name: topic.row for name, topic in self.topics.items()}
+        for changed in (self._pending, changes):
+            rows.update(changed)
+        return {"version": 1, "topics": {name: row for name, row in rows.items() if row is not None}}
 
     def _announce(self) -> None:
         for told in self.changed:
@@ -452,6 +544,15 @@ def _beside(directory: Path, what: str) -> Path:
     suffix = f"{dash}{index}.{uuid.uuid4().hex}-{what}"
     topic = directory.name.removesuffix(dash + index)
     return directory.with_name(topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix)
+
+
+def _not_stored(error: OSError) -> Refused:
+    return Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata store cannot be written: {error}")
+
+
+def flat_name(name: str) -> str:
+    """What Kafka's metrics make of a topic's name."""
+    return name.replace(".", "_")
 
 
 def _apply(topic: Topic, values: Values) -> None:

@@ -71,34 +71,38 @@ class QuotaStore:
         found = self._quotas.get(entity)
         return None if found is None else found.get(quota)
 
-    def matching(self, wanted: Mapping[str, Match], *, strict: bool) -> Iterator[tuple[Entity, Mapping[str, float]]]:
-        """The entities that have all these types; with `strict` only those that have no other."""
+    def matching(
+        self, wanted: Mapping[str, Match], *, strict: bool
+    ) -> Iterator[tuple[Entity, Mapping[str, float] | None]]:
+        """The entities that have all these types, with `strict` only those that have no other; None for the others."""
         for entity, quotas in self._quotas.items():
             names = dict(entity)
-            if strict and names.keys() != wanted.keys():
-                continue
-            if all(kind in names and (match.any_name or names[kind] == match.name) for kind, match in wanted.items()):
-                yield entity, quotas
+            matches = not (strict and names.keys() != wanted.keys()) and all(
+                kind in names and (match.any_name or names[kind] == match.name) for kind, match in wanted.items()
+            )
+            yield entity, quotas if matches else None
 
-    def replace(self, changes: Mapping[Entity, Mapping[str, float | None]]) -> None:
-        """Set and, where there is None, take back quotas that were `checked`."""
-        quotas = {entity: dict(values) for entity, values in self._quotas.items()}
+    async def replace(self, changes: Mapping[Entity, Mapping[str, float | None]]) -> None:
+        """Set and, where there is None, take back quotas that were `checked`. One write, one at a time."""
+        quotas = dict(self._quotas)
         for entity, values in changes.items():
-            own = quotas.setdefault(entity, {})
+            own = dict(quotas.get(entity, {}))
             for name, value in values.items():
                 if value is None:
                     own.pop(name, None)
                 else:
                     own[name] = value
-            if not own:
-                del quotas[entity]
+            if own:
+                quotas[entity] = own
+            else:
+                quotas.pop(entity, None)
         if quotas == self._quotas:
             return
-        rows = [{"entity": entity, "quotas": values} for entity, values in quotas.items()]
-        try:
-            self._version = self._store.update(_STORE_ENTRY, rows, self._version)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
+
+        def rows() -> list[object]:
+            return [{"entity": entity, "quotas": values} for entity, values in quotas.items()]
+
+        self._version = await self._store.updated(_STORE_ENTRY, rows, self._version)
         self._quotas = quotas
 
 

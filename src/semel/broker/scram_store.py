@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from semel.broker.metadata_store import LocalMetadataStore
-from semel.errors import ErrorCode, Refused
 
 #: The mechanisms by their number on the wire.
 MECHANISMS = {1: "sha256", 2: "sha512"}
@@ -71,27 +70,27 @@ class ScramStore:
         keys = ((user, mechanism) for mechanism in MECHANISMS)
         return {key[1]: self._credentials[key] for key in keys if key in self._credentials}
 
-    def replace(self, changes: Mapping[CredentialKey, ScramCredential | None]) -> None:
-        """Set credentials and, where there is None, remove them."""
+    async def replace(self, changes: Mapping[CredentialKey, ScramCredential | None]) -> None:
+        """Set credentials and, where there is None, remove them. One write, one at a time."""
         changed = {**self._credentials, **changes}
         credentials = {key: found for key, found in changed.items() if found is not None}
         if credentials == self._credentials:
             return
-        rows = [
-            {
-                "user": user,
-                "mechanism": mechanism,
-                "iterations": found.iterations,
-                "salt": _text(found.salt),
-                "stored_key": _text(found.stored_key),
-                "server_key": _text(found.server_key),
-            }
-            for (user, mechanism), found in credentials.items()
-        ]
-        try:
-            self._version = self._store.update(_STORE_ENTRY, rows, self._version)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
+
+        def rows() -> list[object]:
+            return [
+                {
+                    "user": user,
+                    "mechanism": mechanism,
+                    "iterations": found.iterations,
+                    "salt": _text(found.salt),
+                    "stored_key": _text(found.stored_key),
+                    "server_key": _text(found.server_key),
+                }
+                for (user, mechanism), found in credentials.items()
+            ]
+
+        self._version = await self._store.updated(_STORE_ENTRY, rows, self._version)
         self._credentials = credentials
 
 

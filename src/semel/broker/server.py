@@ -79,6 +79,9 @@ class BrokerServer:
         #: How the connections and the requests that take long share the thread.
         self.turns = Turns()
         self._beside: ThreadPoolExecutor | None = None
+        #: Held by whoever changes topics, settings, quotas or credentials; and the change that is being made.
+        self._changing = asyncio.Lock()
+        self._change: asyncio.Task[Any] | None = None
         self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
         self.endpoint: tuple[str, int] = ("", 0)
@@ -250,6 +253,8 @@ class BrokerServer:
         except TimeoutError:
             for connection in tuple(self._connections):
                 connection.transport.abort()
+        if self._change is not None:
+            await asyncio.wait([self._change], timeout=STOP_TIMEOUT_S)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -286,6 +291,26 @@ class BrokerServer:
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "semel-beside")
         return await self.loop.run_in_executor(self._beside, work)
+
+    async def change(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Change something that the metadata store keeps, when no other change is being made.
+
+        What has begun is carried out, whether or not the client that asked for it is still there.
+        """
+        try:
+            await self._changing.acquire()
+        except BaseException:
+            work.close()
+            raise
+        task = self._change = self.loop.create_task(work)
+        task.add_done_callback(self._changed)
+        return await asyncio.shield(task)
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changing.release()
+        # Whoever waits for it is told; an invariant that broke concerns all, also when nobody waits.
+        if not task.cancelled() and isinstance(error := task.exception(), InvariantViolation):
+            self.failed(error)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

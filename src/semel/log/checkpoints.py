@@ -16,6 +16,7 @@ import logging
 import os
 import uuid
 from bisect import bisect_right
+from collections.abc import Mapping
 from pathlib import Path
 
 from semel.log.files import Files
@@ -189,11 +190,14 @@ def write_offsets(
     files.replace(os.path.join(data_directory, name), encode_offsets(offsets), durable=durable)
 
 
-def set_offset(files: Files, data_directory: Path | str, name: str, partition: tuple[str, int], offset: int) -> None:
-    """Change one partition's line, durably."""
+def set_offsets(
+    files: Files, data_directory: Path | str, name: str, changes: Mapping[tuple[str, int], int]
+) -> None:
+    """Change the lines of some partitions, durably and with one write."""
     offsets = read_offsets(files, data_directory, name)
-    if offsets.get(partition) != offset:
-        write_offsets(files, data_directory, name, {**offsets, partition: offset})
+    changed = {**offsets, **changes}
+    if changed != offsets:
+        write_offsets(files, data_directory, name, changed)
 
 
 def forget_offset(files: Files, data_directory: Path | str, name: str, partition: tuple[str, int]) -> None:

@@ -343,12 +343,11 @@ class Compaction:
         try:
             for group, cleaned in self._groups:
                 self._swap(group, cleaned)
-            checkpoints.set_offset(
+            checkpoints.set_offsets(
                 log.files,
                 os.path.dirname(log.directory),
                 checkpoints.CLEANER_OFFSETS,
-                (log.topic, log.partition),
-                self._upper_bound,
+                {(log.topic, log.partition): self._upper_bound},
             )
         except OSError as error:
             # Half swapped: recovery knows how to finish it, nobody else does.

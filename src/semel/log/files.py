@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock, Thread
 
 Buffer = bytes | bytearray | memoryview
 Path = str | os.PathLike[str]
@@ -25,6 +28,9 @@ class Files:
     def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: set[Future[None]] = set()
+        self._remover: Thread | None = None
+        self._removing = Lock()
+        self._doomed: deque[Path] = deque()
 
     # Open files
 
@@ -161,15 +167,41 @@ class Files:
 
     # Elsewhere
 
-    def in_background(self, job: Callable[[], None]) -> None:
+    def in_background(self, job: Callable[[], None]) -> Future[None]:
         """Run `job` off the caller's thread, after those given before it. It reports its own failures."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "semel-files")
         future = self._worker.submit(job)
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)
+        return future
 
     def drain(self) -> None:
         """Wait for everything given to `in_background`."""
         for future in tuple(self._jobs):
             future.result()
+
+    def remove_later(self, directory: Path) -> None:
+        """Remove a directory and all that is in it when there is time; nobody waits for it."""
+        with self._removing:
+            self._doomed.append(directory)
+            if self._remover is None:
+                self._remover = Thread(target=self._remove_doomed, name="semel-remove", daemon=True)
+                self._remover.start()
+
+    def stop_removing(self, timeout_s: float = 1.0) -> None:
+        """Begin with no further directory. What is left has a name that says that it may go."""
+        with self._removing:
+            self._doomed.clear()
+            remover = self._remover
+        if remover is not None:
+            remover.join(timeout_s)
+
+    def _remove_doomed(self) -> None:
+        while True:
+            with self._removing:
+                if not self._doomed:
+                    self._remover = None
+                    return
+                directory = self._doomed.popleft()
+            shutil.rmtree(directory, ignore_errors=True)

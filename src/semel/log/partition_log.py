@@ -414,10 +414,9 @@ class PartitionLog(Reading, TimestampSearch):
 
     def delete_records_before(self, offset: int) -> int:
         """DeleteRecords: nothing below `offset` (-1: the high watermark) is served any more. The new log start."""
-        try:
-            return retention.delete_records_before(self, offset)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log's start cannot be written down: {error}") from error
+        deletion = retention.Deletion(self, offset)
+        retention.write_down([deletion])
+        return deletion.apply()
 
     def retain(self, now_ms: int) -> int:
         """Let go of what retention no longer wants: segments and idle producers. How many segments went."""

@@ -7,6 +7,7 @@ later, so that a crash at any point leaves a log that begins a little earlier or
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode, Refused
@@ -17,22 +18,43 @@ if TYPE_CHECKING:
     from semel.log.partition_log import PartitionLog
 
 
-def delete_records_before(log: PartitionLog, offset: int) -> int:
-    """Move the log's start. Durable before it is answered: a restart must not bring deleted records back."""
-    target = log.high_watermark if offset == -1 else offset
-    if target < 0 or target > log.high_watermark:
-        raise Refused(
-            ErrorCode.OFFSET_OUT_OF_RANGE, f"cannot delete up to {offset}: the high watermark is {log.high_watermark}"
-        )
-    if target > log.log_start_offset:
-        _write_down_start(log, target)
-        log.log_start_offset = target
-    return log.log_start_offset
+class Deletion:
+    """Nothing below an offset (-1: the high watermark) is to be served any more. Wanted, written down, then done."""
+
+    __slots__ = ("log", "target")
+
+    def __init__(self, log: PartitionLog, offset: int) -> None:
+        self.log = log
+        self.target = log.high_watermark if offset == -1 else offset
+        if self.target < 0 or self.target > log.high_watermark:
+            raise Refused(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"cannot delete up to {offset}: the high watermark is {log.high_watermark}",
+            )
+
+    def apply(self) -> int:
+        """The log's start now."""
+        self.log.log_start_offset = max(self.log.log_start_offset, self.target)
+        return self.log.log_start_offset
+
+
+def write_down(deletions: Sequence[Deletion]) -> None:
+    """Durable before it is answered, with one write: a restart must not bring deleted records back."""
+    by_directory: dict[str, list[Deletion]] = {}
+    for deletion in deletions:
+        if deletion.target > deletion.log.log_start_offset:
+            by_directory.setdefault(os.path.dirname(deletion.log.directory), []).append(deletion)
+    try:
+        for directory, wanted in by_directory.items():
+            starts = {(deletion.log.topic, deletion.log.partition): deletion.target for deletion in wanted}
+            checkpoints.set_offsets(wanted[0].log.files, directory, checkpoints.LOG_START_OFFSETS, starts)
+    except OSError as error:
+        raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log's start cannot be written down: {error}") from error
 
 
 def _write_down_start(log: PartitionLog, offset: int) -> None:
-    name = (log.topic, log.partition)
-    checkpoints.set_offset(log.files, os.path.dirname(log.directory), checkpoints.LOG_START_OFFSETS, name, offset)
+    starts = {(log.topic, log.partition): offset}
+    checkpoints.set_offsets(log.files, os.path.dirname(log.directory), checkpoints.LOG_START_OFFSETS, starts)
 
 
 def retain(log: PartitionLog, now_ms: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import (
@@ -11,6 +12,7 @@ from semel.broker.configs import (
     described_group_settings,
     described_topic_settings,
 )
+from semel.broker.dispatch import Pace
 from semel.broker.dynamic_settings import dynamic_setting
 from semel.config import GROUP, TOPIC, ConfigError, Setting
 from semel.errors import ErrorCode, Refused
@@ -27,6 +29,7 @@ from semel.wire.messages.configs import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.partitions import Topic
     from semel.broker.server import BrokerServer
 
 TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE = 2, 4, 8, 16, 32
@@ -36,10 +39,19 @@ Find = Callable[[str], Setting]
 Present = Callable[[str], str | None]
 
 
-def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
-    """The settings of topics and of this broker."""
+def describe_configs(
+    broker: BrokerServer, request: DescribeConfigsRequest, call: Call
+) -> Generator[None, None, DescribeConfigsResponse]:
+    """The settings of topics, groups and this broker. Asked for the same twice, it is answered once."""
     results = []
+    answered = set()
     for resource in request.resources:
+        yield
+        keys = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
+        asked = (resource.resource_type, resource.resource_name, keys)
+        if asked in answered:
+            continue
+        answered.add(asked)
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
@@ -58,9 +70,8 @@ def describe_configs(broker: BrokerServer, request: DescribeConfigsRequest, call
                 rows = []
             else:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings")
-            wanted = resource.configuration_keys
             for row in rows:
-                if wanted is not None and row.name not in wanted:
+                if keys is not None and row.name not in keys:
                     continue
                 result.configs.append(
                     DescribeConfigsResponse.DescribeConfigsResourceResult(
@@ -92,48 +103,92 @@ def _check_group(group_id: str) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, "a group has a name")
 
 
-def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
+def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> Any:
     """Replace all settings of its own that a topic, a group or a broker has."""
-    responses = []
-    for resource in request.resources:
-        response = AlterConfigsResponse.AlterConfigsResourceResponse(
-            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
-        )
-        responses.append(response)
-        try:
-            _present(broker, resource)
-            overrides = {}
-            for config in resource.configs:
-                if config.value is None:
-                    raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
-                overrides[config.name] = config.value
-            _configure(broker, resource, overrides, validate_only=request.validate_only)
-        except Refused as error:
-            response.error_code, response.error_message = error.code, error.why
-    return AlterConfigsResponse(responses=responses)
+
+    def replaced(resource: Any) -> dict[str, str]:
+        _present(broker, resource)
+        _check_named_once(resource.configs)
+        overrides = {}
+        for config in resource.configs:
+            if config.value is None:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{config.name} has no value")
+            overrides[config.name] = config.value
+        return overrides
+
+    return broker.change(_alter(broker, request, call, AlterConfigsResponse, replaced))
 
 
-def incremental_alter_configs(
-    broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call
-) -> IncrementalAlterConfigsResponse:
+def incremental_alter_configs(broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
     """Change some of the settings that a topic, a group or a broker has of its own."""
+
+    def changed(resource: Any) -> dict[str, str]:
+        find, overrides, present = _present(broker, resource)
+        _check_named_once(resource.configs)
+        for config in resource.configs:
+            _change(find, present, overrides, config)
+        return overrides
+
+    return broker.change(_alter(broker, request, call, IncrementalAlterConfigsResponse, changed))
+
+
+def _check_named_once(configs: list[Any]) -> None:
+    if len({config.name for config in configs}) != len(configs):
+        raise Refused(ErrorCode.INVALID_REQUEST, "a setting is in the request more than once")
+
+
+async def _alter(
+    broker: BrokerServer, request: Any, call: Call, kind: type[Any], overrides_of: Callable[[Any], dict[str, str]]
+) -> Any:
+    """Check every resource, then write what the topics and what the groups get, each with one write to the store."""
+    pace = Pace(broker, call)
+    times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     responses = []
+    topics: list[tuple[Topic, dict[str, str]]] = []
+    groups: dict[str, dict[str, str]] = {}
+    written: dict[int, list[Any]] = {TOPIC_RESOURCE: [], GROUP_RESOURCE: []}
     for resource in request.resources:
-        response = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
-            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
-        )
+        await pace.rest()
+        kind_of, name = resource.resource_type, resource.resource_name
+        response = kind.AlterConfigsResourceResponse(resource_type=kind_of, resource_name=name, error_message=None)
         responses.append(response)
         try:
-            find, overrides, present = _present(broker, resource)
-            names = [config.name for config in resource.configs]
-            if len(set(names)) != len(names):
-                raise Refused(ErrorCode.INVALID_REQUEST, "a setting is in the request more than once")
-            for config in resource.configs:
-                _change(find, present, overrides, config)
-            _configure(broker, resource, overrides, validate_only=request.validate_only)
+            if times[kind_of, name] > 1:
+                raise Refused(ErrorCode.INVALID_REQUEST, "a resource is in the request more than once")
+            overrides = overrides_of(resource)
+            if kind_of == TOPIC_RESOURCE:
+                broker.topics.checked(overrides)
+                topics.append((broker.topics.get(name), overrides))
+            elif kind_of == GROUP_RESOURCE:
+                broker.group_settings.check(overrides, broker.settings)
+                groups[name] = overrides
+            else:
+                broker.dynamic.replace(name, overrides, validate_only=request.validate_only)
+                broker.settings = broker.dynamic.values
+                await broker.topics.change_defaults(broker.settings, pace.rest)
+                continue
+            written[kind_of].append(response)
         except Refused as error:
             response.error_code, response.error_message = error.code, error.why
-    return IncrementalAlterConfigsResponse(responses=responses)
+    if not request.validate_only:
+        if topics:
+            await _written(broker.topics.configure_all(topics, pace.rest), written[TOPIC_RESOURCE])
+        if groups and await _written(broker.group_settings.replace(groups), written[GROUP_RESOURCE]):
+            for group_id in groups:
+                broker.groups.configure(group_id)
+                await pace.rest()
+    return kind(responses=responses)
+
+
+async def _written(change: Coroutine[Any, Any, None], responses: list[Any]) -> bool:
+    """Whether a change was written; if not, those who asked for it are told."""
+    try:
+        await change
+    except Refused as error:
+        for response in responses:
+            response.error_code, response.error_message = error.code, error.why
+        return False
+    return True
 
 
 def _present(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str], Present]:
@@ -150,21 +205,6 @@ def _present(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str],
         values = own.values(resource.resource_name, broker.settings)
         return GROUP.row, dict(own.changed(resource.resource_name)), values.text
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
-
-
-def _configure(broker: BrokerServer, resource: Any, overrides: dict[str, str], *, validate_only: bool) -> None:
-    if resource.resource_type == TOPIC_RESOURCE:
-        topic = broker.topics.get(resource.resource_name)
-        broker.topics.configure(topic, overrides, validate_only=validate_only)
-        return
-    if resource.resource_type == GROUP_RESOURCE:
-        group_id = resource.resource_name
-        broker.group_settings.replace(group_id, overrides, broker.settings, validate_only=validate_only)
-        broker.groups.configure(group_id)
-        return
-    broker.dynamic.replace(resource.resource_name, overrides, validate_only=validate_only)
-    broker.settings = broker.dynamic.values
-    broker.topics.change_defaults(broker.settings)
 
 
 def _change(
@@ -196,7 +236,7 @@ def _change(
 
 def list_config_resources(
     broker: BrokerServer, request: ListConfigResourcesRequest, call: Call
-) -> ListConfigResourcesResponse:
+) -> Generator[None, None, ListConfigResourcesResponse]:
     """Everything that has settings. Version 0 asks for client metrics only, and there are none."""
     wanted = set(request.resource_types) or {TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE}
     if call.version == 0:
@@ -204,9 +244,13 @@ def list_config_resources(
     row = ListConfigResourcesResponse.ConfigResource
     found = []
     if TOPIC_RESOURCE in wanted:
-        found += [row(resource_name=name, resource_type=TOPIC_RESOURCE) for name in sorted(broker.topics.topics)]
+        for name in sorted(broker.topics.topics):
+            found.append(row(resource_name=name, resource_type=TOPIC_RESOURCE))
+            yield
     if BROKER_RESOURCE in wanted:
         found.append(row(resource_name=str(broker.node_id), resource_type=BROKER_RESOURCE))
     if GROUP_RESOURCE in wanted:
-        found += [row(resource_name=name, resource_type=GROUP_RESOURCE) for name in sorted(broker.group_settings)]
+        for name in sorted(broker.group_settings):
+            found.append(row(resource_name=name, resource_type=GROUP_RESOURCE))
+            yield
     return ListConfigResourcesResponse(config_resources=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode
@@ -15,7 +16,9 @@ GROUP, TRANSACTION = 0, 1
 BATCHED_SINCE = 4
 
 
-def find_coordinator(broker: BrokerServer, request: FindCoordinatorRequest, call: Call) -> FindCoordinatorResponse:
+def find_coordinator(
+    broker: BrokerServer, request: FindCoordinatorRequest, call: Call
+) -> Generator[None, None, FindCoordinatorResponse]:
     """This broker, for every group and every transactional id whose stored state can be read."""
     keys = request.coordinator_keys if call.version >= BATCHED_SINCE else [request.key]
     host, port = broker.endpoint
@@ -33,6 +36,7 @@ def find_coordinator(broker: BrokerServer, request: FindCoordinatorRequest, call
                 coordinator.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
                 coordinator.error_message = f"what is stored of {key!r} cannot be read"
         found.append(coordinator)
+        yield
     if call.version >= BATCHED_SINCE:
         return FindCoordinatorResponse(coordinators=found)
     one = found[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,35 +22,42 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
+#: How many of a partition's producers are described in one piece.
+PRODUCERS_AT_ONCE = 100
 
-def describe_log_dirs(broker: BrokerServer, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
-    """The one data directory and the partitions asked for in it."""
+
+def describe_log_dirs(
+    broker: BrokerServer, request: DescribeLogDirsRequest, call: Call
+) -> Generator[None, None, DescribeLogDirsResponse]:
+    """The one data directory and the partitions asked for in it, each once."""
     directory = broker.data_path.resolve()
     usage = shutil.disk_usage(directory)
     result = DescribeLogDirsResponse.DescribeLogDirsResult(
         log_dir=str(directory), total_bytes=usage.total, usable_bytes=usage.free
     )
-    wanted: dict[str, list[Partition]] = {}
+    wanted: dict[str, dict[int, Partition]] = {}
     if request.topics is None:
-        for topic in broker.topics.topics.values():
-            wanted[topic.name] = topic.partitions
+        for topic in list(broker.topics.topics.values()):
+            wanted[topic.name] = dict(enumerate(topic.partitions))
+            yield
     else:
         for row in request.topics:
             found = broker.topics.topics.get(row.topic)
             if found is not None:
-                wanted[row.topic] = [found.partitions[i] for i in row.partitions if 0 <= i < len(found.partitions)]
+                partitions = wanted.setdefault(row.topic, {})
+                for index in row.partitions:
+                    if 0 <= index < len(found.partitions):
+                        partitions[index] = found.partitions[index]
+            yield
     for name, partitions in wanted.items():
-        result.topics.append(
-            DescribeLogDirsResponse.DescribeLogDirsTopic(
-                name=name,
-                partitions=[
-                    DescribeLogDirsResponse.DescribeLogDirsPartition(
-                        partition_index=partition.index, partition_size=_size_bytes(partition)
-                    )
-                    for partition in partitions
-                ],
+        answers = []
+        for index, partition in partitions.items():
+            size_bytes = _size_bytes(partition)
+            answers.append(
+                DescribeLogDirsResponse.DescribeLogDirsPartition(partition_index=index, partition_size=size_bytes)
             )
-        )
+            yield
+        result.topics.append(DescribeLogDirsResponse.DescribeLogDirsTopic(name=name, partitions=answers))
     return DescribeLogDirsResponse(results=[result])
 
 
@@ -62,42 +70,49 @@ def _size_bytes(partition: Partition) -> int:
 
 def describe_producers(
     broker: BrokerServer, request: DescribeProducersRequest, call: Call
-) -> DescribeProducersResponse:
-    """The producers a partition remembers, and since where each has a transaction open."""
+) -> Generator[None, None, DescribeProducersResponse]:
+    """The producers a partition remembers, and since where each has a transaction open. Each partition once."""
     topics = []
+    wanted: dict[str, dict[int, None]] = {}
     for row in request.topics:
+        wanted.setdefault(row.name, {}).update(dict.fromkeys(row.partition_indexes))
+        yield
+    for name, indexes in wanted.items():
         answers = []
-        for index in row.partition_indexes:
+        for index in indexes:
+            yield
             answer = DescribeProducersResponse.PartitionResponse(partition_index=index)
             answers.append(answer)
             try:
-                log = broker.topics.partition(row.name, index).log
+                log = broker.topics.partition(name, index).log
             except Refused as error:
                 answer.error_code, answer.error_message = error.code, error.why
                 continue
             answer.error_code = ErrorCode.NONE
-            answer.active_producers = [
-                DescribeProducersResponse.ProducerState(
-                    producer_id=entry.producer_id,
-                    producer_epoch=entry.producer_epoch,
-                    last_sequence=entry.last_sequence,
-                    # By the broker's clock too: records may be of any age, their producer is not.
-                    last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
-                    coordinator_epoch=entry.coordinator_epoch,
-                    current_txn_start_offset=entry.current_transaction_first_offset,
+            for number, entry in enumerate(list(log.producers.entries.values())):
+                if number % PRODUCERS_AT_ONCE == 0:
+                    yield
+                answer.active_producers.append(
+                    DescribeProducersResponse.ProducerState(
+                        producer_id=entry.producer_id,
+                        producer_epoch=entry.producer_epoch,
+                        last_sequence=entry.last_sequence,
+                        # By the broker's clock too: records may be of any age, their producer is not.
+                        last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
+                        coordinator_epoch=entry.coordinator_epoch,
+                        current_txn_start_offset=entry.current_transaction_first_offset,
+                    )
                 )
-                for entry in log.producers.entries.values()
-            ]
-        topics.append(DescribeProducersResponse.TopicResponse(name=row.name, partitions=answers))
+        topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=answers))
     return DescribeProducersResponse(topics=topics)
 
 
 def alter_replica_log_dirs(
     broker: BrokerServer, request: AlterReplicaLogDirsRequest, call: Call
-) -> AlterReplicaLogDirsResponse:
+) -> Generator[None, None, AlterReplicaLogDirsResponse]:
     """A partition may be moved into the one data directory, where it is already."""
     directory = broker.data_path.resolve()
-    answers: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
+    answers: dict[str, dict[int, AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for asked in request.dirs:
         is_ours = Path(asked.path).is_absolute() and Path(asked.path).resolve() == directory
         for topic in asked.topics:
@@ -108,12 +123,15 @@ def alter_replica_log_dirs(
                         broker.topics.partition(topic.name, index)
                     except Refused as error:
                         code = error.code
-                answers.setdefault(topic.name, []).append(
+                answers.setdefault(topic.name, {})[index] = (
                     AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult(
                         partition_index=index, error_code=code
                     )
                 )
+                yield
+            yield
+        yield
     row = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
     return AlterReplicaLogDirsResponse(
-        results=[row(topic_name=name, partitions=partitions) for name, partitions in answers.items()]
+        results=[row(topic_name=name, partitions=list(found.values())) for name, found in answers.items()]
     )

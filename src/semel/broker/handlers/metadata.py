@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
-from semel.broker.partitions import INTERNAL_TOPICS, Topic, check_new_partitions, check_topic_name
+from semel.broker.dispatch import Pace
+from semel.broker.partitions import INTERNAL_TOPICS, Topic, check_new_partitions, check_topic_name, flat_name
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
@@ -31,20 +33,24 @@ TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
-def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> MetadataResponse:
+def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Generator[None, None, Any]:
     """The cluster and the topics asked for.
 
     A missing topic is created where that is allowed, and still answered as unknown, as Kafka does: it is there when the
     client asks again, which clients do by themselves.
     """
     wanted = request.topics
+    missing: list[str] = []
     if wanted is None or (not wanted and call.version == 0):
-        topics = [_described(broker, topic, call.version, request) for topic in broker.topics.topics.values()]
+        topics = []
+        for topic in list(broker.topics.topics.values()):
+            topics.append(_described(broker, topic, call.version, request))
+            yield
     else:
-        topics = _asked_for(broker, wanted, call, request)
+        topics, missing = yield from _asked_for(broker, wanted, call, request)
     host, port = broker.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
-    return MetadataResponse(
+    response = MetadataResponse(
         brokers=[node],
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
@@ -53,6 +59,10 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Meta
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+    if missing and (request.allow_auto_topic_creation or call.version < 4):
+        if broker.settings["auto.create.topics.enable"]:
+            return _after_creating(broker, missing, call, response)
+    return response
 
 
 def _asked_for(
@@ -60,13 +70,17 @@ def _asked_for(
     wanted: list[MetadataRequest.MetadataRequestTopic],
     call: Call,
     request: MetadataRequest,
-) -> list[MetadataResponse.MetadataResponseTopic]:
-    """Each topic once, however often it was named: those that are there first, then those that are not."""
+) -> Generator[None, None, tuple[list[MetadataResponse.MetadataResponseTopic], list[str]]]:
+    """Each topic once, however often it was named: those that are there first, then those that are not.
+
+    Also the names that are not there and could be.
+    """
     version = call.version
     known: dict[str, MetadataResponse.MetadataResponseTopic] = {}
     missing: dict[str, MetadataResponse.MetadataResponseTopic] = {}
     by_neither = []
     for row in wanted:
+        yield
         by_id = version >= 10 and row.topic_id != NO_ID
         name = str(row.topic_id) if by_id else row.name
         if name is None:
@@ -81,10 +95,9 @@ def _asked_for(
             missing[name] = _unknown_id(row, version) if by_id else _unknown_name(name)
         elif topic.name not in known:
             known[topic.name] = _described(broker, topic, version, request)
-    if (request.allow_auto_topic_creation or version < 4) and broker.settings["auto.create.topics.enable"]:
-        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        _create(broker, [name for name, answer in missing.items() if answer.error_code == unknown], call)
-    return [*known.values(), *missing.values(), *by_neither]
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    could_be = [name for name, answer in missing.items() if answer.error_code == unknown]
+    return [*known.values(), *missing.values(), *by_neither], could_be
 
 
 def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> MetadataResponse.MetadataResponseTopic:
@@ -104,7 +117,14 @@ def _unknown_name(name: str) -> MetadataResponse.MetadataResponseTopic:
     )
 
 
-def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
+async def _after_creating(
+    broker: BrokerServer, names: list[str], call: Call, response: MetadataResponse
+) -> MetadataResponse:
+    await broker.change(_create(broker, names, call))
+    return response
+
+
+async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
     """Create topics, if not too many at once. A client is told nothing but that they are not there."""
     partition_count = broker.settings["num.partitions"]
     try:
@@ -112,16 +132,30 @@ def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
     except Refused as error:
         logger.warning("%d topics were asked for and cannot be created: %s", len(names), error)
         return
+    pace = Pace(broker, call)
+    planned: list[tuple[Topic, int]] = []
+    flat_names: dict[str, str] = {}
     for name in names:
+        await pace.rest()
+        if name in broker.topics.topics:
+            continue  # somebody else was first
         try:
             if name in INTERNAL_TOPICS:
                 broker.internal_topic(name)
                 continue
+            topic = broker.topics.planned(name, partition_count, beside=flat_names)
             if broker.quotas is not None:
                 broker.quotas.mutation(call, strict_since=0).take(partition_count)
-            broker.open_soon(broker.topics.create(name, partition_count).partitions)
+            planned.append((topic, partition_count))
+            flat_names[flat_name(name)] = name
         except Refused as error:
             logger.warning("topic %s was asked for and cannot be created: %s", name, error)
+    if planned:
+        try:
+            await broker.topics.create_all(planned, pace.rest)
+            broker.open_soon([partition for topic, _ in planned for partition in topic.partitions])
+        except Refused as error:
+            logger.warning("%d topics were asked for and cannot be created: %s", len(planned), error)
 
 
 def _described(
@@ -149,7 +183,7 @@ def _described(
 
 def describe_topic_partitions(
     broker: BrokerServer, request: DescribeTopicPartitionsRequest, call: Call
-) -> DescribeTopicPartitionsResponse:
+) -> Generator[None, None, DescribeTopicPartitionsResponse]:
     """Topics in name order, at most as many partitions as asked, and where to go on."""
     names = sorted({row.name for row in request.topics}) if request.topics else sorted(broker.topics.topics)
     first_partition = 0
@@ -164,6 +198,7 @@ def describe_topic_partitions(
     response = DescribeTopicPartitionsResponse()
     node = [broker.node_id]
     for name in names:
+        yield
         if left <= 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
@@ -44,36 +45,47 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
         raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} has not begun")
 
 
-def list_offsets(broker: BrokerServer, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
-    """One offset per partition asked for.
+def list_offsets(
+    broker: BrokerServer, request: ListOffsetsRequest, call: Call
+) -> Generator[None, None, ListOffsetsResponse]:
+    """One offset per partition asked for; a partition that is named twice is refused, as in Kafka.
 
     Anybody may ask in a replica's name (kafka-python 3 asks in that of replica 0); only a consumer's isolation counts.
     """
     row = ListOffsetsResponse.ListOffsetsPartitionResponse
     isolation_level = request.isolation_level if request.replica_id == CONSUMER else 0
-    topics = []
+    asked_for: dict[str, dict[int, ListOffsetsRequest.ListOffsetsPartition | None]] = {}
     for topic in request.topics:
-        answers = []
+        partitions = asked_for.setdefault(topic.name, {})
         for asked in topic.partitions:
+            index = asked.partition_index
+            partitions[index] = None if index in partitions else asked
+        yield
+    topics = []
+    for name, partitions in asked_for.items():
+        answers = []
+        for index, once in partitions.items():
             try:
-                partition = broker.topics.partition(topic.name, asked.partition_index)
-                check_leader_epoch(partition, asked.current_leader_epoch)
-                found = _found(partition, asked.timestamp, isolation_level, call.version)
+                if once is None:
+                    raise Refused(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+                partition = broker.topics.partition(name, index)
+                check_leader_epoch(partition, once.current_leader_epoch)
+                found = _found(partition, once.timestamp, isolation_level, call.version)
                 answers.append(
                     row(
-                        partition_index=asked.partition_index,
+                        partition_index=index,
                         timestamp=found.timestamp_ms,
                         offset=found.offset,
                         leader_epoch=found.leader_epoch,
                     )
                 )
             except Refused as error:
-                answers.append(row(partition_index=asked.partition_index, error_code=error.code))
+                answers.append(row(partition_index=index, error_code=error.code))
             except OSError:
-                logger.exception("%s-%d cannot be searched by time", topic.name, asked.partition_index)
-                code = ErrorCode.KAFKA_STORAGE_ERROR
-                answers.append(row(partition_index=asked.partition_index, error_code=code))
-        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+                logger.exception("%s-%d cannot be searched by time", name, index)
+                answers.append(row(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR))
+            yield
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
 
@@ -94,7 +106,7 @@ def _found(partition: Partition, timestamp: int, isolation_level: int, version: 
 
 def offset_for_leader_epoch(
     broker: BrokerServer, request: OffsetForLeaderEpochRequest, call: Call
-) -> OffsetForLeaderEpochResponse:
+) -> Generator[None, None, OffsetForLeaderEpochResponse]:
     """Where each epoch asked for ended."""
     row = OffsetForLeaderEpochResponse.EpochEndOffset
     topics = []
@@ -108,5 +120,7 @@ def offset_for_leader_epoch(
                 answers.append(row(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
             except Refused as error:
                 answers.append(row(partition=asked.partition, error_code=error.code))
+            yield
+        yield
         topics.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(topics=topics)

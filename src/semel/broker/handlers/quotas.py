@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
+from semel.broker.dispatch import Pace
 from semel.broker.quota_store import CLIENT_ID, IP, USER, Entity, Match, check_quota, checked_entity
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
@@ -23,22 +25,24 @@ EXACT, DEFAULT, SPECIFIED = 0, 1, 2
 
 def describe_client_quotas(
     broker: BrokerServer, request: DescribeClientQuotasRequest, call: Call
-) -> DescribeClientQuotasResponse:
+) -> Generator[None, None, DescribeClientQuotasResponse]:
     """The quotas of all entities that match."""
     try:
         wanted = _wanted(request)
     except Refused as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.why, entries=None)
     response = DescribeClientQuotasResponse
-    return response(
-        entries=[
-            response.EntryData(
-                entity=[response.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
-                values=[response.ValueData(key=key, value=value) for key, value in quotas.items()],
+    entries = []
+    for entity, quotas in broker.quota_store.matching(wanted, strict=request.strict):
+        yield
+        if quotas is not None:
+            entries.append(
+                response.EntryData(
+                    entity=[response.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+                    values=[response.ValueData(key=key, value=value) for key, value in quotas.items()],
+                )
             )
-            for entity, quotas in broker.quota_store.matching(wanted, strict=request.strict)
-        ]
-    )
+    return response(entries=entries)
 
 
 def _wanted(request: DescribeClientQuotasRequest) -> dict[str, Match]:
@@ -61,13 +65,17 @@ def _wanted(request: DescribeClientQuotasRequest) -> dict[str, Match]:
     return wanted
 
 
-def alter_client_quotas(
-    broker: BrokerServer, request: AlterClientQuotasRequest, call: Call
-) -> AlterClientQuotasResponse:
+def alter_client_quotas(broker: BrokerServer, request: AlterClientQuotasRequest, call: Call) -> Any:
     """Set and take back quotas. An entity that is refused stays as it was, the others change."""
+    return broker.change(_alter(broker, request, call))
+
+
+async def _alter(broker: BrokerServer, request: AlterClientQuotasRequest, call: Call) -> AlterClientQuotasResponse:
+    pace = Pace(broker, call)
     rows: dict[Entity, AlterClientQuotasResponse.EntryData] = {}
     changes: dict[Entity, dict[str, float | None]] = {}
     for entry in request.entries:
+        await pace.rest()
         # Named twice, the last name stands, as in Kafka.
         names = {row.entity_type: row.entity_name for row in entry.entity}
         named: Entity = tuple(sorted(names.items()))
@@ -87,7 +95,7 @@ def alter_client_quotas(
             row.error_code, row.error_message = error.code, error.why
     if not request.validate_only:
         try:
-            broker.quota_store.replace(changes)
+            await broker.quota_store.replace(changes)
         except Refused as error:
             for row in rows.values():
                 row.error_code, row.error_message = error.code, error.why

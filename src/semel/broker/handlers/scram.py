@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
+from semel.broker.dispatch import Pace
 from semel.broker.scram_store import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.security import (
@@ -25,13 +27,14 @@ _Change = (
 
 def describe_user_scram_credentials(
     broker: BrokerServer, request: DescribeUserScramCredentialsRequest, call: Call
-) -> DescribeUserScramCredentialsResponse:
+) -> Generator[None, None, DescribeUserScramCredentialsResponse]:
     """Mechanism and iterations of each user asked for, or of all."""
     times = Counter(row.name for row in request.users or ())
     results = []
     for user in times or dict.fromkeys(user for user, _ in broker.scram_store):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)
         results.append(result)
+        yield
         found = broker.scram_store.of_user(user)
         if times[user] > 1:
             result.error_code = ErrorCode.DUPLICATE_RESOURCE
@@ -51,13 +54,21 @@ def describe_user_scram_credentials(
 
 def alter_user_scram_credentials(
     broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
-) -> AlterUserScramCredentialsResponse:
+) -> Any:
     """One change for each user; a user who is refused stays as before, the others change."""
+    return broker.change(_alter(broker, request, call))
+
+
+async def _alter(
+    broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
+) -> AlterUserScramCredentialsResponse:
+    pace = Pace(broker, call)
     row = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
     changes: dict[str, tuple[CredentialKey, ScramCredential | None]] = {}
     asked: list[_Change] = [*request.deletions, *request.upsertions]
     for change in asked:
+        await pace.rest()
         user = change.name
         if user in results and results[user].error_code:
             continue
@@ -71,7 +82,7 @@ def alter_user_scram_credentials(
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     try:
-        broker.scram_store.replace(dict(changes.values()))
+        await broker.scram_store.replace(dict(changes.values()))
     except Refused as error:
         for result in results.values():
             result.error_code, result.error_message = error.code, error.why

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import described_topic_settings
+from semel.broker.dispatch import Pace
 from semel.broker.handlers.metadata import NO_ID
-from semel.broker.partitions import check_new_partitions
+from semel.broker.partitions import Partition, Topic, check_new_partitions, flat_name
 from semel.errors import ErrorCode, Refused
+from semel.log.retention import Deletion, write_down
 from semel.wire.messages.admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -32,23 +35,55 @@ if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
 
 
-def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> Any:
     """Create each topic, or say why not."""
+    return broker.change(_create_topics(broker, request, call))
+
+
+async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+    pace = Pace(broker, call)
     asked = {topic.name: topic for topic in request.topics}
     times = Counter(topic.name for topic in request.topics)
     new_partitions = sum(len(topic.assignments) or max(topic.num_partitions, 1) for topic in request.topics)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=6)
     results = []
+    planned: list[tuple[Topic, int]] = []
+    written: list[CreateTopicsResponse.CreatableTopicResult] = []
+    flat_names: dict[str, str] = {}
     for name, topic in asked.items():
+        await pace.rest()
         result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None, configs=None)
         results.append(result)
         try:
             check_new_partitions(new_partitions)
             if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
-            _create(broker, topic, request.validate_only, result, mutation)
+            count, overrides = _wanted(broker, topic)
+            created = broker.topics.planned(name, count, overrides, flat_names)
+            if mutation is not None:
+                mutation.take(count)
+            if not request.validate_only:
+                if created.internal:
+                    # The broker creates its own topics when it needs them, which may be in between.
+                    created = broker.topics.create(name, count, overrides)
+                    broker.open_soon(created.partitions)
+                else:
+                    planned.append((created, count))
+                    written.append(result)
+                flat_names[flat_name(name)] = name
+                result.topic_id = created.topic_id
+            _describe(broker, created, count, result)
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
+    if planned:
+        try:
+            await broker.topics.create_all(planned, pace.rest)
+            broker.open_soon([partition for topic, _ in planned for partition in topic.partitions])
+        except Refused as error:
+            for result in written:
+                result.topic_id, result.configs = NO_ID, None
+                result.num_partitions = result.replication_factor = -1
+                result.error_code, result.error_message = error.code, error.why
     return CreateTopicsResponse(topics=results, throttle_time_ms=_throttle_time_ms(mutation))
 
 
@@ -56,13 +91,8 @@ def _throttle_time_ms(mutation: MutationQuota | None) -> int:
     return 0 if mutation is None else mutation.throttle_time_ms
 
 
-def _create(
-    broker: BrokerServer,
-    topic: CreateTopicsRequest.CreatableTopic,
-    validate_only: bool,
-    result: CreateTopicsResponse.CreatableTopicResult,
-    mutation: MutationQuota | None,
-) -> None:
+def _wanted(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> tuple[int, dict[str, str]]:
+    """How many partitions, and with which settings."""
     if topic.assignments:
         partition_count = _assigned(broker, topic)
     else:
@@ -74,24 +104,23 @@ def _create(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"replication factor {topic.replication_factor}: there is one broker",
             )
-    overrides = {}
+    overrides: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         if config.name in overrides:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is given more than once")
         overrides[config.name] = config.value
-    if mutation is not None:
-        broker.topics.create(topic.name, partition_count, overrides, validate_only=True)
-        mutation.take(partition_count)
-    created = broker.topics.create(topic.name, partition_count, overrides, validate_only=validate_only)
-    if not validate_only:
-        result.topic_id = created.topic_id
-        broker.open_soon(created.partitions)
+    return partition_count, overrides
+
+
+def _describe(
+    broker: BrokerServer, topic: Topic, partition_count: int, result: CreateTopicsResponse.CreatableTopicResult
+) -> None:
     result.num_partitions, result.replication_factor = partition_count, 1
     result.configs = [
         CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
-        for row in described_topic_settings(broker.dynamic, created)
+        for row in described_topic_settings(broker.dynamic, topic)
     ]
 
 
@@ -106,13 +135,22 @@ def _assigned(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -
     return len(topic.assignments)
 
 
-def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> Any:
     """Delete by name or by id."""
+    return broker.change(_delete_topics(broker, request, call))
+
+
+async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    pace = Pace(broker, call)
     asked = [(row.name, row.topic_id) for row in request.topics]
     asked += [(name, NO_ID) for name in request.topic_names]
+    names = Counter(name for name, _ in asked if name is not None)
+    ids = Counter(topic_id for name, topic_id in asked if name is None)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=5)
     responses = []
-    for name, topic_id in asked:
+    doomed: dict[str, tuple[Topic, DeleteTopicsResponse.DeletableTopicResult]] = {}
+    for name, topic_id in dict.fromkeys(asked):
+        await pace.rest()
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         responses.append(result)
         try:
@@ -120,35 +158,58 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
                 raise Refused(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
             if (name is None) == (topic_id == NO_ID):
                 raise Refused(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id")
+            if (names[name] if name is not None else ids[topic_id]) > 1:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{name or topic_id} is in the request more than once")
             topic = broker.topics.get(name) if name is not None else broker.topics.by_topic_id(topic_id)
+            if name is None and names[topic.name]:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is in the request by its name as well")
             result.name, result.topic_id = topic.name, topic.topic_id
+            if name is not None and ids[topic.topic_id]:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{name} is in the request by its id as well")
             if topic.internal:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own")
             if mutation is not None:
                 mutation.take(len(topic.partitions))
-            broker.topics.delete(topic)
+            doomed[topic.name] = topic, result
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
+    if doomed:
+        try:
+            await broker.topics.delete_all([topic for topic, _ in doomed.values()], pace.rest)
+        except Refused as error:
+            for _, result in doomed.values():
+                result.error_code, result.error_message = error.code, error.why
     return DeleteTopicsResponse(responses=responses, throttle_time_ms=_throttle_time_ms(mutation))
 
 
-def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> CreatePartitionsResponse:
+def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> Any:
     """Topics only ever grow."""
+    return broker.change(_create_partitions(broker, request, call))
+
+
+async def _create_partitions(
+    broker: BrokerServer, request: CreatePartitionsRequest, call: Call
+) -> CreatePartitionsResponse:
+    pace = Pace(broker, call)
     results = []
+    asked = {row.name: row for row in request.topics}
     times = Counter(row.name for row in request.topics)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=3)
-    for row in request.topics:
-        result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=row.name)
+    grown: dict[str, tuple[Topic, int, CreatePartitionsResponse.CreatePartitionsTopicResult]] = {}
+    added = 0
+    for name, row in asked.items():
+        await pace.rest()
+        result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=name)
         results.append(result)
         try:
-            if times[row.name] > 1:
-                raise Refused(ErrorCode.INVALID_REQUEST, f"topic {row.name!r} is in the request more than once")
-            topic = broker.topics.get(row.name)
+            if times[name] > 1:
+                raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
+            topic = broker.topics.get(name)
             present = len(topic.partitions)
             if row.count == present:
-                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{row.name} already has {present} partitions")
+                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{name} already has {present} partitions")
             if row.count < present:
-                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{row.name} has {present} partitions and cannot shrink")
+                raise Refused(ErrorCode.INVALID_PARTITIONS, f"{name} has {present} partitions and cannot shrink")
             if row.assignments is not None:
                 if len(row.assignments) != row.count - present:
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one assignment per new partition is needed")
@@ -157,38 +218,76 @@ def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, ca
             if mutation is not None:
                 mutation.take(row.count - present)
             if not request.validate_only:
-                broker.topics.add_partitions(topic, row.count)
-                broker.open_soon(topic.partitions[present:])
+                check_new_partitions(added + row.count - present)
+                added += row.count - present
+                grown[name] = topic, row.count, result
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
+    if grown:
+        before = {name: len(topic.partitions) for name, (topic, _, _) in grown.items()}
+        try:
+            await broker.topics.grow_all([(topic, count) for topic, count, _ in grown.values()], pace.rest)
+            broker.open_soon(
+                [partition for name, (topic, _, _) in grown.items() for partition in topic.partitions[before[name] :]]
+            )
+        except Refused as error:
+            for _, _, result in grown.values():
+                result.error_code, result.error_message = error.code, error.why
     return CreatePartitionsResponse(results=results, throttle_time_ms=_throttle_time_ms(mutation))
 
 
-def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
-    """The log begins at the given offset from now on; -1 is the high watermark."""
-    topics = []
+def delete_records(
+    broker: BrokerServer, request: DeleteRecordsRequest, call: Call
+) -> Generator[None, None, DeleteRecordsResponse]:
+    """The logs begin at the given offsets from now on; -1 is the high watermark. Of two for one log the last counts."""
+    topics: dict[str, dict[int, DeleteRecordsResponse.DeleteRecordsPartitionResult]] = {}
+    deletions: dict[tuple[str, int], tuple[Partition, Deletion]] = {}
     for row in request.topics:
-        answers = []
+        answers = topics.setdefault(row.name, {})
         for asked in row.partitions:
-            answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(partition_index=asked.partition_index)
-            answers.append(answer)
+            index = asked.partition_index
+            answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(partition_index=index)
+            answers[index] = answer
             try:
-                partition = broker.topics.partition(row.name, asked.partition_index)
+                partition = broker.topics.partition(row.name, index)
                 if partition.topic.internal:
                     raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is the broker's own")
                 if "delete" not in partition.topic.values["cleanup.policy"]:
                     raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted, not deleted from")
-                answer.low_watermark = partition.log.delete_records_before(asked.offset)
-                partition.changed()
+                deletions[row.name, index] = partition, Deletion(partition.log, asked.offset)
             except Refused as error:
                 answer.error_code, answer.low_watermark = error.code, -1
-        topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=row.name, partitions=answers))
-    return DeleteRecordsResponse(topics=topics)
+                deletions.pop((row.name, index), None)
+            yield
+        yield
+    # What was deleted meanwhile has no start any more that could be written down.
+    present = {key: found for key, found in deletions.items() if found[0].opened is found[1].log}
+    code = ErrorCode.NONE
+    try:
+        write_down([deletion for _, deletion in present.values()])
+    except Refused as error:
+        code = error.code
+    for (name, index), (partition, deletion) in deletions.items():
+        answer = topics[name][index]
+        if (name, index) not in present:
+            answer.error_code, answer.low_watermark = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+        elif code != ErrorCode.NONE:
+            answer.error_code, answer.low_watermark = code, -1
+        else:
+            answer.low_watermark = deletion.apply()
+            partition.changed()
+        yield
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsResponse.DeleteRecordsTopicResult(name=name, partitions=list(answers.values()))
+            for name, answers in topics.items()
+        ]
+    )
 
 
 def alter_partition_reassignments(
     broker: BrokerServer, request: AlterPartitionReassignmentsRequest, call: Call
-) -> AlterPartitionReassignmentsResponse:
+) -> Generator[None, None, AlterPartitionReassignmentsResponse]:
     """A partition may be moved to where it is, which is done at once."""
     responses = []
     for row in request.topics:
@@ -206,6 +305,8 @@ def alter_partition_reassignments(
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
             except Refused as error:
                 answer.error_code, answer.error_message = error.code, error.why
+            yield
+        yield
         responses.append(
             AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=row.name, partitions=answers)
         )
@@ -223,7 +324,9 @@ def list_partition_reassignments(
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
-def elect_leaders(broker: BrokerServer, request: ElectLeadersRequest, call: Call) -> ElectLeadersResponse:
+def elect_leaders(
+    broker: BrokerServer, request: ElectLeadersRequest, call: Call
+) -> Generator[None, None, ElectLeadersResponse]:
     """This broker leads every partition already. Asked about all of them, there is none to tell about."""
     results = []
     for row in request.topic_partitions or ():
@@ -237,5 +340,7 @@ def elect_leaders(broker: BrokerServer, request: ElectLeadersRequest, call: Call
                 answer.error_message = f"{broker.node_id} leads the partition"
             except Refused as error:
                 answer.error_code, answer.error_message = error.code, error.why
+            yield
+        yield
         results.append(ElectLeadersResponse.ReplicaElectionResult(topic=row.topic, partition_result=answers))
     return ElectLeadersResponse(replica_election_results=results)
