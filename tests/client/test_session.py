@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
+from semel.client.loop_thread import LoopThread
 from semel.client.session import TransactSession
 from semel.config import ConfigError
-from semel.errors import ProducerFenced
+from semel.errors import CommitFailed, Disconnected, ErrorCode, Misuse, ProducerFenced, Retriable
 from semel.testing.fault_proxy import Cut, FaultProxy, Passing
 from semel.wire.apis import ApiKey
 from tests.client.witness import Witness, originals
@@ -152,6 +153,114 @@ def test_a_second_session_with_the_same_id_ends_the_first(session_broker: Broker
 def test_settings_that_would_break_exactly_once_are_refused(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         session("127.0.0.1:1", "x", **settings)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [row.getMessage() for row in caplog.records if row.name == "semel.client.session"]
+
+
+def test_an_error_of_something_else_is_raised_though_it_says_try_again(
+    bootstrap: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(bootstrap, name, 5, partitions=1)
+    with session(bootstrap, name) as copier:
+        copier.subscribe(name)
+        for kind in (Disconnected, CommitFailed, OSError):
+            error = kind(ErrorCode.NETWORK_EXCEPTION, "another client's")
+            with pytest.raises(kind, match="another client's"):
+                until(lambda error=error: fails(copier, name, error), what="records")
+        assert copier.aborted == 3
+        until(lambda: copy_once(copier, name), what="the batch again")
+        assert copier.aborted == 3
+        assert warnings_of(caplog) == []
+    # Apache Kafka answers a commit before its markers are written.
+    until(lambda: output(bootstrap, name, 1) == expected(5, 1), what="the copies")
+
+
+def fails(copier: TransactSession, topic: str, error: Exception) -> bool:
+    with copier.transaction(timeout_ms=200) as records:
+        for record in records:
+            copier.send(f"{topic}-out", record.value, partition=0)
+        if records:
+            raise error
+    return False
+
+
+@pytest.mark.semel(**{"auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "0"})
+def test_a_transaction_that_keeps_failing_is_told_of_once_and_raised_in_the_end(
+    semel_broker: Broker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bootstrap = semel_broker.bootstrap_servers
+    fill(bootstrap, name, 3, partitions=1)
+    config = {"bootstrap.servers": bootstrap, "group.id": name, "transactional.id": name, "max.block.ms": 200}
+    config |= {"auto.offset.reset": "earliest", "retry.backoff.max.ms": 20, "retry.backoff.ms": 10}
+    with TransactSession(config, retry_timeout_ms=1_000) as copier:
+        copier.subscribe(name)
+
+        def to_nowhere() -> bool:
+            with copier.transaction(timeout_ms=200) as records:
+                for record in records:
+                    copier.send(f"{name}-missing", record.value)
+            return False
+
+        with pytest.raises(Retriable) as raised:
+            until(to_nowhere, what="the end of patience", every_s=0)
+        assert copier.aborted > 1
+        assert "retry_timeout_ms=1000" in " ".join(raised.value.__notes__)
+        assert [name in text and "failed" in text for text in warnings_of(caplog)] == [True]
+        caplog.clear()
+        aborted = copier.aborted
+        until(lambda: to_nowhere() or copier.aborted > aborted, what="one more that fails")
+        until(lambda: copy_once(copier, name), what="the batch again")
+        assert ["failed" in text for text in warnings_of(caplog)] == [True, True], (
+            "one when it begins, one when it ends"
+        )
+        assert "committed again, after 1" in warnings_of(caplog)[1]
+
+
+def test_blocks_do_not_nest_and_sending_needs_records(session_broker: Broker, name: str) -> None:
+    bootstrap = session_broker.bootstrap_servers
+    fill(bootstrap, name, 3, partitions=1)
+    with session(bootstrap, name) as copier:
+        with copier.transaction(timeout_ms=0) as none:
+            assert none == []
+            with pytest.raises(Misuse, match="without any, none is open"):
+                copier.send(f"{name}-out", "too early")
+        copier.subscribe(name)
+
+        def nested() -> bool:
+            with copier.transaction(timeout_ms=200) as records:
+                with pytest.raises(Misuse, match="one thing at a time"), copier.transaction():
+                    pass
+                for record in records:
+                    copier.send(f"{name}-out", record.value, partition=0)
+            return bool(records)
+
+        until(nested, what="records")
+    assert output(bootstrap, name, 1) == expected(3, 1)
+
+
+def test_records_whose_reader_was_interrupted_come_again(
+    session_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap = session_broker.bootstrap_servers
+    fill(bootstrap, name, 3, partitions=1)
+    run = LoopThread.run
+
+    def interrupted(self: LoopThread, work: object, **options: object) -> object:
+        answer = run(self, work, **options)  # type: ignore[arg-type]
+        if isinstance(answer, list) and answer:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return answer
+
+    with session(bootstrap, name) as copier:
+        copier.subscribe(name)
+        monkeypatch.setattr(LoopThread, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until(lambda: copy_once(copier, name) and False, what="the interrupt")
+        until(lambda: copy_once(copier, name), what="the records")
+    assert output(bootstrap, name, 1) == expected(3, 1)
 
 
 @pytest.mark.timeout(120)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from semel.client.admin_groups import GroupAdmin
 from semel.client.admin_topics import TopicAdmin
 from semel.client.admin_transactions import TransactionAdmin
+from semel.client.argument_lists import as_values
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.config import ADMIN, Values
@@ -21,7 +22,7 @@ class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
         *,
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
-        self.config = config if isinstance(config, Values) else ADMIN.parse(config)
+        self.config = as_values(config, ADMIN)
         self.cluster = Cluster(self.config, connect=connect)
 
     async def __aenter__(self) -> AsyncAdmin:

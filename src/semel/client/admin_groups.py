@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from semel.client.admin_part import AdminPart
+from semel.client.admin_part import AdminPart, within_api_timeout
 from semel.client.admin_values import GroupDescription, GroupListing, MemberDescription
 from semel.client.answers import check
+from semel.client.argument_lists import as_flag, as_id, as_ids, as_texts
 from semel.client.cluster import Coordinator
 from semel.client.offset_requests import commit_offsets, fetch_committed
 from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partitions
@@ -28,10 +29,11 @@ _NOT_A_CONSUMER_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VER
 class GroupAdmin(AdminPart):
     """Groups, as an administrator sees them."""
 
+    @within_api_timeout
     async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
         """All groups of all brokers, or those in these states ("Stable", "Empty") and of these types."""
-        await self.cluster.refresh_metadata((), timeout_ms=self._timeout_ms)
-        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+        request = ListGroupsRequest(states_filter=as_texts(states, "states"), types_filter=as_texts(types, "types"))
+        await self._refresh(())
         answers = await asyncio.gather(*(self._ask(request, node_id) for node_id in self.cluster.metadata.nodes))
         found = {}
         for response in answers:
@@ -42,9 +44,12 @@ class GroupAdmin(AdminPart):
                 )
         return [found[group_id] for group_id in sorted(found)]
 
+    @within_api_timeout
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
         """State and members of these groups, whichever protocol they speak."""
-        return {group_id: await self._describe_group(group_id) for group_id in group_ids}
+        wanted = as_ids(group_ids, "group_ids")
+        await self._refresh(())
+        return {group_id: await self._describe_group(group_id) for group_id in wanted}
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         to = Coordinator("group", group_id)
@@ -89,36 +94,45 @@ class GroupAdmin(AdminPart):
         coordinator = await self.cluster.coordinator("group", row.group_id)
         return GroupDescription(row.group_id, row.group_state, "consumer", row.assignor_name, coordinator, members)
 
+    @within_api_timeout
     async def delete_groups(self, group_ids: Iterable[str]) -> None:
         """Delete groups without members, with their offsets."""
-        for group_id in group_ids:
+        for group_id in as_ids(group_ids, "group_ids"):
             request = DeleteGroupsRequest(groups_names=[group_id])
             response = await self._ask(request, Coordinator("group", group_id))
             for row in response.results:
                 check(row.error_code, f"deleting group '{row.group_id}'")
 
+    @within_api_timeout
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[PartitionLike] | None = None, *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """A group's committed offsets: all of them, or those of these partitions."""
-        wanted = None if partitions is None else as_partitions(partitions)
+        wanted = None if partitions is None else dict.fromkeys(as_partitions(partitions))
         return await fetch_committed(
-            self.cluster, group_id, wanted, require_stable=require_stable, timeout_ms=self._timeout_ms
+            self.cluster,
+            as_id(group_id, "group_id"),
+            wanted,
+            require_stable=as_flag(require_stable, "require_stable"),
+            timeout_ms=self._timeout_ms,
         )
 
+    @within_api_timeout
     async def alter_group_offsets(self, group_id: str, offsets: Offsets) -> None:
         """Set the offsets of a group without members."""
         given = as_offsets(offsets)
+        group = GroupMetadata(as_id(group_id, "group_id"))
         try:
-            await commit_offsets(self.cluster, GroupMetadata(group_id), given, timeout_ms=self._timeout_ms)
+            await commit_offsets(self.cluster, group, given, timeout_ms=self._timeout_ms)
         except CommitFailed as refused:
             why = f"group '{group_id}' has members, whose offsets are their own: stop them first"
             raise Misuse(ErrorCode.NON_EMPTY_GROUP, why) from refused
 
+    @within_api_timeout
     async def delete_group_offsets(self, group_id: str, partitions: Iterable[PartitionLike]) -> None:
         """Forget the group's offsets for these partitions, which it must not be reading."""
         request = OffsetDeleteRequest(
-            group_id=group_id,
+            group_id=as_id(group_id, "group_id"),
             topics=[
                 OffsetDeleteRequest.OffsetDeleteRequestTopic(
                     name=name,
@@ -126,7 +140,7 @@ class GroupAdmin(AdminPart):
                         OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=number) for number in numbers
                     ],
                 )
-                for name, numbers in by_topic(as_partitions(partitions)).items()
+                for name, numbers in by_topic(dict.fromkeys(as_partitions(partitions))).items()
             ],
         )
         response = await self._ask(request, Coordinator("group", group_id))

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait
+from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait, shown
 from semel.client.offsets import PartitionLike, as_partition
+from semel.config import ConfigError, Values
+from semel.config.table import Table
 from semel.errors import ErrorCode, Misuse
 from semel.machines.contract import TopicPartition
 
@@ -27,6 +29,26 @@ def as_timeout_s(given: object, what: str = "timeout_ms") -> float:
         raise TypeError(f"{what} is a number, not None")
     wait_ms = as_wait(given, what)
     return (_A_YEAR_MS if wait_ms is None else wait_ms) / 1000
+
+
+def as_values(given: object, table: Table) -> Values:
+    """A client's settings, from a dict or as they were read before."""
+    if isinstance(given, Values):
+        if given.table is not table:
+            raise TypeError(f"the settings are those of a {given.table.noun}, not of a {table.noun}")
+        return given
+    settings = as_dict(given, "config")
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"config has the key {shown(name)}: settings are named by text, such as 'bootstrap.servers'"
+            )
+        kind = table[name].kind if name in table else None
+        if kind == "string" and value is not None and not isinstance(value, str):
+            raise ConfigError(f"{name}={shown(value)}: must be text")
+        if kind == "list" and not isinstance(value, str):
+            as_texts(value, name)
+    return table.parse(settings)
 
 
 def as_flag(given: object, what: str) -> bool:

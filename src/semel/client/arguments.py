@@ -61,7 +61,7 @@ def as_headers(given: HeadersLike) -> Headers:
     found = Headers()
     for pair in given.items() if isinstance(given, Mapping) else given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"a header is a pair of name and value, not {_shown(pair)}")
+            raise TypeError(f"a header is a pair of name and value, not {shown(pair)}")
         name, value = pair
         if not isinstance(name, str):
             raise TypeError(f"a header's name is str, not {type(name).__name__}")
@@ -75,7 +75,7 @@ def as_timestamp(given: object) -> int:
     """A time in milliseconds since 1970."""
     value = _whole(given, "timestamp_ms", "whole milliseconds since 1970, such as int(time.time() * 1000)")
     if not 0 <= value <= INT64_MAX:
-        why = f"timestamp_ms={_shown(value)}: milliseconds since 1970 are from 0 to {INT64_MAX}"
+        why = f"timestamp_ms={shown(value)}: milliseconds since 1970 are from 0 to {INT64_MAX}"
         raise InvalidRecord(ErrorCode.INVALID_TIMESTAMP, why)
     return value
 
@@ -89,7 +89,7 @@ def as_topic(given: object) -> str:
     if not isinstance(given, str):
         raise TypeError(f"topic is str, not {type(given).__name__}")
     if given in (".", "..") or not _LEGAL_TOPIC.match(given):
-        why = f"no topic can be called {_shown(given)}"
+        why = f"no topic can be called {shown(given)}"
         raise InvalidTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, why)
     return given
 
@@ -105,7 +105,7 @@ def as_wait(given: object, what: str = "timeout_ms", longest: float = _LONGEST_W
     except OverflowError:
         value = float("inf") if given > 0 else -1.0  # type: ignore[operator]
     if not value >= 0:  # also what is not a number at all
-        raise Misuse(ErrorCode.INVALID_REQUEST, f"{what}={_shown(given)}: must be at least 0")
+        raise Misuse(ErrorCode.INVALID_REQUEST, f"{what}={shown(given)}: must be at least 0")
     return value if value <= longest else None
 
 
@@ -117,7 +117,7 @@ def as_wait_s(given: object) -> float | None:
 def as_identity(given: object) -> ProducerIdentity:
     """What `prepare_transaction` answered, perhaps read back from elsewhere as a plain pair."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"decided is what prepare_transaction() answered, not {_shown(given)}")
+        raise TypeError(f"decided is what prepare_transaction() answered, not {shown(given)}")
     return ProducerIdentity(_whole(given[0], "producer_id"), _whole(given[1], "producer_epoch"))
 
 
@@ -150,7 +150,7 @@ def as_number(given: object, what: str, least: int, most: int) -> int:
     """A whole number within bounds."""
     value = _whole(given, what)
     if not least <= value <= most:
-        raise Misuse(ErrorCode.INVALID_REQUEST, f"{what}={_shown(value)}: must be from {least} to {most}")
+        raise Misuse(ErrorCode.INVALID_REQUEST, f"{what}={shown(value)}: must be from {least} to {most}")
     return value
 
 
@@ -171,9 +171,12 @@ def _encoded(given: str, what: str, code: ErrorCode) -> bytes:
         raise kind(code, f"{what} cannot be written as UTF-8: {error.reason} at {error.start}") from None
 
 
-def _shown(given: Any) -> str:
+def shown(given: Any) -> str:
     """What was given, as far as it fits a message."""
     if isinstance(given, int) and given.bit_length() > 100:
         return f"a number of {given.bit_length()} bits"
-    text = repr(given)
+    try:
+        text = repr(given)
+    except Exception:  # it is not ours, and what is wrong with it is not what the message is about
+        text = f"a {type(given).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -31,6 +31,9 @@ class Admin(Face):
     ...     admin.create_topic("orders", partitions=3)
     ...     len(admin.describe_topics(["orders"])["orders"].partitions)
     3
+
+    A call goes on trying for default.api.timeout.ms. An argument of the wrong type raises TypeError; what else can go
+    wrong is in `semel.errors`.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
@@ -71,13 +74,13 @@ class Admin(Face):
         self._thread.run(self._admin.create_partitions(counts))
 
     def describe_configs(self, kind: str, name: str) -> dict[str, ConfigEntry]:
-        """The settings of a "topic" or a "broker"."""
+        """The settings of a "topic", a "broker" (by its id), a "group" or "client_metrics"."""
         return self._thread.run(self._admin.describe_configs(kind, name))
 
     def alter_configs(
         self, kind: str, name: str, changes: Mapping[str, object], *, validate_only: bool = False
     ) -> None:
-        """Set single settings of a "topic" or a "broker"; None takes a setting back to its default."""
+        """Set single settings of a "topic", "broker" or "group"; None takes a setting back to its default."""
         self._thread.run(self._admin.alter_configs(kind, name, changes, validate_only=validate_only))
 
     def delete_records(self, before: Mapping[PartitionLike, int]) -> dict[TopicPartition, int]:

@@ -19,6 +19,7 @@ from semel.client.argument_lists import (
     as_numbers_by_partition,
     as_subscription,
     as_timeout_s,
+    as_values,
 )
 from semel.client.arguments import INT32_MAX, as_number, as_topic
 from semel.client.cluster import Cluster
@@ -65,7 +66,7 @@ class AsyncConsumer:
         *,
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
-        self.config = values = config if isinstance(config, Values) else CONSUMER.parse(config)
+        self.config = values = as_values(config, CONSUMER)
         if values["session.timeout.ms"] <= values["heartbeat.interval.ms"]:
             raise ConfigError("heartbeat.interval.ms must be below session.timeout.ms: a third of it is usual")
         self._cluster = Cluster(values, auto_create_topics=values["allow.auto.create.topics"], connect=connect)
@@ -361,6 +362,10 @@ class AsyncConsumer:
             await asyncio.sleep(self._cluster.backoff(self._fruitless))
         else:
             self._fruitless = 0
+
+    def backoff(self, tries: int) -> float:
+        """Seconds to wait before something that failed `tries` times is tried again."""
+        return self._cluster.backoff(tries)
 
     # --- positions ------------------------------------------------------------------------------------------------
 

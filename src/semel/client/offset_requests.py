@@ -61,13 +61,14 @@ async def ask_leaders(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation_level: int, timeout_ms: float
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp], KafkaError | None]:
     """Ask every leader once: what was found, and the retriable error that kept the rest from being found."""
-    nodes, last = await _by_leader(cluster, wanted)
+    timeout_ms = min(max(1.0, timeout_ms), cluster.config["request.timeout.ms"])
+    nodes, last = await _by_leader(cluster, wanted, timeout_ms)
     answers = await asyncio.gather(
         *(
             cluster.request(
                 node_id,
                 _list_request(partitions, wanted, isolation_level),
-                timeout_ms=min(max(1.0, timeout_ms), cluster.config["request.timeout.ms"]),
+                timeout_ms=timeout_ms,
             )
             for node_id, partitions in nodes.items()
         ),
@@ -97,7 +98,7 @@ async def ask_leaders(
 
 
 async def _by_leader(
-    cluster: Cluster, wanted: Iterable[TopicPartition]
+    cluster: Cluster, wanted: Iterable[TopicPartition], timeout_ms: float
 ) -> tuple[dict[int, list[TopicPartition]], KafkaError | None]:
     """These partitions by the node that leads them; one without a leader is left out, and does not hold up the rest."""
     metadata = cluster.metadata
@@ -105,7 +106,7 @@ async def _by_leader(
     doubtful = {p.topic for p in wanted if p.topic not in metadata.fetched_at or metadata.leader(*p) is None}
     if doubtful:
         try:
-            await cluster.refresh_metadata(doubtful)
+            await cluster.refresh_metadata(doubtful, timeout_ms=timeout_ms)
         except Retriable as error:
             last = error
     nodes: dict[int, list[TopicPartition]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from semel.client.arguments import INT32_MAX, INT64_MAX, as_number, as_text, as_topic
+from semel.client.arguments import INT32_MAX, INT64_MAX, as_number, as_text, as_topic, shown
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import OffsetAndMetadata
 
@@ -21,14 +21,14 @@ def as_partition(given: PartitionLike) -> TopicPartition:
     TopicPartition(topic='payments', partition=0)
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"a partition is a pair of topic and number, such as ('payments', 0), not {given!r:.80}")
+        raise TypeError(f"a partition is a pair of topic and number, such as ('payments', 0), not {shown(given)}")
     topic, number = given
     return TopicPartition(as_topic(topic), as_number(number, "partition", 0, INT32_MAX))
 
 
 def as_partitions(given: Iterable[PartitionLike]) -> list[TopicPartition]:
     if isinstance(given, (str, bytes, TopicPartition)) or not isinstance(given, Iterable):
-        raise TypeError(f"partitions are a list of pairs of topic and number, not {given!r:.80}")
+        raise TypeError(f"partitions are a list of pairs of topic and number, not {shown(given)}")
     return [as_partition(item) for item in given]
 
 

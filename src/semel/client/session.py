@@ -2,16 +2,20 @@
 
 Guarantees: what is sent while a batch of records is being worked on, and the fact that the batch was read, become
 visible in one transaction or not at all. A batch whose transaction did not commit (the body raised, the group moved on,
-the coordinator aborted) is read again, by this member or by whoever has its partitions now.
+the coordinator aborted) is read again, by this member or by whoever has its partitions now. What the transaction itself
+failed of is tried again without a word to the caller, but not without one in the log, and not for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
-from semel.client.arguments import HeadersLike, Text, as_headers
+from semel.client.argument_lists import as_timeout_s
+from semel.client.arguments import HeadersLike, Text, as_headers, shown
 from semel.client.connection import Connection
 from semel.client.consumer import AsyncConsumer
 from semel.client.delivery import Delivery
@@ -19,33 +23,46 @@ from semel.client.face import Face
 from semel.client.fetcher import ConsumerRecord
 from semel.client.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
-from semel.errors import AbortTransaction, Fatal, Retriable
+from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
 from semel.machines.transaction_manager import State
 
 #: What the session decides itself, because exactly-once depends on it.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}
 _ABORTABLE = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING)
+#: How long transactions may fail in a row, unless told otherwise: as Kafka Streams has it (task.timeout.ms).
+_RETRY_TIMEOUT_MS = 300_000
+
+_log = logging.getLogger(__name__)
 
 
 class AsyncTransactSession:
     """The exactly-once loop for asyncio. `TransactSession` is the same for blocking code.
 
     The settings are those of a consumer and of a producer together; both `group.id` and `transactional.id` are needed.
-    Every running session must have a transactional id of its own.
+    Every running session must have a transactional id of its own. A transaction that the brokers made impossible is
+    tried again for up to `retry_timeout_ms`; then its error is raised.
     """
 
     def __init__(
         self,
         config: Mapping[str, object],
         *,
+        retry_timeout_ms: float = _RETRY_TIMEOUT_MS,
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
         consumer, producer = split_settings(config)
+        self._retry_timeout_s = as_timeout_s(retry_timeout_ms, "retry_timeout_ms")
         #: How many batches were given back because their transaction did not commit.
         self.aborted = 0
         self._consumer = AsyncConsumer(consumer, connect=connect)
         self._producer = AsyncProducer(producer, connect=connect)
         self._initialized = False
+        #: Whether a block of `transaction()` is being run.
+        self._in_block = False
+        #: What `send` of this session has raised in the block.
+        self._raised: KafkaError | None = None
+        #: How many transactions have failed in a row, and since when.
+        self._failures, self._failing_since = 0, 0.0
 
     async def __aenter__(self) -> AsyncTransactSession:
         return self
@@ -67,41 +84,124 @@ class AsyncTransactSession:
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Send a record with the transaction of the batch that is being worked on."""
-        return await self._producer.send(topic, value, key, partition, headers, timestamp_ms)
+        try:
+            return await self._producer.send(topic, value, key, partition, headers, timestamp_ms)
+        except KafkaError as error:
+            raise self._own(error) from error.__cause__
 
     def send_now(self, *arguments: object, **named: object) -> Delivery | None:
         """As `AsyncProducer.send_now`: from any thread, without waiting."""
-        return self._producer.send_now(*arguments, **named)  # type: ignore[arg-type]
+        try:
+            return self._producer.send_now(*arguments, **named)  # type: ignore[arg-type]
+        except KafkaError as error:
+            raise self._own(error) from error.__cause__
+
+    def _own(self, error: KafkaError) -> KafkaError:
+        """An error of this session's own producer; where no transaction is open, that is what it is about."""
+        if (
+            isinstance(error, Misuse)
+            and error.code is ErrorCode.INVALID_TXN_STATE
+            and not self._producer.in_transaction
+        ):
+            why = "send() belongs into a block of transaction() that was given records: without any, none is open"
+            return Misuse(ErrorCode.INVALID_TXN_STATE, why)
+        self._raised = error
+        return error
 
     @asynccontextmanager
     async def transaction(self, timeout_ms: float = 1_000) -> AsyncIterator[list[ConsumerRecord]]:
         """The next records, in a transaction that ends with the block; an empty list when none came in time.
 
-        A transaction that the brokers made impossible is aborted, counted in `aborted`, and its records come again; an
-        exception of the block aborts and is raised; a fatal error is raised: the session is over.
+        A transaction that the brokers made impossible is aborted, counted in `aborted`, logged, and its records come
+        again: that is what `send` of this session, its deliveries and the commit say. When that has gone on for
+        `retry_timeout_ms` the error is raised. Any other exception of the block, also one that says "try again" about
+        something else, aborts and is raised; a fatal error is raised: the session is over.
         """
         records = await self.begin(timeout_ms)
         try:
             yield records
-            await self.commit()
-        except Fatal:
-            raise
-        except (AbortTransaction, Retriable):
-            await self.give_back()
-        except BaseException:
-            await self.give_back()
-            raise
+        except BaseException as error:
+            if not await self.end(error):
+                raise
+        else:
+            await self.end(None)
 
     async def begin(self, timeout_ms: float) -> list[ConsumerRecord]:
         """Poll, and open a transaction if anything came; first the fate of the last one is settled."""
+        as_timeout_s(timeout_ms)
+        if self._in_block:
+            why = "transaction() inside a block of transaction(): a session does one thing at a time"
+            raise Misuse(ErrorCode.INVALID_TXN_STATE, why)
         if not self._initialized:
             await self._producer.init_transactions()
             self._initialized = True
+        if self._failures:
+            await asyncio.sleep(self._consumer.backoff(self._failures))
         await self._settle()
+        self._raised = None
         records = await self._consumer.poll(timeout_ms)
-        if records:
-            await self._producer.begin_transaction()
+        self._in_block = True
+        try:
+            if records:
+                await self._producer.begin_transaction()
+        except BaseException:
+            self._in_block = False
+            self._consumer.rewind()  # these reach nobody
+            raise
         return records
+
+    async def end(self, error: BaseException | None) -> bool:
+        """End the block's transaction: commit, or abort for what the block raised. Whether that is to be swallowed."""
+        self._in_block = False
+        ours = error is not None and (error is self._raised or self._producer.state is State.ABORTABLE_ERROR)
+        try:
+            if error is None:
+                if self._producer.in_transaction:
+                    await self.commit()
+                    self._went_well()
+                return True
+        except (AbortTransaction, Retriable) as failed:
+            error, ours = failed, True
+        except BaseException:
+            await self.give_back()
+            raise
+        await self.give_back()
+        if not ours or not isinstance(error, (AbortTransaction, Retriable)):
+            return False
+        if self._may_try_again(error):
+            return True
+        raise error
+
+    def _went_well(self) -> None:
+        if self._failures:
+            _log.warning(
+                "transactional.id '%s': a transaction was committed again, after %d that failed in %.1f s",
+                self._name,
+                self._failures,
+                asyncio.get_running_loop().time() - self._failing_since,
+            )
+            self._failures = 0
+
+    def _may_try_again(self, error: KafkaError) -> bool:
+        """Count a transaction that failed. One warning when it begins; no more when it has gone on for too long."""
+        now = asyncio.get_running_loop().time()
+        if not self._failures:
+            self._failing_since = now
+            what = "transactional.id '%s': a transaction failed and its records are read again: %s"
+            _log.warning(what, self._name, error)
+        self._failures += 1
+        if now - self._failing_since <= self._retry_timeout_s:
+            return True
+        tries, self._failures = self._failures, 0
+        error.add_note(
+            f"{tries} transactions in a row have failed within {now - self._failing_since:.1f} s: that is longer than "
+            f"retry_timeout_ms={self._retry_timeout_s * 1000:g}. Nothing of them is visible; the records come again."
+        )
+        return False
+
+    @property
+    def _name(self) -> str:
+        return str(self._producer.config["transactional.id"])
 
     async def commit(self) -> None:
         """Make what was sent visible, together with the fact that the batch was read."""
@@ -129,6 +229,8 @@ class AsyncTransactSession:
                 await self._producer.commit_transaction()
             except AbortTransaction:
                 await self.give_back()
+        if self._producer.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+            await self.give_back()  # a caller was interrupted before it had its records
         if self._producer.state is State.ABORTING:
             await self._producer.abort_transaction()
 
@@ -167,11 +269,13 @@ class TransactSession(Face):
     ...             for record in records:
     ...                 _ = session.send("doubles", str(2 * int(record.value)))
     ...                 doubled += 1
+
+    An argument of the wrong type raises TypeError; what else can go wrong is in `semel.errors`.
     """
 
-    def __init__(self, config: Mapping[str, object]) -> None:
+    def __init__(self, config: Mapping[str, object], *, retry_timeout_ms: float = _RETRY_TIMEOUT_MS) -> None:
         super().__init__("semel-session")
-        self._session = self._make(lambda: AsyncTransactSession(config))
+        self._session = self._make(lambda: AsyncTransactSession(config, retry_timeout_ms=retry_timeout_ms))
 
     @property
     def aborted(self) -> int:
@@ -202,17 +306,20 @@ class TransactSession(Face):
     @contextmanager
     def transaction(self, timeout_ms: float = 1_000) -> Iterator[list[ConsumerRecord]]:
         """The next records, in a transaction that ends with the block; see `AsyncTransactSession.transaction`."""
-        records = self._thread.run(self._session.begin(timeout_ms))
+        try:
+            records = self._thread.run(self._session.begin(timeout_ms))
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self._thread.run(self._session.end(interrupt))  # what was read has reached nobody
+            raise
         try:
             yield records
-            self._thread.run(self._session.commit())
-        except Fatal:
-            raise
-        except (AbortTransaction, Retriable):
-            self._thread.run(self._session.give_back())
-        except BaseException:
-            self._thread.run(self._session.give_back())
-            raise
+        except BaseException as error:
+            if not self._thread.run(self._session.end(error)):
+                raise
+        else:
+            self._thread.run(self._session.end(None))
 
     def close(self) -> None:
         """Abort what is open, leave the group, let go of the connections."""
@@ -225,6 +332,11 @@ def split_settings(config: Mapping[str, object]) -> tuple[dict[str, object], dic
     >>> split_settings({"group.id": "g", "transactional.id": "t", "linger.ms": 0})[1]
     {'transactional.id': 't', 'linger.ms': 0}
     """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is a dict, not {type(config).__name__}")
+    for name in config:
+        if not isinstance(name, str):
+            raise TypeError(f"config has the key {shown(name)}: settings are named by text, such as 'group.id'")
     for needed in ("group.id", "transactional.id"):
         if not config.get(needed):
             raise ConfigError(f"a session needs the setting {needed}")
