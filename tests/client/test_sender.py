@@ -454,3 +454,79 @@ def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_a
     assert all(batch.done for _, batch in batches)
     assert {value for value, batch in batches if batch.error is None} <= set(broker.log)
     assert sender.accumulator.used_bytes == 0
+
+
+# --- what a record that cannot be written leaves behind ---------------------------------------------------------------
+
+
+class Poison(str):
+    """A header's name that nobody could foresee: it cannot be encoded."""
+
+    def encode(self, *_: object) -> bytes:  # type: ignore[override]
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_record_that_cannot_be_written_leaves_no_trace(others: int) -> None:
+    sender = make(idempotent(), batch_size_bytes=1_000)
+    for number in range(others):
+        put(sender, b"%d" % number)
+    before = (sender.accumulator.used_bytes, list(sender.accumulator.partitions()))
+    with pytest.raises(ZeroDivisionError):
+        sender.accumulator.append(P0, None, b"x", [(Poison("h"), b"1")], 10**6, 0)
+    with pytest.raises(ZeroDivisionError):  # too large for the batch that is open
+        sender.accumulator.append(P0, None, b"x" * 2_000, [(Poison("h"), b"1")], 10**6, 0)
+    assert (sender.accumulator.used_bytes, list(sender.accumulator.partitions())) == before
+    batch = put(sender, b"good")
+    assert batch.record_count == others + 1
+    request = poll(sender)[0]
+    assert values(request) == [*(b"%d" % number for number in range(others)), b"good"]
+    assert Batch.parse(batch.data or b"").max_timestamp == 0
+    sender.on_answers(request, [OK], 0)
+    assert sender.accumulator.used_bytes == 0
+
+
+def test_a_record_too_large_for_any_request_does_not_close_the_batch_before_it() -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    batch = put(sender, b"small")
+    with pytest.raises(RecordTooLarge):
+        put(sender, b"x" * 2_000_000)
+    assert put(sender, b"small too") is batch
+
+
+def test_a_finished_batch_lets_go_of_its_bytes() -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    kept = []
+    for answer in (OK, Answer(ErrorCode.INVALID_RECORD)):
+        kept.append(put(sender, b"x" * 5_000))
+        sender.on_answers(poll(sender)[0], [answer], 0)
+    assert [(batch.done, batch.data, batch.builder) for batch in kept] == [(True, None, None)] * 2
+
+
+def test_the_halves_of_a_batch_and_the_whole_let_go_of_their_bytes() -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    whole = put(sender, b"1")
+    put(sender, b"2")
+    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
+    assert whole.data is None
+    assert whole.halves is not None
+    for number in (0, 1):
+        sender.on_answers(poll(sender)[0], [Answer(ErrorCode.NONE, number)], 0)
+    assert [half.data for half in whole.halves] == [None, None]
+    assert [whole.outcome(position)[0] for position in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_batch_given_up_on_its_way_lets_go_of_its_bytes_with_its_connection(stopped: bool) -> None:
+    sender = make(idempotent(), delivery_timeout_ms=100)
+    batch = put(sender, b"x")
+    request = poll(sender)[0]
+    poll(sender, now_ms=1_000)
+    assert batch.done
+    assert batch.data is not None
+    if stopped:
+        sender.on_stop(request)
+    else:
+        sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, 1_000)
+    assert batch.data is None
+    assert sender.accumulator.used_bytes == 0

@@ -53,7 +53,9 @@ class Broker:
         settings: Mapping[str, object] | None = None,
     ) -> None:
         given = {"listeners": f"PLAINTEXT://{_checked_listen(listen)}", **_checked_settings(settings)}
-        BROKER.parse(given)
+        parsed = BROKER.parse(given)
+        if "log.dirs" in parsed.explicit and parsed["log.dirs"] != (str(data_dir),):
+            raise ConfigError("log.dirs: an embedded broker keeps its data in data_dir; give that instead")
         self._temporary: str | None = None
         self._owner = os.getpid()
         if data_dir is None:
@@ -81,6 +83,7 @@ class Broker:
             raise TimeoutError("the broker did not start in time")
         if self._error is not None:
             self._thread.join()
+            self._remove_temporary()
             raise self._error
         return self
 
@@ -160,6 +163,4 @@ def _checked_settings(given: Mapping[str, object] | None) -> Mapping[str, object
     for name in given:
         if not isinstance(name, str):
             raise TypeError(f"the name of a setting is str, not {type(name).__name__}")
-    if "log.dirs" in given:
-        raise ConfigError("log.dirs: an embedded broker keeps its data in data_dir; give that instead")
     return given

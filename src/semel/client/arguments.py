@@ -56,10 +56,13 @@ def as_headers(given: HeadersLike) -> Headers:
     """
     if type(given) is Headers:
         return given
-    if isinstance(given, (str, bytes, bytearray, memoryview)) or not isinstance(given, Iterable):
-        raise TypeError(f"headers are a dict or pairs of name and value, not {type(given).__name__}")
+    if type(given) is not list:
+        if isinstance(given, (str, bytes, bytearray, memoryview)) or not isinstance(given, Iterable):
+            raise TypeError(f"headers are a dict or pairs of name and value, not {type(given).__name__}")
+        if isinstance(given, Mapping):
+            given = given.items()
     found = Headers()
-    for pair in given.items() if isinstance(given, Mapping) else given:
+    for pair in given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"a header is a pair of name and value, not {shown(pair)}")
         name, value = pair
@@ -67,7 +70,9 @@ def as_headers(given: HeadersLike) -> Headers:
             raise TypeError(f"a header's name is str, not {type(name).__name__}")
         if not name.isascii():
             _encoded(name, "a header's name", ErrorCode.INVALID_RECORD)
-        found.append((name, None if value is None else as_bytes(value, f"header '{name}'")))
+        if value is not None and type(value) is not bytes:
+            value = as_bytes(value, f"header '{name}'")
+        found.append((name, value))
     return found
 
 

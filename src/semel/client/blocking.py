@@ -54,6 +54,13 @@ class Producer(Face):
     ...     with producer.transaction():
     ...         _ = producer.send("ledger", b"debit")
     ...         _ = producer.send("ledger", b"credit")
+
+    An argument of the wrong type raises TypeError; all else that goes wrong raises a `semel.errors.KafkaError`, an
+    argument that cannot be a `Misuse`, such as `InvalidRecord`. Nothing has happened then: the next correct call works.
+
+    Close it, or use it as above. One that is not closed still sends what it was given when it is dropped or the program
+    ends, for up to semel.exit.timeout.ms, and logs what did not go out. After a fork only the process that made it can
+    use it: every call in the other one says so.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
@@ -143,7 +150,11 @@ class Producer(Face):
             raise
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, abort an open transaction, and let go of the connections."""
+        """Deliver what was sent, abort an open transaction, and let go of the connections.
+
+        Waits for up to `timeout_ms`, without it for delivery.timeout.ms. Records that are not delivered by then fail
+        with `ClientClosed`, which says whether they may have been written, and how many they are is logged.
+        """
         wait_ms = as_wait(timeout_ms)
         self._close(self._producer.close(wait_ms))
 

@@ -110,8 +110,9 @@ class Delivery:
 
     def exception(self, timeout: float | None = None) -> KafkaError | None:
         """Wait, and return the error instead of raising it; None when the record was delivered."""
+        wait_s = as_wait_s(timeout)
         try:
-            self.result(timeout)
+            self.result(wait_s)
         except KafkaError as error:
             return error
         return None

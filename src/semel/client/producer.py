@@ -72,7 +72,8 @@ class _Route:
 class AsyncProducer:
     """A producer for asyncio. `semel.Producer` is the same for blocking code.
 
-    Make it on the running loop and close it, or use it as `async with AsyncProducer(config) as producer`.
+    Make it on the running loop and close it, or use it as `async with AsyncProducer(config) as producer`. An argument
+    of the wrong type raises TypeError, all else a `semel.errors.KafkaError`; then the next correct call works.
     """
 
     def __init__(

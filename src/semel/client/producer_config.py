@@ -12,6 +12,8 @@ _MOST_IN_FLIGHT = 5
 def checked(config: Values | Mapping[str, object]) -> Values:
     """The settings, or an error that names the ones that contradict each other and says which to change."""
     values = config if isinstance(config, Values) else PRODUCER.parse(config)
+    if values.table is not PRODUCER:
+        raise TypeError(f"these are settings of a {values.table.noun}, not of a producer")
     given = values.explicit
     acks_all = values["acks"] in ("all", "-1")
     if values["transactional.id"] is not None and not values["enable.idempotence"]:

@@ -23,6 +23,8 @@ _RANGES: dict[str, tuple[int, int]] = {
     "long": (-(2**63), INT64_MAX),
 }
 _TOO_LARGE = 2**64
+#: The most bytes a text may have in a message of any version.
+_TEXT_MAX_BYTES = 2**15 - 1
 _DIGITS_MAX = 19
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -122,15 +124,27 @@ class Setting:
                 items = text.split(",") if isinstance(text, str) else text
                 if not isinstance(items, (list, tuple, set, frozenset)):
                     raise ValueError
-                return tuple(str(item).strip() for item in items if str(item).strip())
+                return tuple(self._writable(str(item).strip()) for item in items if str(item).strip())
+        except ConfigError:
+            raise
         except (ValueError, KeyError, TypeError, OverflowError):
             wanted = {"bool": "true or false", "double": "a number", "list": "a list, or text with commas"}
             raise ConfigError(f"{self._said(given)}: must be {wanted.get(self.kind, 'a whole number')}") from None
         if isinstance(text, str):
-            return text
+            return self._writable(text)
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             return str(given)  # acks=1
         raise ConfigError(f"{self._said(given)}: must be text")
+
+    def _writable(self, text: str) -> str:
+        """Text that fits a message of any version: a name that does not would end a client in the midst of its work."""
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise ConfigError(f"{self._said(ascii(text))}: cannot be written as UTF-8") from None
+        if size > _TEXT_MAX_BYTES:
+            raise ConfigError(f"{self.name} has {size} bytes: {_TEXT_MAX_BYTES} are the most")
+        return text
 
     def write(self, value: Any) -> str | None:
         """The value as Kafka's tools print it."""
@@ -233,10 +247,14 @@ class Table:
 
     def parse(self, given: Mapping[str, object] | None = None) -> Values:
         """Defaults with what was given laid over them."""
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(f"{self.noun} settings are a dict of Kafka's names, not {type(given).__name__}")
         values = {row.name: row.default for row in self.rows.values()}
         explicit = set()
         passed_by = {}
         for name, value in (given or {}).items():
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a {self.noun} setting is str, not {type(name).__name__}")
             if self.passes_by(name):
                 if value is not None:
                     passed_by[name] = str(value)

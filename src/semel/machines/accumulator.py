@@ -209,7 +209,11 @@ class Accumulator:
             or self.used_bytes + size > self.buffer_memory_bytes
         ):
             return -1
-        position = batch.add(key, value, headers, timestamp_ms, size)
+        builder = batch.builder
+        assert builder is not None
+        position = builder.append(key, value, headers, timestamp_ms)  # as `add` does, without a call of its own
+        batch.size_bytes += size
+        batch.record_count += 1
         self.used_bytes += size
         return position
 

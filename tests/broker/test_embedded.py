@@ -1,0 +1,61 @@
+"""The embedded broker's arguments: what cannot be is refused before anything is made."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Broker, Producer
+from semel.config import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "kind", "said"),
+    [
+        (({"num.partitions": 3},), {}, TypeError, r"data_dir is a path, not dict: .* Broker\(settings="),
+        ((5,), {}, TypeError, "data_dir is a path, not int"),
+        ((b"data",), {}, TypeError, "data_dir is a path, not bytes"),
+        ((["data"],), {}, TypeError, "data_dir is a path, not list"),
+        ((True,), {}, TypeError, "data_dir is a path, not bool"),
+        (("",), {}, ConfigError, "data_dir is empty"),
+        ((), {"listen": 9092}, TypeError, "listen is text such as"),
+        ((), {"listen": "nonsense"}, ConfigError, "HOST:PORT"),
+        ((), {"settings": [("num.partitions", 3)]}, TypeError, "settings are a dict of Kafka's names, not list"),
+        ((), {"settings": "num.partitions=3"}, TypeError, "not str"),
+        ((), {"settings": {1: 2}}, TypeError, "name of a setting is str, not int"),
+        ((), {"settings": {"num.partition": 3}}, ConfigError, "did you mean 'num.partitions'"),
+        ((), {"settings": {"num.partitions": "many"}}, ConfigError, "num.partitions"),
+        ((), {"settings": {"log.dirs": "/elsewhere"}}, ConfigError, "data_dir"),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_be_are_refused_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, named: Any, kind: type[Exception], said: str
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(kind, match=said):
+        Broker(*arguments, **named).start()
+    assert list((tmp_path / "here").iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_path_may_be_text_or_anything_like_a_path(tmp_path: Path) -> None:
+    for data_dir in (tmp_path, str(tmp_path)):
+        with Broker(data_dir) as broker, Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+            producer.send("t", b"x").result(30)
+            assert broker.data_dir == tmp_path
+
+
+def test_what_is_not_running_says_so(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    with pytest.raises(RuntimeError, match="not started"):
+        _ = broker.bootstrap_servers
+    with broker, pytest.raises(RuntimeError, match="started before"):
+        broker.start()
+    with pytest.raises(RuntimeError, match="not running"):
+        broker.call(broker.server.stop())
