@@ -58,8 +58,8 @@ def _client(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 200,
         "retry.backoff.ms": 20,
         "log_level": 0,
-        # librdkafka 2.16 that bootstraps again after all brokers were down may wait for ever in
-        # send_offsets_to_transaction: it asks the handle of the group's coordinator that it has given up.
+        # Otherwise librdkafka, once all brokers were down, may wait for ever in send_offsets_to_transaction, for a
+        # connection to the group's coordinator that it has given up (librdkafka issue 5511).
         "metadata.recovery.strategy": "none",
         **more,
     }

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka import KafkaException, Producer
 
 from semel.broker.embedded import Broker
+from semel.machines.producer_state import ProducerStates
 from semel.records.batch import read_records, split
 from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Rule, Swallow, Way
 from semel.testing.history import Outcome, Poll, Seen, Send, judge
 from semel.wire.apis import ApiKey
 from tests.broker.raw import Raw
 from tests.support import java_tools
+from tests.support.reading import read_all
 
 RECORDS = 100_000
 #: How long clients wait for an answer that does not come.
@@ -128,3 +132,40 @@ def test_the_java_client_behind_a_proxy_that_loses_answers_writes_every_record_o
         for row in told
     ]
     assert_once_and_in_order(broker, topic, sends)
+
+
+def test_librdkafka_aborts_and_goes_on_under_a_new_epoch_when_a_reused_sequence_is_refused(
+    semel_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses one again only when a broker dies at the wrong moment, so the refusal is made as the partition does."""
+    check, epochs = ProducerStates.check_data, []
+
+    def check_data(self: ProducerStates, producer_id: int, epoch: int, *more: Any) -> Any:
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.batches:
+            epochs.append(epoch)
+            if len(epochs) == 1:
+                raise self._out_of_sequence(entry, 0, 0, 1, True)
+        return check(self, producer_id, epoch, *more)
+
+    monkeypatch.setattr(ProducerStates, "check_data", check_data)
+    at = semel_broker.bootstrap_servers
+    with Raw(semel_broker) as raw:
+        raw.create("t")
+    producer = Producer({"bootstrap.servers": at, "transactional.id": "reuses", "log_level": 0})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce("t", b"first", partition=0)
+    producer.flush(20)
+    producer.abort_transaction(20)
+    producer.begin_transaction()
+    producer.produce("t", b"second", partition=0)
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(20)
+    assert refused.value.args[0].txn_requires_abort() and not refused.value.args[0].fatal()
+    producer.abort_transaction(20)
+    producer.begin_transaction()
+    producer.produce("t", b"third", partition=0)
+    producer.commit_transaction(20)
+    assert epochs[-1] > epochs[0]
+    assert read_all(at, "t") == [b"third"]

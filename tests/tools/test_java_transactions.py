@@ -6,9 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.broker.embedded import Broker
+from semel.broker.handlers import versions
+from semel.machines.producer_state import ProducerStates
 from tests.support import java_tools
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import BrokerProcess
@@ -32,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess |
         yield running
 
 
-def told(broker: BrokerProcess | ApacheKafka, *what: str) -> dict[str, str]:
+def told(broker: Broker | BrokerProcess | ApacheKafka, *what: str) -> dict[str, str]:
     """What the program saw. Java runs a single source file where it expects the name of a class."""
     said = java_tools.run(str(SOURCE), broker.bootstrap_servers, *what, timeout_s=100).stdout
     return dict(line.split("=", 1) for line in said.splitlines())
@@ -74,3 +78,29 @@ def test_records_are_consumed_transformed_and_produced_once_with_their_offsets(b
     seen = told(broker, "copying", protocol)
     assert int(seen.pop("everything")) > 60, "an aborted part is there for who reads everything"
     assert seen == {"offset": "60", "committed": java_list(*map(str, range(60)))}
+
+
+def test_a_java_producer_of_the_old_protocol_aborts_and_goes_on_when_a_reused_sequence_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Java producer uses a sequence again, so the refusal is made, as the partition makes it."""
+    require_kafka()
+    monkeypatch.setitem(versions.FEATURES, "transaction.version", (0, 2, 1))
+    check, epochs = ProducerStates.check_data, []
+
+    def check_data(self: ProducerStates, producer_id: int, epoch: int, *more: Any) -> Any:
+        entry = self.entries.get(producer_id)
+        if entry is not None and entry.batches:
+            epochs.append(epoch)
+            if len(epochs) == 1:
+                raise self._out_of_sequence(entry, 0, 0, 1, True)
+        return check(self, producer_id, epoch, *more)
+
+    monkeypatch.setattr(ProducerStates, "check_data", check_data)
+    with Broker(tmp_path) as semel:
+        assert told(semel, "refused") == {
+            "second": "UnknownProducerIdException",
+            "commit": "KafkaException",
+            "committed": "[third]",
+        }
+    assert epochs[-1] > epochs[0], "it went on under a new epoch"

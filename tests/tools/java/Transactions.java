@@ -28,6 +28,7 @@ public class Transactions {
             case "codecs" -> codecs();
             case "fencing" -> fencing();
             case "timeout" -> timeout();
+            case "refused" -> refused();
             case "copying" -> copying(arguments[2]);
             default -> throw new IllegalArgumentException(arguments[1]);
         }
@@ -96,6 +97,34 @@ public class Transactions {
         finish("later");
         say("later", read("later", "read_committed"));
         say("everything", read("late", "read_uncommitted"));
+    }
+
+    /** The broker refuses the second batch, as it does a sequence that was used before the last marker. */
+    static void refused() throws Exception {
+        try (KafkaProducer<String, String> producer = producer("refused", "none", 60_000)) {
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>("refused", "first")).get();
+            producer.abortTransaction();
+            producer.beginTransaction();
+            try {
+                producer.send(new ProducerRecord<>("refused", "second")).get();
+                say("second", "sent");
+            } catch (java.util.concurrent.ExecutionException refused) {
+                say("second", refused.getCause().getClass().getSimpleName());
+            }
+            try {
+                producer.commitTransaction();
+                say("commit", "committed");
+            } catch (KafkaException refused) {
+                say("commit", refused.getClass().getSimpleName());
+                producer.abortTransaction();
+            }
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>("refused", "third")).get();
+            producer.commitTransaction();
+        }
+        finish("refused");
+        say("committed", read("refused", "read_committed"));
     }
 
     static void copying(String protocol) throws Exception {

@@ -36,6 +36,10 @@ ZSTD_SINCE = 7
 #: From this version on a produce adds its partition to the transaction by itself (KIP-890).
 IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
+#: With UNKNOWN_PRODUCER_ID the Java producer compares the log's start with the last offset it was told, or -1. If that
+#: is less, it takes its earlier batches for deleted and sends this one again, with sequence 0, until its time is up.
+#: Only with a start below all of them does it abort, as it should.
+NOTHING_WAS_DELETED = -2
 #: The byte of a batch whose bits say, among others, that it belongs to a transaction.
 ATTRIBUTES_AT = 22
 #: Tools may repair internal topics under this name, as in Kafka, with records that a coordinator can read.
@@ -148,9 +152,7 @@ def _produce(
 def _refusal(index: int, error: Refused) -> _PartitionResponse:
     answer = _PartitionResponse(index=index, error_code=error.code, base_offset=-1, error_message=error.why or None)
     if error.code is ErrorCode.UNKNOWN_PRODUCER_ID:
-        # Without a start of the log the Java producer takes the batch for one whose predecessors were deleted, and
-        # sends it again until its time is up; with one it aborts.
-        answer.log_start_offset = 0
+        answer.log_start_offset = NOTHING_WAS_DELETED
     if isinstance(error, RecordsRefused):
         answer.record_errors = [
             ProduceResponse.BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=why)
