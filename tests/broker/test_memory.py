@@ -22,8 +22,8 @@ from semel.broker.quotas import MANY_CLIENTS, Quotas
 from semel.config import BROKER
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
-from semel.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, Served, ServerConnection
-from semel.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
+from semel.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, UNREAD_BYTES, Served, ServerConnection
+from semel.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, WOKEN_TOGETHER, MemoryPool, UnreadAnswers
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.metadata import MetadataRequest
@@ -85,6 +85,8 @@ def test_what_arrives_behind_an_empty_pool_is_held_back_and_read_when_something_
     taken = [peer.feed(frame) for peer in waiting]
     assert taken == [SMALL_BYTES] * 50
     assert pool.waiting == 50
+    waiting.pop().connection.connection_lost(None)
+    assert pool.waiting == 49
     first.connection.connection_lost(None)
     pool.look(0.0)
     for peer in waiting:
@@ -98,6 +100,20 @@ def test_what_arrives_behind_an_empty_pool_is_held_back_and_read_when_something_
                 peer.feed(frame[held:])
     assert all(peer.transport.written == [b"y" * 50_000] for peer in waiting)
     assert (pool.used_bytes, pool.waiting) == (0, 0)
+
+
+def test_few_are_woken_by_what_comes_back_and_all_by_the_next_look() -> None:
+    pool = MemoryPool(10 * MB)
+    first = Peer(echo, max_frame_bytes=40 * MB, pool=pool)
+    first.feed(lengthy(40 * MB, 15 * MB))
+    waiting = [Peer(echo, pool=pool) for _ in range(50)]
+    for peer in waiting:
+        peer.feed(lengthy(MB, 50_000))
+    assert pool.waiting == 50
+    first.connection.connection_lost(None)
+    assert pool.waiting == 50 - WOKEN_TOGETHER
+    pool.look(0.0)
+    assert pool.waiting == 0 and all(peer.transport.reading for peer in waiting)
 
 
 @pytest.mark.parametrize("sent", [0, 3, 4, 1_000, 200_000])
@@ -147,16 +163,18 @@ def test_a_byte_at_a_time_is_one_request_and_has_one_deadline() -> None:
 def test_where_others_wait_for_memory_who_holds_it_and_stands_still_is_given_up_sooner() -> None:
     pool = MemoryPool(10 * MB, timeout_s=30)
     still, moving, waiting = (Peer(echo, max_frame_bytes=104 * MB, pool=pool) for _ in range(3))
+    moving.feed(lengthy(100_000, 30_000))
+    assert moving.connection.held_bytes == RECEIVE_BUFFER_BYTES
     still.feed(lengthy(104 * MB, 11 * MB))
     assert pool.used_bytes > 10 * MB
-    moving.feed(lengthy(100_000, SMALL_BYTES - 5))
     pool.look(0.0)
     for second in range(1, 10):
         pool.look(float(second))
     assert not still.transport.aborted, "nobody waited"
     waiting.feed(lengthy(MB, 500_000))
     assert not waiting.transport.reading
-    moving.feed(b"x")
+    # A sixteenth of what it holds for each sixth of the timeout.
+    moving.feed(bytes(2 * RECEIVE_BUFFER_BYTES // 16))
     pool.look(10.0)
     assert (still.transport.aborted, moving.transport.aborted, waiting.transport.aborted) == (True, False, False)
     still.connection.connection_lost(None)
@@ -250,6 +268,7 @@ def test_many_small_answers_go_out_before_they_are_many_bytes() -> None:
 def test_answers_that_are_not_read_are_counted_until_they_are_or_their_reader_is_gone() -> None:
     unread = UnreadAnswers(100 * MB)
     peers = [Peer(echo, unread=unread) for _ in range(3)]
+    assert {peer.transport.most_unread_bytes for peer in peers} == {UNREAD_BYTES}, "what is less is not counted"
     assert unread.answer_bytes == 25 * MB
     for peer in peers:
         peer.transport.unread_bytes = 20 * MB
@@ -298,8 +317,9 @@ def test_those_who_wait_for_readers_go_on_one_by_one_in_their_order() -> None:
         tasks = [asyncio.create_task(ask(number)) for number in range(4)]
         await asyncio.sleep(0)
         assert unread.waiting == 4
-        tasks[0].cancel()
         deaf.connection.resume_writing()
+        # It was woken, and its connection is gone before it runs.
+        tasks[0].cancel()
         for _ in range(10):
             await asyncio.sleep(0)
         assert (order, unread.is_full, unread.used_bytes) == ([1, 2], True, 10 * MB)
@@ -340,6 +360,17 @@ def test_what_is_reserved_for_an_answer_comes_back_however_it_ends() -> None:
     for end in ("answered", "lost", "failed"):
         asyncio.run(scene(end))
 
+    def refused(connection: ServerConnection, _: memoryview) -> Served:
+        connection.reserve(5 * MB)
+        connection.refuse("the broker stops")
+        return [b"answer"]
+
+    unread = UnreadAnswers(100 * MB)
+    peer = Peer(refused, unread=unread)
+    peer.feed(framed(b"ask!"))
+    peer.connection.connection_lost(None)
+    assert unread.used_bytes == 0
+
 
 def test_an_answer_counts_as_a_whole_as_long_as_any_of_it_is_unread() -> None:
     unread = UnreadAnswers(100 * MB)
@@ -352,6 +383,21 @@ def test_an_answer_counts_as_a_whole_as_long_as_any_of_it_is_unread() -> None:
     peer.transport.writelines = took_three  # type: ignore[method-assign]
     peer.feed(framed(b"ask!"))
     assert unread.used_bytes == 5 * MB + 4
+
+
+def test_all_who_wait_for_readers_go_on_though_none_of_them_leaves_anything_unread() -> None:
+    async def scene() -> None:
+        unread = UnreadAnswers(10 * MB)
+        deaf = Peer(echo, unread=unread)
+        deaf.transport.unread_bytes = 10 * MB
+        deaf.connection.pause_writing()
+        tasks = [asyncio.create_task(unread.room()) for _ in range(4)]
+        await asyncio.sleep(0)
+        deaf.connection.resume_writing()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*tasks)
+
+    asyncio.run(scene())
 
 
 # What is remembered of clients
@@ -463,7 +509,10 @@ def readers(tmp_path: Path) -> Iterator[tuple[Broker, list[Raw]]]:
                 raw.send(fetch_request({("t", 0): 0}, partition_max_bytes=50 * MB), 12)
         try:
             until(lambda: broker.server.unread.is_full, what="answers to be left unread")
-            until(lambda: broker.server.unread.waiting > 0, what="the others to wait")
+            until(
+                lambda: broker.server.unread.waiting + broker.server.connections_not_read == len(deaf),
+                what="the others to wait",
+            )
             yield broker, deaf
         finally:
             for raw in deaf:

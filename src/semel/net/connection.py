@@ -196,7 +196,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
     def _leave_scratch(self) -> None:
         """Others read into it next: keep what is still needed."""
         pending = self._end - self._start
-        if pending > SMALL_BYTES or self._pinned or (pending == SMALL_BYTES and not self._is_bounded()):
+        if pending > SMALL_BYTES or self._pinned:
             self._buffer = self._pool.take_scratch()
             self._held_bytes = RECEIVE_BUFFER_BYTES
         else:
