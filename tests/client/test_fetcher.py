@@ -11,6 +11,7 @@ import pytest
 
 from semel.client.fetcher import ConsumerRecord, Fetcher
 from semel.client.metadata import Metadata, Node, PartitionInfo, TopicInfo
+from semel.client.troubles import Troubles
 from semel.config import CONSUMER
 from semel.errors import ErrorCode, KafkaError
 from semel.machines.contract import TopicPartition
@@ -32,6 +33,7 @@ class OneLeader:
         self.metadata.nodes[2] = Node(2, "follower", 9092)
         self._answer = answer
         self.asked: list[int] = []
+        self.troubles = Troubles("a test")
 
     async def request(self, to: int, request: FetchRequest, **_: object) -> FetchResponse:
         self.asked.append(to)
@@ -157,3 +159,17 @@ def test_a_leader_that_points_to_a_nearer_replica_is_believed_until_that_one_fai
         await reading.close()
 
     asyncio.run(read())
+
+
+def test_what_nobody_foresaw_is_raised_by_poll_and_not_waited_for_in_silence() -> None:
+    def answer(offset: int) -> FetchResponse.PartitionData:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        reading, _ = fetcher(answer)
+        reading.ask()
+        await asyncio.wait_for(reading.arrived.wait(), 10)
+        with pytest.raises(ZeroDivisionError):
+            reading.raise_error()
+
+    asyncio.run(run())

@@ -26,6 +26,8 @@ from semel.wire.messages.metadata import FindCoordinatorRequest, MetadataRequest
 
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 _CONCURRENT_TRANSACTIONS_BACKOFF = 0.02
+#: A topic that is made because it was asked for is answered as unknown at first.
+_TIME_TO_MAKE_A_TOPIC_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Cluster:
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
         self._links = Links(self.config, connect, self._address_of)
+        #: What is waited for, for the log.
+        self.troubles = self._links.troubles
         self._coordinators: dict[Coordinator, int] = {}
         self._refreshing: dict[tuple[frozenset[str] | None, bool], asyncio.Task[None]] = {}
 
@@ -299,8 +303,12 @@ class Cluster:
         allow_auto_create: bool = False,
         timeout_ms: float | None = None,
         limit: str | None = None,
+        waiting: bool = True,
     ) -> None:
-        """Ask for news of these topics (None: all, empty: brokers only). Equal questions at once are asked once."""
+        """Ask for news of these topics (None: all, empty: brokers only). Equal questions at once are asked once.
+
+        With `waiting` somebody waits for these topics to be there: the log says which are not.
+        """
         key = (None if topics is None else frozenset(topics), allow_auto_create or self._auto_create_topics)
         task = self._refreshing.get(key)
         if task is None or task.done():
@@ -308,6 +316,17 @@ class Cluster:
             self._refreshing[key] = task
             task.add_done_callback(lambda done: self._refreshed(key, done))
         await asyncio.shield(task)
+        for name in (waiting and key[0]) or ():
+            if name not in self.metadata.topics:
+                self._note_missing(name, made_by_asking=key[1])
+        if self.troubles:
+            for name in self.metadata.topics if key[0] is None else key[0] & self.metadata.topics.keys():
+                self.troubles.ends(("topic", name))
+
+    def _note_missing(self, name: str, *, made_by_asking: bool) -> None:
+        why = "the brokers do not know it, or it has no leader yet"
+        after_s = _TIME_TO_MAKE_A_TOPIC_S if made_by_asking else 0.0
+        self.troubles.begins(("topic", name), f"topic '{name}' is not there", why, after_s=after_s)
 
     async def refresh_retrying(self, topics: Iterable[str] | None, *, timeout_ms: float) -> None:
         """As `refresh_metadata`, until there is an answer or `timeout_ms` has passed."""
@@ -319,7 +338,9 @@ class Cluster:
             left_ms = max(1.0, (deadline - loop.time()) * 1000)
             try:
                 async with asyncio.timeout(left_ms / 1000):
-                    await self.refresh_metadata(names, timeout_ms=min(left_ms, self.config["request.timeout.ms"]))
+                    await self.refresh_metadata(
+                        names, timeout_ms=min(left_ms, self.config["request.timeout.ms"]), waiting=False
+                    )
                 return
             except (Retriable, TimeoutError) as error:
                 tries += 1

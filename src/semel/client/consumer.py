@@ -39,7 +39,16 @@ from semel.client.offset_requests import (
 )
 from semel.client.offsets import Offsets, PartitionLike, as_offsets, as_partition, as_partitions, as_position
 from semel.config import CONSUMER, ConfigError, Values
-from semel.errors import CommitFailed, ErrorCode, KafkaError, Misuse, RequestTimedOut, Retriable, error_for
+from semel.errors import (
+    CommitFailed,
+    Disconnected,
+    ErrorCode,
+    KafkaError,
+    Misuse,
+    RequestTimedOut,
+    Retriable,
+    error_for,
+)
 from semel.machines.contract import TopicPartition
 from semel.machines.fetch_positions import EARLIEST, LATEST, FetchPositions, Stage
 from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
@@ -79,6 +88,8 @@ class AsyncConsumer:
         self._listener = Listener()
         self._settling: asyncio.Task[None] | None = None
         self._locating: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._next_look = 0.0
         self._committing: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._next_auto_commit = self._loop.time() + values["auto.commit.interval.ms"] / 1000
@@ -158,11 +169,17 @@ class AsyncConsumer:
 
     def _matching_topics(self) -> frozenset[str]:
         assert self._pattern is not None
-        return frozenset(
+        found = frozenset(
             name
             for name, info in self._cluster.metadata.topics.items()
             if self._pattern.fullmatch(name) and not (info.is_internal and self.config["exclude.internal.topics"])
         )
+        if found:
+            self._cluster.troubles.ends("pattern")
+        else:
+            why = "topics are looked at every metadata.max.age.ms"
+            self._cluster.troubles.begins("pattern", f"no topic matches {self._pattern.pattern!r}", why)
+        return found
 
     async def unsubscribe(self) -> None:
         """Leave the group, or let go of what was assigned. What was handed out counts as done, as for `close`."""
@@ -297,6 +314,7 @@ class AsyncConsumer:
         if member is None:
             return
         await self._follow_topics(member)
+        self._look_for_missing()
         if self._settling is None:
             if not member.busy:
                 return
@@ -321,6 +339,23 @@ class AsyncConsumer:
         except Retriable:
             return  # looked at again next time
 
+    def _look_for_missing(self) -> None:
+        """Topics that are subscribed to and not there are asked for again and again, beside everything else."""
+        missing = frozenset() if self._pattern is not None else self._topics - self._cluster.metadata.topics.keys()
+        now = self._loop.time()
+        if missing and now >= self._next_look and (self._looking is None or self._looking.done()):
+            self._next_look = now + self.config["retry.backoff.max.ms"] / 1000
+            self._looking = self._loop.create_task(self._look_for(missing))
+
+    async def _look_for(self, topics: frozenset[str]) -> None:
+        try:
+            await self._cluster.refresh_metadata(topics)
+        except KafkaError:
+            return  # whoever needs them for more than this raises it
+        if topics & self._cluster.metadata.topics.keys():
+            self._next_topic_check = self._loop.time()  # the leader of the group shares out anew
+            self._fetcher.arrived.set()
+
     def _locate(self) -> None:
         """Find positions that are not known, in the background."""
         if self._locating is not None:
@@ -329,9 +364,12 @@ class AsyncConsumer:
             task, self._locating = self._locating, None
             error = task.exception()
             if isinstance(error, Retriable):
-                pass  # asked again below
+                if not isinstance(error, Disconnected):
+                    self._cluster.troubles.begins("positions", "where to read on is not known", error.why)
             elif error is not None:
                 raise error
+            else:
+                self._cluster.troubles.ends("positions")
         if self._positions.needing_committed() or self._positions.needing_reset():
             self._locating = self._loop.create_task(self._find_positions())
             self._locating.add_done_callback(lambda _: self._fetcher.arrived.set())
@@ -601,11 +639,11 @@ class AsyncConsumer:
             raise error_for(ErrorCode.INVALID_REQUEST, "the consumer is closed")
 
     async def _stop_settling(self) -> None:
-        for task in (self._settling, self._locating):
+        for task in (self._settling, self._locating, self._looking):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._settling = self._locating = None
+        self._settling = self._locating = self._looking = None
 
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit if enable.auto.commit says so, leave the group, and let go of the connections.

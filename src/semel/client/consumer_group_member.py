@@ -14,7 +14,7 @@ from typing import Any
 from semel.client.cluster import Cluster
 from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
-from semel.errors import ErrorCode, KafkaError, Retriable
+from semel.errors import ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.consumer_membership import ConsumerMembership, State
 from semel.machines.transaction_manager import GroupMetadata
 
@@ -115,8 +115,9 @@ class ConsumerMember(Member):
             pause_ms = int(self._cluster.backoff(tries) * 1000)
             try:
                 response = await self._cluster.request(self._coordinator, request)
-            except Retriable:
+            except Retriable as error:
                 self._doubt_coordinator()
+                self._note_trouble(error)
                 machine.on_no_answer(self._now_ms(), pause_ms)
                 continue
             except KafkaError as error:
@@ -127,6 +128,9 @@ class ConsumerMember(Member):
             self._doubt_coordinator(code)
             if code is ErrorCode.NONE:
                 tries = 0
+                self._trouble_over()
+            elif code.retriable:
+                self._note_trouble(error_for(code, code.meaning))
             if self.busy:
                 self._notify()
 

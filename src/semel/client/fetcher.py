@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ANSWERS_HELD = 2
+#: How long a leader may refuse to be one before that is told: leaders move.
+_PASSING_S = 2.0
 _LAST_VERSION_BY_NAME = 12
 #: The newest version in which a consumer has anything new to say; the one after is for followers.
 _NEWEST_VERSION = min(17, APIS[ApiKey.FETCH].max_version)
@@ -90,7 +92,7 @@ class Fetcher:
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._not_before: dict[TopicPartition, float] = {}
         self._tries: dict[TopicPartition, int] = {}
-        self._errors: deque[KafkaError] = deque()
+        self._errors: deque[BaseException] = deque()
         #: Replicas that leaders have pointed to, each with the time until which that holds.
         self._nearer: dict[TopicPartition, tuple[int, float]] = {}
         #: Set whenever something came that `poll` should look at.
@@ -137,9 +139,12 @@ class Fetcher:
         task = asyncio.get_running_loop().create_task(work)
         self._asked[node_id] = task
 
-        def done(_: asyncio.Task[None]) -> None:
+        def done(ended: asyncio.Task[None]) -> None:
             if self._asked.get(node_id) is task:
                 del self._asked[node_id]
+            failure = None if ended.cancelled() else ended.exception()
+            if failure is not None:
+                self._errors.append(failure)  # nobody foresaw it, and `poll` must not go on in silence
             self.arrived.set()
 
         task.add_done_callback(done)
@@ -234,11 +239,14 @@ class Fetcher:
                 self._errors.append(error)
                 self._later(partition)
         elif code.retriable:
+            self._cluster.troubles.begins(partition, f"{partition} cannot be read", code.meaning, after_s=_PASSING_S)
             self._doubt((partition,))
         elif code is not ErrorCode.NONE:
             self._errors.append(error_for(code, f"fetch of {partition} at {offset}: {code.meaning}"))
             self._later(partition)
         else:
+            if self._cluster.troubles:
+                self._cluster.troubles.ends(partition)
             self._tries.pop(partition, None)
             self._hold(partition, generation, offset, row, self._positions[partition])
 

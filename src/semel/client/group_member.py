@@ -12,7 +12,7 @@ from typing import Any
 from semel.client.cluster import Cluster
 from semel.client.member import Hooks, Listener, Member
 from semel.config import Values
-from semel.errors import ErrorCode, KafkaError, Retriable
+from semel.errors import ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.membership import Membership, State
 from semel.machines.transaction_manager import GroupMetadata
 
@@ -71,10 +71,13 @@ class ClassicMember(Member):
                     await self._revoke(machine.to_revoke())
             try:
                 await self._join_once()
-            except Retriable:
+            except Retriable as error:
                 machine.on_disconnect()
                 self._doubt_coordinator()
-            if machine.state is not State.STABLE:
+                self._note_trouble(error)
+            if machine.state is State.STABLE:
+                self._trouble_over()
+            else:
                 tries += 1
                 # The first answer to a new member is only its id: that is no reason to wait.
                 await asyncio.sleep(0 if tries == 1 else self._cluster.backoff(tries))
@@ -87,6 +90,9 @@ class ClassicMember(Member):
         response = await self._cluster.request(to, machine.join_request(), timeout_ms=timeout_ms, lane="join")
         machine.on_join(response)
         self._doubt_coordinator(response.error_code)
+        code = ErrorCode.of(response.error_code)
+        if code.retriable:
+            self._note_trouble(error_for(code, code.meaning))
         self._shared_out = None
         if machine.state is State.ASSIGNING:
             self._shared_out = await self._count_partitions(machine.topics_to_assign())

@@ -15,6 +15,7 @@ from typing import Any
 from semel.client.answers import check
 from semel.client.connection import Connection
 from semel.client.throttling import Throttles
+from semel.client.troubles import Troubles
 from semel.config import ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
 from semel.wire import Malformed
@@ -57,6 +58,7 @@ class Links:
         self.failure: Disconnected | None = None
         self.closed = False
         self.throttles = Throttles()
+        self.troubles = Troubles(f"{config.table.noun} '{config['client.id']}'")
         self._client_id: str = config["client.id"]
         self._connect = connect
         self._address_of = address_of
@@ -79,6 +81,7 @@ class Links:
         """Close every connection; requests that wait fail with `Disconnected`."""
         self.closed = True
         self.throttles.close()
+        self.troubles.forget()
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.close()
@@ -143,6 +146,7 @@ class Links:
                 link.connection = await self._greet(node_id, lane)
                 self._check_open(link.connection)
             except Disconnected as failure:
+                self._note_failure(node_id, failure)
                 self.failure = failure
                 link.failures += 1
                 base, most = self.config["reconnect.backoff.ms"], self.config["reconnect.backoff.max.ms"]
@@ -150,7 +154,17 @@ class Links:
                 raise
             link.failures = 0
             self.failure = None
+            self.troubles.ends(("broker", *self._address_of(node_id)))
             return link.connection
+
+    def _note_failure(self, node_id: int, failure: Disconnected) -> None:
+        if self.closed:
+            return
+        try:
+            host, port = self._address_of(node_id)
+        except Disconnected:
+            return  # the cluster does not name it any more
+        self.troubles.begins(("broker", host, port), f"no connection to the broker at {host}:{port}", failure.why)
 
     def _check_open(self, connection: Connection | None = None) -> None:
         """Nothing is opened once the client is closed, and what was being opened meanwhile is closed again."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from semel.client.cluster import Cluster, Coordinator
 from semel.config import Values
-from semel.errors import ErrorCode, KafkaError
+from semel.errors import Disconnected, ErrorCode, KafkaError
 from semel.machines.contract import TopicPartition
 from semel.machines.transaction_manager import GroupMetadata
 
@@ -25,6 +25,8 @@ Callback = Callable[[list[TopicPartition]], object]
 
 _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 _GOODBYE_MS = 5_000
+#: How long a coordinator may be looked for before that is told: the first group of a cluster waits for one.
+_PASSING_S = 5.0
 
 
 @dataclass(slots=True)
@@ -177,6 +179,16 @@ class Member(ABC):
         """Look for it anew; with a code, only if that says that it is another one."""
         if error_code is None or error_code in _COORDINATOR_IN_DOUBT:
             self._cluster.forget_coordinator("group", self._membership.group_id)
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        """The group's coordinator cannot be had. A broker that is down is told of where it is noticed."""
+        if not isinstance(error, Disconnected):
+            group_id = self._membership.group_id
+            what = f"group '{group_id}' cannot be joined"
+            self._cluster.troubles.begins(("group", group_id), what, error.why, after_s=_PASSING_S)
+
+    def _trouble_over(self) -> None:
+        self._cluster.troubles.ends(("group", self._membership.group_id))
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
