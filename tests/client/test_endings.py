@@ -289,3 +289,38 @@ def test_the_end_of_a_forked_process_leaves_the_clients_of_its_parent_alone(sess
         assert ended.wait() == 0, ended.output()
         assert ended.output() == ""
     assert end_offset(session_broker.bootstrap_servers, name) == 3
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])
+def test_a_child_of_multiprocessing_that_ends_without_close_delivers_what_it_sent(
+    session_broker: Broker, name: str, tmp_path: Path, way: str
+) -> None:
+    source = """
+        import multiprocessing, sys, threading, semel
+
+        kept = []
+
+        def work(address, topic):
+            producer = semel.Producer({"bootstrap.servers": address, "linger.ms": 100})
+            for number in range(100):
+                producer.send(topic, b"%d" % number)
+            kept.append(producer)
+            dropped = semel.Producer({"bootstrap.servers": address, "linger.ms": 100})
+            for number in range(100):
+                dropped.send(topic, b"%d" % number)
+            late = threading.Timer(0.3, producer.send, (topic, b"from a thread that goes on"))
+            late.start()
+
+        if __name__ == "__main__":
+            child = multiprocessing.get_context(sys.argv[3]).Process(target=work, args=sys.argv[1:3])
+            child.start()
+            child.join()
+            sys.exit(child.exitcode)
+    """
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(source))
+    command = [sys.executable, str(file), session_broker.bootstrap_servers, name, way]
+    with Process(command, name="program", environment=ENVIRONMENT) as ended:
+        assert ended.wait() == 0, ended.output()
+        assert ended.output() == ""
+    assert end_offset(session_broker.bootstrap_servers, name) == 201

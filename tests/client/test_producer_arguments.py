@@ -500,3 +500,30 @@ def reachable_bytes(roots: list[Any]) -> int:
         elif isinstance(one, (list, tuple, dict)) or type(one).__module__.startswith("semel"):
             left += gc.get_referents(one)
     return total
+
+
+def test_a_record_that_its_topic_refuses_does_not_take_its_neighbours_along(session_broker: Broker, name: str) -> None:
+    """Its time is beyond message.timestamp.after.max.ms, which only the broker knows."""
+    with Producer(config(session_broker, linger_ms=50)) as producer:
+        producer.send(name, "first").result(30)
+        deliveries = [producer.send(name, f"{n}", timestamp_ms=2**62 if n in (3, 7) else None) for n in range(10)]
+        producer.flush()
+        for number in (3, 7):
+            with pytest.raises(InvalidRecord, match="INVALID_TIMESTAMP"):
+                deliveries[number].result(30)
+        assert [delivery.result(30).offset for n, delivery in enumerate(deliveries) if n not in (3, 7)] == list(
+            range(1, 9)
+        )
+        assert producer.send(name, "after").result(30).offset == 9
+    expected = [b"first", *(b"%d" % n for n in range(10) if n not in (3, 7)), b"after"]
+    assert values(session_broker, name) == expected
+
+
+def test_rows_that_a_topic_refuses_are_told_wherever_they_stand(session_broker: Broker, name: str) -> None:
+    with Admin(config(session_broker)) as admin:
+        admin.create_topic(name, configs={"cleanup.policy": "compact"})
+    with Producer(config(session_broker)) as producer:
+        sent = producer.send_arrow(name, pa.table({"value": ["a", "b", "c"], "key": ["k", None, "m"]}))
+        with pytest.raises(InvalidRecord):
+            sent.result(30)
+    assert values(session_broker, name) == [b"a", b"c"]

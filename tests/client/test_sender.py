@@ -530,3 +530,67 @@ def test_a_batch_given_up_on_its_way_lets_go_of_its_bytes_with_its_connection(st
         sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, 1_000)
     assert batch.data is None
     assert sender.accumulator.used_bytes == 0
+
+
+def refused(*places: int) -> Answer:
+    return Answer(ErrorCode.INVALID_TIMESTAMP, message="too far in the future", refused=places)
+
+
+@pytest.mark.parametrize("manager", [None, idempotent()], ids=["plain", "idempotent"])
+def test_a_record_that_is_refused_costs_itself_alone(manager: TransactionManager | None) -> None:
+    sender = make(manager, batch_size_bytes=10_000)
+    for number in range(5):
+        batch = put(sender, b"%d" % number)
+    sender.on_answers(poll(sender)[0], [refused(1, 3)], 0)
+    request = poll(sender)[0]
+    assert values(request) == [b"0", b"2", b"4"]
+    assert sequences(request) == [-1 if manager is None else 0]
+    assert not batch.done, "its good records are on their way"
+    sender.on_answers(request, [Answer(ErrorCode.NONE, base_offset=70)], 0)
+    assert sender.finished() == [batch]
+    outcomes = [batch.outcome(position) for position in range(5)]
+    assert [offset for offset, _, _ in outcomes] == [70, -1, 71, -1, 72]
+    assert ["" if error is None else error.why for _, _, error in outcomes] == [
+        "", "ledger-0: too far in the future", "", "ledger-0: too far in the future", "",
+    ]  # fmt: skip
+    assert sender.accumulator.used_bytes == 0
+    put(sender, b"5")
+    assert sequences(poll(sender)[0]) == [-1 if manager is None else 3]
+
+
+def test_what_follows_a_batch_that_lost_records_is_numbered_anew() -> None:
+    sender = make(idempotent(), batch_size_bytes=110)
+    for number in range(4):
+        put(sender, b"%d" % number * 4)
+    assert [batch.record_count for batch in sender.accumulator.batches()] == [2, 2]
+    first, second = poll(sender)[0], poll(sender)[0]
+    assert (sequences(first), sequences(second)) == ([0], [2])
+    sender.on_answers(first, [refused(0)], 0)
+    assert poll(sender) == [], "the second may have been written under the old numbers"
+    sender.on_answers(second, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    again = poll(sender, 1_000)[0]
+    assert (values(again), sequences(again)) == ([b"1111"], [0])
+    assert Batch.parse(again.batches[0].data or b"").producer_epoch == 1
+    sender.on_answers(again, [OK], 1_000)
+    last = poll(sender, 1_000)[0]
+    assert (values(last), sequences(last)) == ([b"2222", b"3333"], [1])
+
+
+@pytest.mark.parametrize("answer", [refused(), refused(0, 1), refused(7), refused(-1)])
+def test_a_batch_refused_as_a_whole_or_for_records_it_does_not_have_fails_whole(answer: Answer) -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    batch = put(sender, b"0")
+    put(sender, b"1")
+    sender.on_answers(poll(sender)[0], [answer], 0)
+    assert batch.done
+    assert [batch.outcome(position)[2] is None for position in (0, 1)] == [False, False]
+
+
+def test_a_record_that_is_refused_costs_its_transaction() -> None:
+    sender = make(in_transaction(P0), batch_size_bytes=10_000)
+    batch = put(sender, b"0")
+    put(sender, b"1")
+    sender.on_answers(poll(sender)[0], [refused(0)], 0)
+    assert batch.done
+    assert sender.manager is not None
+    assert sender.manager.state is State.ABORTABLE_ERROR

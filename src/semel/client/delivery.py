@@ -184,4 +184,7 @@ class BatchDelivery:
         return self._outcome()
 
     def _outcome(self) -> list[RecordMetadata]:
+        for batch in self._batches:
+            if batch.error is not None:  # also of one that was sent in parts, whichever of them failed
+                raise batch.error
         return [Delivery(self._deliveries, batch, 0)._outcome() for batch in self._batches]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import sys
+import threading
 import time
 from typing import Protocol
 
@@ -37,6 +40,7 @@ class Ending:
         self.thread = thread
         self._client = client
         _open.add(self)
+        _watch_a_child_of_multiprocessing()
 
     def over(self) -> None:
         """It was closed in good order."""
@@ -72,3 +76,25 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+
+#: The process in which multiprocessing was asked to say when it ends.
+_watched_in = 0
+
+
+def _watch_a_child_of_multiprocessing() -> None:
+    """Where multiprocessing forked a process, it also ends it, and asks nobody but those who told it to."""
+    global _watched_in
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None or _watched_in == os.getpid():
+        return
+    from multiprocessing import util
+
+    _watched_in = os.getpid()
+    util.Finalize(None, _at_end_of_child, exitpriority=-10)  # after its queues
+
+
+def _at_end_of_child() -> None:
+    for thread in threading.enumerate():  # whoever still works may use a client; multiprocessing waits for them next
+        if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
+            thread.join()
+    _at_exit()

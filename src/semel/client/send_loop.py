@@ -347,7 +347,11 @@ def _answers(request: Produce, response: Any) -> list[Answer]:
         return [Answer(ErrorCode.NONE)] * len(request.batches)
     found = {
         (topic.name, row.index): Answer(
-            ErrorCode.of(row.error_code), row.base_offset, row.log_append_time_ms, row.error_message
+            ErrorCode.of(row.error_code),
+            row.base_offset,
+            row.log_append_time_ms,
+            row.error_message,
+            tuple(refused.batch_index for refused in row.record_errors) if row.record_errors else (),
         )
         for topic in response.responses
         for row in topic.partition_responses

@@ -8,6 +8,7 @@ the same identity sends the same bytes.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,8 +54,9 @@ class ProducerBatch:
     base_offset: int = -1
     append_time_ms: int = -1
     error: KafkaError | None = None
-    #: A batch too large for its topic lives on in its two halves.
+    #: A batch that its topic does not take whole lives on in two parts; the second has the records in these places.
     halves: tuple[ProducerBatch, ProducerBatch] | None = None
+    second: Sequence[int] = ()
     parent: ProducerBatch | None = None
 
     def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int, size_bytes: int) -> int:
@@ -77,18 +79,20 @@ class ProducerBatch:
         elif self.data is not None:
             self.data = stamped(self.data, producer_id, producer_epoch, base_sequence, transactional)
 
-    def split(self) -> tuple[ProducerBatch, ProducerBatch]:
-        """Two halves that together are this batch: what is sent when the topic finds it too large."""
+    def split(self, second_part: Iterable[int] | None = None) -> tuple[ProducerBatch, ProducerBatch]:
+        """Two parts that together are this batch, each in order: its halves, unless told which records part from it."""
         invariant(self.data is not None and self.record_count > 1, "only an encoded batch of several records is split")
         whole = Batch.parse(self.data or b"")
         records = list(read_records(whole))
-        middle = len(records) // 2
+        halved = range(len(records) // 2, len(records))
+        self.second = halved if second_part is None else sorted(second_part)
+        apart = set(self.second)
         first, second = (
             ProducerBatch(self.partition, self.created_ms, BatchBuilder(codec=whole.codec), closed=True, parent=self)
             for _ in range(2)
         )
         for number, record in enumerate(records):
-            half = first if number < middle else second
+            half = second if number in apart else first
             size = record_size(record.key, record.value, record.headers)
             half.add(record.key, record.value, record.headers, record.timestamp, size)
         self.halves = (first, second)
@@ -115,9 +119,10 @@ class ProducerBatch:
         """Offset, append time and error of the record at this place."""
         if self.halves is not None:
             first, second = self.halves
-            if position < first.record_count:
-                return first.outcome(position)
-            return second.outcome(position - first.record_count)
+            before = bisect_left(self.second, position)
+            if before < len(self.second) and self.second[before] == position:
+                return second.outcome(before)
+            return first.outcome(position - before)
         return (-1 if self.base_offset < 0 else self.base_offset + position), self.append_time_ms, self.error
 
 

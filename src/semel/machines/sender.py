@@ -7,6 +7,8 @@ Guarantees, per partition and for an idempotent or transactional producer:
 - a batch that was given up with its fate unknown leaves its sequences *unresolved*: nothing new is sent until the
   others are answered, and unless the answers show that it was written, the epoch changes (KIP-360);
 - under a new epoch sequences start at 0, never while a batch of the old one is unfinished (scenario 38);
+- a record that its topic refuses costs itself alone, where the broker names it: the others of its batch are sent again,
+  unless they are lost anyway with their transaction;
 - the memory of a batch given up while on its way is held until the connection lets go of it (scenario 39).
 """
 
@@ -22,6 +24,8 @@ from semel.machines.transaction_manager import NO_IDENTITY, State, TransactionMa
 from semel.records.sequence import next_sequence
 
 _EPOCH_IN_DOUBT = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
+#: A batch is refused with these for single records of it.
+_SINGLES = (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP)
 _MOVED = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.LEADER_NOT_AVAILABLE,
@@ -50,6 +54,8 @@ class Answer:
     base_offset: int = -1
     append_time_ms: int = -1
     message: str | None = None
+    #: The places of the records for which the batch was refused, where the broker says so.
+    refused: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -287,6 +293,8 @@ class Sender:
             self._finish(batch, answer, None)
         elif answer.code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1:
             self._split(lane, batch)
+        elif self._can_part(lane, batch, answer):
+            self._part(lane, batch, answer)
         else:
             self._on_failure(lane, batch, answer, now_ms)
 
@@ -356,6 +364,33 @@ class Sender:
             if self.manager is not None:
                 sequence = next_sequence(sequence, half.record_count)
         lane.unfinished[at : at + 1] = halves
+
+    def _can_part(self, lane: _Lane, batch: ProducerBatch, answer: Answer) -> bool:
+        """Whether the records that were refused can fail alone."""
+        if (
+            answer.code not in _SINGLES
+            or lane.unresolved
+            or (self.manager is not None and self.manager.is_transactional)
+        ):
+            return False
+        places = set(answer.refused)
+        return 0 < len(places) < batch.record_count and places <= set(range(batch.record_count))
+
+    def _part(self, lane: _Lane, batch: ProducerBatch, answer: Answer) -> None:
+        """Nothing of the batch was written: what was not refused takes its place, the rest has failed."""
+        good, bad = batch.split(set(answer.refused))
+        self.accumulator.release(batch)
+        self.accumulator.used_bytes += good.size_bytes + bad.size_bytes
+        good.place = batch.place
+        good.stamp(batch.identity, batch.base_sequence, False)
+        lane.unfinished[lane.unfinished.index(batch)] = good
+        if self.manager is not None:
+            if self._take_back(lane, batch):
+                lane.next_sequence = next_sequence(batch.base_sequence, good.record_count)
+            else:
+                lane.restart = True  # what follows was numbered for the whole batch
+        why = f"{batch.partition}: {answer.message or answer.code.meaning}"
+        self._finish(bad, answer, error_for(answer.code, why))
 
     def _finish(self, batch: ProducerBatch, answer: Answer, error: KafkaError | None) -> None:
         if not batch.on_wire:
