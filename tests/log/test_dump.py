@@ -8,20 +8,31 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from semel.cli.log import log as log_command
+from semel.log.coordinator_words import in_words
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import build
+from semel.records.compression import NAMES
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import (
+    CONSUMER_OFFSETS_RECORDS,
+    TRANSACTION_STATE_RECORDS,
     OffsetCommitKey,
     OffsetCommitValue,
     TransactionLogKey,
     TransactionLogValue,
 )
+from semel.wire.schema import about
+from tests.broker.bad_batches import bad_batches, of_unusual_framing
 from tests.log.disk import NOW, InlineFiles, batch, end, open_log, send, settings
+from tests.wire.generated import messages
 
 LOG = "00000000000000000000.log"
+calm = hypothesis_settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 def dump(*arguments: object) -> Result:
@@ -132,6 +143,91 @@ def test_records_of_coordinators_are_told_in_words(tmp_path: Path) -> None:
     said = dump(offsets / LOG, "--records").output
     assert "group 'readers' on ledger-2 is at offset 57" in said
     assert "has no offset any more" in said and "not known here" in said
+
+
+COORDINATOR_RECORDS = [
+    (topic, kind, key_class, value_class, version)
+    for topic, classes in (
+        ("__consumer_offsets", CONSUMER_OFFSETS_RECORDS),
+        ("__transaction_state", TRANSACTION_STATE_RECORDS),
+    )
+    for kind, (key_class, value_class) in classes.items()
+    for version in range(about(value_class).min_version, about(value_class).max_version + 1)
+]
+
+
+@pytest.mark.parametrize(("topic", "kind", "key_class", "value_class", "version"), COORDINATOR_RECORDS)
+@calm
+@given(data=st.data())
+def test_every_record_a_coordinator_may_store_is_told_in_words(
+    topic: str, kind: int, key_class: type, value_class: type, version: int, data: st.DataObject
+) -> None:
+    key = encode_versioned(data.draw(messages(key_class, kind)), kind)
+    value = encode_versioned(data.draw(messages(value_class, version)), version)
+    for words in (in_words(topic, key, value), in_words(topic, key, None)):
+        assert words != "record" and "not readable" not in words, words
+
+
+@calm
+@given(st.sampled_from(["__consumer_offsets", "__transaction_state"]), st.integers(-1, 20), st.binary(), st.binary())
+def test_noise_where_a_coordinators_record_should_be_is_told_and_no_more(
+    topic: str, kind: int, key: bytes, value: bytes
+) -> None:
+    for noise in (key, kind.to_bytes(2, "big", signed=True) + key, None):
+        for content in (value, b"\0\0" + value, b"", None):
+            assert isinstance(in_words(topic, noise, content), str)
+
+
+def test_a_group_of_the_consumer_protocol_is_dumped_as_a_broker_stored_it(tmp_path: Path) -> None:
+    """The records of KIP-848 raised TypeError."""
+    directory = tmp_path / "__consumer_offsets-7"
+    directory.mkdir()
+    records = []
+    for kind, (key_class, value_class) in CONSUMER_OFFSETS_RECORDS.items():
+        key = encode_versioned(key_class(), kind)
+        records += [(key, encode_versioned(value_class(), about(value_class).max_version)), (key, None)]
+    (directory / LOG).write_bytes(build(records, timestamp_ms=NOW))
+    result = dump(directory / LOG, "--records")
+    assert result.exit_code == 0, result.output
+    assert "ConsumerGroupCurrentMemberAssignment(" in result.output and "epoch=0" in result.output
+
+
+#: Flaws that no reader gets past, whatever is right about the header. A log may well have gaps, after compaction.
+UNREADABLE = [
+    "garbage",
+    "nothing, compressed",
+    "cut short",
+    "records cut short",
+    "more counted than there are",
+    "fewer counted than there are",
+    "bytes after the last record",
+    "a field past its record",
+    "a negative length",
+    "headers without end",
+    "a record twice",
+    "a record far ahead",
+]
+
+
+@pytest.mark.parametrize("codec", range(5), ids=NAMES)
+@pytest.mark.parametrize("flaw", UNREADABLE)
+def test_a_batch_that_no_reader_gets_past_is_wrong_whatever_its_crc_says(
+    tmp_path: Path, codec: int, flaw: str
+) -> None:
+    (tmp_path / LOG).write_bytes(bad_batches(codec)[flaw])
+    result = dump(tmp_path / LOG, "--records")
+    assert result.exit_code == 1, result.output
+    assert "the batch at byte 0 (offset 0): no reader gets past its records" in result.output
+
+
+@pytest.mark.parametrize("name", [name for name in of_unusual_framing() if "bytes after" not in name])
+def test_what_some_writers_compress_in_ways_of_their_own_is_unpacked(tmp_path: Path, name: str) -> None:
+    (tmp_path / LOG).write_bytes(of_unusual_framing()[name])
+    result = dump(tmp_path / LOG, "--records", "--json")
+    refused = "lz4" in name
+    assert result.exit_code == refused, result.output
+    if not refused:
+        assert len(json.loads(result.output)[0]["rows"]) == 3001
 
 
 def test_dumping_changes_nothing(directory: Path) -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import gzip
 
 import cramjam
+import lz4.frame
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, Refused
 from semel.records.batch import Batch, build, check, read_records
-from semel.records.compression import NAMES, codec_named, compress, decompress
+from semel.records.compression import (
+    NAMES,
+    PIECE_BYTES,
+    UnfoldsTooFar,
+    codec_named,
+    compress,
+    decompress,
+    expected_size,
+    unfolded,
+)
 
 CODECS = range(1, 5)
 BOMB = 64 * 1024 * 1024
@@ -126,3 +137,73 @@ def test_lz4_and_zstd_are_read_as_other_writers_frame_them() -> None:
     data = b"linked blocks, sizes and checksums " * 9000
     assert bytes(decompress(3, bytes(cramjam.lz4.compress(data)), len(data))) == data
     assert bytes(decompress(4, bytes(cramjam.zstd.compress(data, 19)), len(data))) == data
+
+
+def frames(codec: int, data: bytes) -> list[bytes]:
+    """`data` as different writers compress it."""
+    if codec == 1:
+        half = len(data) // 2
+        return [compress(1, data), gzip.compress(data[:half]) + gzip.compress(data[half:])]
+    if codec == 2:
+        return [compress(2, data), bytes(cramjam.snappy.compress_raw(data))]
+    if codec == 3:
+        sums = {"content_checksum": True, "block_checksum": True, "block_size": 7}
+        return [
+            compress(3, data),
+            compress(3, data, 12),
+            lz4.frame.compress(data, block_linked=False),
+            lz4.frame.compress(data, block_linked=False, **sums),
+        ]
+    streamed = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compress(data)
+    return [compress(4, data), streamed, streamed + compress(4, b""), bytes(cramjam.zstd.compress(data, 19))]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("size", [1, 100, 70_000, 3_000_000])
+def test_what_is_unfolded_piece_by_piece_is_the_same_and_bounded_alike(codec: int, size: int) -> None:
+    data = (b"%d" % size + WORDS * (size // len(WORDS) + 1))[:size]
+    for packed in frames(codec, data):
+        pieces, lasts = [], []
+        for piece, is_last in unfolded(codec, packed, size):
+            pieces.append(bytes(piece))
+            lasts.append(is_last)
+        assert b"".join(pieces) == data == bytes(decompress(codec, packed, size))
+        assert lasts == [False] * (len(lasts) - 1) + [True]
+        with pytest.raises(UnfoldsTooFar):
+            list(unfolded(codec, packed, size - 1))
+        # The guess is good enough to tell small from large.
+        assert size // 2 <= expected_size(codec, packed) <= max(255 * size, 300_000)
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3])
+def test_a_piece_is_small_however_far_a_payload_unfolds(codec: int) -> None:
+    packed = compress(codec, bytes(BOMB))
+    assert max(len(piece) for piece, _ in unfolded(codec, packed, BOMB)) <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_payload_cut_anywhere_is_corrupt_when_it_is_unfolded_piece_by_piece(codec: int) -> None:
+    data = WORDS[:5000]
+    for packed in frames(codec, data):
+        for end in range(0, len(packed), 97):
+            with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+                if b"".join(bytes(piece) for piece, _ in unfolded(codec, packed[:end], 1 << 20)) != data:
+                    raise Refused(ErrorCode.CORRUPT_MESSAGE)
+
+
+@given(st.integers(1, 4), st.binary(max_size=200), st.integers(0, 199), st.integers(0, 255))
+def test_noise_unfolds_or_is_refused_and_its_size_is_guessed(codec: int, noise: bytes, place: int, byte: int) -> None:
+    harmed = bytearray(compress(codec, noise * 9))
+    harmed[place % len(harmed)] = byte
+    for data in (noise, bytes(harmed)):
+        assert expected_size(codec, data) >= 0
+        answer: object
+        try:
+            answer = sum(len(piece) for piece, _ in unfolded(codec, data, 4096)) <= 4096
+        except Refused as refused:
+            answer = refused.code
+        assert answer in (True, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
+
+
+def test_a_snappy_block_that_claims_more_than_it_can_hold_gets_no_memory() -> None:
+    assert code_of(2, b"\xff\xff\xff\x3f" + bytes(20), 1 << 30) == ErrorCode.CORRUPT_MESSAGE

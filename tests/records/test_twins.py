@@ -100,6 +100,70 @@ def test_walking_records(damaged: tuple[bytes, int], dense: bool, require_keys: 
     same("check_framing", payload, count, dense, last_offset_delta, require_keys)
 
 
+def walked(walk_class: Any, payload: bytes, pieces: list[int], *arguments: Any) -> Any:
+    """Everything a walk says of a payload that comes in pieces of these sizes; what is left comes last."""
+    try:
+        walk = walk_class(*arguments)
+        said: list[Any] = []
+        left, position = b"", 0
+        for size in [*pieces, len(payload)]:
+            piece = left + payload[position : position + size]
+            position += size
+            is_last = position >= len(payload)
+            if not is_last and len(piece) < walk.wanted:
+                left = piece
+                continue
+            used = walk.feed(piece, is_last)
+            said.append((used, walk.wanted, walk.walked))
+            left = piece[used:]
+            if is_last:
+                break
+    except ValueError as error:
+        return ("ValueError", str(error))
+    said += [walk.keyless, walk.far_off, bool(walk.has_keyless), bool(walk.has_far_off), walk.largest_timestamp]
+    return said
+
+
+WALKS = st.tuples(
+    st.booleans(),
+    st.integers(-1, 20),
+    st.booleans(),
+    INT64 | st.integers(0, 2**41),
+    INT64 | st.just(-(2**63)),
+    INT64 | st.just(2**63 - 1),
+    st.integers(0, 3),
+)
+
+
+@given(damaged_payloads(), st.lists(st.integers(0, 30), max_size=20), WALKS)
+def test_walking_records_piece_by_piece(damaged: tuple[bytes, int], pieces: list[int], walk: tuple[Any, ...]) -> None:
+    payload, count = damaged
+    answer = walked(_pure.RecordWalk, payload, pieces, count, *walk)
+    assert walked(_speedups.RecordWalk, payload, pieces, count, *walk) == answer
+    whole = walked(_pure.RecordWalk, payload, [], count, *walk)
+    # However it comes, the same is found; only which of several flaws is met first may differ.
+    assert (whole[0] == "ValueError") == (answer[0] == "ValueError")
+    if whole[0] != "ValueError":
+        assert answer[-5:] == whole[-5:]
+
+
+@given(record_lists, st.integers(0, 2**41), st.integers(0, 2**41), st.integers(0, 2**41))
+def test_a_walk_finds_what_a_reader_would(given_records: list[Record], base: int, one: int, other: int) -> None:
+    oldest, newest = min(one, other), max(one, other)
+    read = _pure.read_records(payload_of(given_records, base), len(given_records), 0, base, -1)
+    said = walked(
+        _speedups.RecordWalk, payload_of(given_records, base), [], len(read), True, 0, True, base, oldest, newest, 99
+    )
+    keyless = [record.offset for record in read if record.key is None]
+    far_off = [
+        (record.offset, record.timestamp)
+        for record in read
+        if record.key is not None and record.timestamp != -1 and not oldest <= record.timestamp <= newest
+    ]
+    assert said[-5:-3] == [keyless, far_off]
+    assert said[-1] == max(-1, *(record.timestamp for record in read))
+
+
 @given(damaged_payloads(), INT64, INT64, st.just(-1) | st.integers(0, 2**62))
 def test_reading_records(damaged: tuple[bytes, int], base_offset: int, base_timestamp: int, append_time: int) -> None:
     payload, count = damaged

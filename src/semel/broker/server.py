@@ -34,6 +34,7 @@ from semel.broker.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
 from semel.broker.quota_store import QuotaStore
 from semel.broker.quotas import Quotas
+from semel.broker.record_checks import RecordChecks
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
 from semel.log.files import Files
@@ -115,6 +116,8 @@ class BrokerServer:
         self.due: deque[Callable[[], None]] = deque()
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
+        #: Looks into large batches, off the loop.
+        self.record_checks = RecordChecks()
         #: Makes partitions durable, off the loop.
         self.disk: Flusher
         #: The same, where every answer waits for it (`semel.durability=fsync`).
@@ -270,6 +273,7 @@ class BrokerServer:
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
         self.disk.close()
+        self.record_checks.close()
         if self._beside is not None:
             self._beside.shutdown(wait=False, cancel_futures=True)
         self._data.unlock()

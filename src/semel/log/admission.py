@@ -1,12 +1,44 @@
-"""What a topic's settings let into its log: the checks of one client's batch before anything is written."""
+"""What a topic's settings let into its log: the checks of one client's batch before anything is written.
+
+Every record of every batch is looked at, inside its compression too: what was acknowledged can be read. That may take
+long, so `is_light` says beforehand whether a batch can be checked where others wait. What cannot is given to
+`prepared`, which touches nothing of the log and may run on any thread.
+"""
 
 from __future__ import annotations
 
 from semel.config import INT64_MAX, Values
 from semel.errors import ErrorCode, RecordsRefused, Refused
-from semel.records.batch import Batch, build, check, read_records, with_max_timestamp
-from semel.records.compression import LEVEL_SETTINGS
-from semel.records.layout import CODEC_MASK, NO_TIMESTAMP
+from semel.records import _select
+from semel.records.batch import (
+    INT64_MIN,
+    RECORD_ERRORS_MAX,
+    Batch,
+    Meter,
+    check_header,
+    look_into,
+    with_max_timestamp,
+)
+from semel.records.compression import LEVEL_SETTINGS, UnfoldsTooFar, compress, decompress, expected_size
+from semel.records.layout import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    DECOMPRESSED_LIMIT,
+    HEADER_SIZE,
+    seal,
+    with_header_room,
+)
+
+#: A batch of so many bytes, compressed or not, is checked at once; the compiled loops take some milliseconds for it at
+#: most, their Python twins as long for a small part of it.
+LIGHT_BYTES = 4 * 1024 * 1024 if _select.COMPILED else 64 * 1024
+#: The same for what is to be unfolded first, and for what is to be compressed anew.
+LIGHT_UNFOLDED_BYTES = 128 * 1024 if _select.COMPILED else 32 * 1024
+LIGHT_COMPRESSED_BYTES = 4 * 1024
+#: Into so many pieces at most: each costs something, however little is in it.
+LIGHT_PIECES = 32
+#: What is to be compressed anew is held whole meanwhile, so it may not unfold as far.
+COMPRESSED_ANEW_LIMIT = 32 * 1024 * 1024
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -39,8 +71,16 @@ class Admission:
         #: How hard that codec tries; None: it knows no levels.
         self.level: int | None = None if setting is None else config[setting]
 
-    def check(self, data: bytes | bytearray | memoryview, now_ms: int) -> Batch:
-        """The one batch that `data` is, or `Refused`."""
+    def check(
+        self,
+        data: bytes | bytearray | memoryview,
+        now_ms: int,
+        *,
+        limit: int = DECOMPRESSED_LIMIT,
+        pieces_max: int | None = None,
+        meter: Meter | None = None,
+    ) -> Batch:
+        """The one batch that `data` is, or `Refused`; `UnfoldsTooFar` beyond `limit` bytes or `pieces_max` pieces."""
         batch = Batch.parse(data)
         size = len(batch.data)
         if size != len(data):
@@ -49,28 +89,63 @@ class Admission:
             raise self._too_large(size)
         if batch.base_offset != 0:
             raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
-        framing = not batch.attributes & CODEC_MASK
-        try:
-            largest_delta = check(batch, framing=framing, require_keys=self._compacted)
-        except Refused as error:
-            if self._compacted:
-                check(batch, framing=framing)
-                raise _for_missing_keys(batch, error.why) from None
-            raise
-        if not self.append_time:
-            # Where the records were not looked at, the header is believed.
-            newest = batch.max_timestamp if largest_delta is None else batch.base_timestamp + largest_delta
-            if newest - now_ms > self._after_max_ms:
-                raise self._for_timestamps(batch, now_ms)
-            if self._before_max_ms < INT64_MAX and any(
-                self._far_off(record.timestamp, now_ms) for record in read_records(batch)
-            ):
-                raise self._for_timestamps(batch, now_ms)
-            if newest != batch.max_timestamp:
-                if not -INT64_MAX <= newest <= INT64_MAX:
-                    raise self._for_timestamps(batch, now_ms)
-                batch = with_max_timestamp(batch, newest)
+        check_header(batch)
+        if self._is_in_order_at_a_glance(batch, now_ms):
+            return batch
+        walk = look_into(
+            batch,
+            require_keys=self._compacted,
+            oldest=INT64_MIN if self.append_time else max(now_ms - self._before_max_ms, INT64_MIN),
+            newest=INT64_MAX if self.append_time else min(now_ms + self._after_max_ms, INT64_MAX),
+            limit=limit,
+            pieces_max=pieces_max,
+            meter=meter,
+        )
+        if walk.has_keyless or (walk.has_far_off and not self.append_time):
+            raise self._for_records(walk, now_ms)
+        if not self.append_time and walk.largest_timestamp != batch.max_timestamp:
+            return with_max_timestamp(batch, walk.largest_timestamp)
         return batch
+
+    def _is_in_order_at_a_glance(self, batch: Batch, now_ms: int) -> bool:
+        """Whether a batch as most are is in order, found out in the shortest way; False leaves it open."""
+        if batch.attributes & CODEC_MASK or self._before_max_ms < INT64_MAX or batch.base_timestamp < 0:
+            return False
+        try:
+            largest_delta = _select.check_framing(
+                batch.data[HEADER_SIZE:], batch.record_count, True, batch.last_offset_delta, self._compacted
+            )
+        except ValueError:
+            return False
+        if self.append_time:
+            return True
+        newest: int = batch.base_timestamp + largest_delta
+        return newest == batch.max_timestamp and newest - now_ms <= self._after_max_ms
+
+    def is_light(self, data: bytes | bytearray | memoryview) -> bool:
+        """Whether a client's bytes promise little work. A promise only: `check_light` is held to it."""
+        codec = data[ATTRIBUTES_AT] & CODEC_MASK
+        changes = self.codec is not None and self.codec != codec
+        if codec == 0:
+            return len(data) <= (LIGHT_COMPRESSED_BYTES if changes else LIGHT_BYTES)
+        return len(data) <= LIGHT_UNFOLDED_BYTES and expected_size(codec, memoryview(data)[HEADER_SIZE:]) <= (
+            LIGHT_COMPRESSED_BYTES if changes else LIGHT_UNFOLDED_BYTES
+        )
+
+    def check_light(self, data: bytes | bytearray | memoryview, now_ms: int, meter: Meter) -> Batch | None:
+        """`check` of what `is_light`; None when it turns out to be more work than it promised."""
+        changes = self.codec is not None and self.codec != data[ATTRIBUTES_AT] & CODEC_MASK
+        limit = LIGHT_COMPRESSED_BYTES if changes else LIGHT_UNFOLDED_BYTES
+        try:
+            return self.check(data, now_ms, limit=limit, pieces_max=LIGHT_PIECES, meter=meter)
+        except UnfoldsTooFar:
+            return None
+
+    def prepared(self, data: bytes | bytearray | memoryview, now_ms: int, limit: int, meter: Meter) -> Batch:
+        """The batch as it is to be written, checked and compressed as this topic wants it."""
+        if self.codec is not None and self.codec != data[ATTRIBUTES_AT] & CODEC_MASK:
+            limit = min(limit, COMPRESSED_ANEW_LIMIT)
+        return self.compressed_anew(self.check(data, now_ms, limit=limit, meter=meter))
 
     def compressed_anew(self, batch: Batch) -> Batch:
         """The same records under the codec this topic has: they must fit that way too."""
@@ -88,22 +163,21 @@ class Admission:
             )
         return Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
 
-    def _far_off(self, timestamp_ms: int, now_ms: int) -> bool:
-        """A record without a time is never far off."""
-        return timestamp_ms != NO_TIMESTAMP and (
-            timestamp_ms - now_ms > self._after_max_ms or now_ms - timestamp_ms > self._before_max_ms
-        )
-
-    def _for_timestamps(self, batch: Batch, now_ms: int) -> RecordsRefused:
-        return RecordsRefused(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"timestamps from {batch.base_timestamp} to {batch.max_timestamp} are too far from the broker's, {now_ms}",
-            tuple(
-                (record.offset, f"its timestamp is {record.timestamp}")
-                for record in read_records(batch)
-                if self._far_off(record.timestamp, now_ms)
-            ),
-        )
+    def _for_records(self, walk: _select.RecordWalk, now_ms: int) -> RecordsRefused:
+        """Which records are refused, and why: a producer may send the others again without them."""
+        no_key = "it has no key, and the topic is compacted"
+        places = [(place, no_key) for place in walk.keyless]
+        places += [(place, f"its timestamp is {timestamp_ms}") for place, timestamp_ms in walk.far_off]
+        errors = tuple(sorted(places))
+        named = "" if len(errors) < RECORD_ERRORS_MAX else f"; the first {len(errors)} are named"
+        if walk.has_far_off and not self.append_time:
+            why = (
+                f"a record's timestamp is too far from the broker's, {now_ms}: message.timestamp.before.max.ms is "
+                f"{self._before_max_ms}, message.timestamp.after.max.ms {self._after_max_ms}"
+            )
+            return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, why + named, errors)
+        why = "a record has no key, and the topic is compacted"
+        return RecordsRefused(ErrorCode.INVALID_RECORD, why + named, errors)
 
     def check_internal(self, data: bytes | bytearray | memoryview) -> Batch:
         """A coordinator's own batch: it is trusted, but it must fit."""
@@ -115,23 +189,19 @@ class Admission:
         return batch
 
 
-def _for_missing_keys(batch: Batch, why: str) -> RecordsRefused:
-    """Which records have no key: a producer may send the others again without them."""
-    keyless = tuple((record.offset, why) for record in read_records(batch) if record.key is None)
-    return RecordsRefused(ErrorCode.INVALID_RECORD, why, keyless)
-
-
 def recompressed(batch: Batch, codec: int, level: int | None = None) -> Batch:
-    """The same records under the codec the topic asks for."""
+    """The same records under the codec the topic asks for. They were checked: what is inside stays as it is."""
+    plain = decompress(batch.codec, batch.payload, COMPRESSED_ANEW_LIMIT)
     return Batch.parse(
-        build(
-            read_records(batch),
-            codec=codec,
-            level=level,
+        seal(
+            with_header_room(compress(codec, plain, level)),
+            attributes=batch.attributes & ~CODEC_MASK | codec,
+            last_offset_delta=batch.last_offset_delta,
+            base_timestamp=batch.base_timestamp,
+            max_timestamp=batch.max_timestamp,
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,
             base_sequence=batch.base_sequence,
-            transactional=batch.is_transactional,
-            timestamp_ms=batch.base_timestamp,
+            record_count=batch.record_count,
         )
     )

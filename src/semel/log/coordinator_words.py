@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from semel.errors import Refused
 from semel.machines.transaction_states import State
 from semel.wire import decode_versioned
 from semel.wire.messages import coordinator_records as stored
-
-#: Type of a group coordinator's record (the version its key begins with) -> key class, value class.
-_GROUP_RECORDS: dict[int, tuple[type[Any], type[Any]]] = {
-    0: (stored.OffsetCommitKey, stored.OffsetCommitValue),
-    1: (stored.OffsetCommitKey, stored.OffsetCommitValue),
-    2: (stored.GroupMetadataKey, stored.GroupMetadataValue),
-    3: (stored.ConsumerGroupMetadataKey, stored.ConsumerGroupMetadataValue),
-    4: (stored.ConsumerGroupPartitionMetadataKey, stored.ConsumerGroupPartitionMetadataValue),
-    5: (stored.ConsumerGroupMemberMetadataKey, stored.ConsumerGroupMemberMetadataValue),
-    6: (stored.ConsumerGroupTargetAssignmentMetadataKey, stored.ConsumerGroupTargetAssignmentMetadataValue),
-    7: (stored.ConsumerGroupTargetAssignmentMemberKey, stored.ConsumerGroupTargetAssignmentMemberValue),
-    8: (stored.ConsumerGroupCurrentMemberAssignmentKey, stored.ConsumerGroupCurrentMemberAssignmentValue),
-    16: (stored.ConsumerGroupRegularExpressionKey, stored.ConsumerGroupRegularExpressionValue),
-}
+from semel.wire.schema import fields_of
 
 
 def in_words(topic: str, key: bytes | None, value: bytes | None) -> str:
@@ -58,9 +44,9 @@ def _transaction(key: bytes, value: bytes | None) -> str:
 
 def _group(key: bytes, value: bytes | None) -> str:
     kind = int.from_bytes(key[:2], "big", signed=True)
-    if kind not in _GROUP_RECORDS:
+    if kind not in stored.CONSUMER_OFFSETS_RECORDS:
         return f"a record of type {kind}, which is not known here"
-    key_class, value_class = _GROUP_RECORDS[kind]
+    key_class, value_class = stored.CONSUMER_OFFSETS_RECORDS[kind]
     named = decode_versioned(key_class, key)
     held = None if value is None else decode_versioned(value_class, value)
     if isinstance(named, stored.OffsetCommitKey):
@@ -76,5 +62,6 @@ def _group(key: bytes, value: bytes | None) -> str:
 
 
 def _fields(message: Any) -> str:
-    name = type(message).__name__.removesuffix("Key").removesuffix("Value")
-    return name + "(" + ", ".join(f"{field.name}={getattr(message, field.name)!r}" for field in fields(message)) + ")"
+    kind = type(message)
+    name = kind.__name__.removesuffix("Key").removesuffix("Value")
+    return name + "(" + ", ".join(f"{field.name}={getattr(message, field.name)!r}" for field in fields_of(kind)) + ")"

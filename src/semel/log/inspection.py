@@ -31,7 +31,7 @@ from semel.log.segment import (
 )
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from semel.log.tails import valid_batch_after
-from semel.records.batch import Batch, check, read_records
+from semel.records.batch import Batch, check, look_into, read_records
 from semel.records.markers import read_marker
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -102,7 +102,7 @@ def _inspect_log(inspection: Inspection, records: bool) -> None:
         for position, batch in segment.batches_with_positions():
             checker.check(position, batch)
             inspection.rows.append(_batch_row(position, batch))
-            if records and checker.crc_holds:
+            if records and checker.crc_holds and checker.records_hold:
                 inspection.rows.extend(_record_rows(inspection, position, batch))
             end = position + batch.size_bytes
         if end < segment.size_bytes:
@@ -123,18 +123,20 @@ class _BatchChecker:
     def __init__(self, problems: list[str], base_offset: int) -> None:
         self._problems = problems
         self.next_offset = base_offset
-        self.crc_holds = True
+        self.crc_holds = self.records_hold = True
         self._leader_epoch = -1
         self._producers: dict[int, tuple[int, int]] = {}
 
     def check(self, position: int, batch: Batch) -> None:
         where = f"the batch at byte {position} (offset {batch.base_offset})"
-        self.crc_holds = True
+        self.crc_holds = self.records_hold = True
         try:
             check(batch, stored=True)
         except Refused as refused:
             self.crc_holds = False
             self._problems.append(f"{where}: {refused.why}")
+        else:
+            self._check_records(where, batch)
         if batch.base_offset < self.next_offset:
             self._problems.append(f"{where} is out of order: {self.next_offset} or more must stand there")
         if batch.leader_epoch < self._leader_epoch:
@@ -143,6 +145,14 @@ class _BatchChecker:
         self._leader_epoch = max(self._leader_epoch, batch.leader_epoch)
         if batch.producer_id >= 0:
             self._check_producer(where, batch)
+
+    def _check_records(self, where: str, batch: Batch) -> None:
+        """Inside the compression too: a reader would stop there, whatever the CRC says."""
+        try:
+            look_into(batch, stored=True)
+        except Refused as refused:
+            self.records_hold = False
+            self._problems.append(f"{where}: no reader gets past its records: {refused.why}")
 
     def _check_producer(self, where: str, batch: Batch) -> None:
         known = self._producers.get(batch.producer_id)

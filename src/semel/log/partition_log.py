@@ -214,19 +214,28 @@ class PartitionLog(Reading, TimestampSearch):
             self._segment_ms = min(self._segment_ms, config["max.compaction.lag.ms"])
         self._jitter_ms: int = min(config["segment.jitter.ms"], self._segment_ms)
         self._index_interval_bytes: int = config["index.interval.bytes"]
-        self._admission = Admission(config)
-        self._append_time = self._admission.append_time
+        self.admission = Admission(config)
+        self._append_time = self.admission.append_time
         self._roll_after_ms = self._drawn_age_ms()
 
     # Appending
 
     def append(
-        self, data: bytes | bytearray | memoryview, now_ms: int, *, guard: Guard | None = None
+        self,
+        data: bytes | bytearray | memoryview,
+        now_ms: int,
+        *,
+        guard: Guard | None = None,
+        batch: Batch | None = None,
     ) -> Appended:
-        """A client's batch: check, write, remember. `Refused` leaves everything as it was."""
+        """A client's batch: check, write, remember. `Refused` leaves everything as it was.
+
+        `batch`: what this log's `admission` made of `data` already, perhaps elsewhere.
+        """
         if self.failed is not None:
             raise self._refusal()
-        batch = self._admission.check(data, now_ms)
+        if batch is None:
+            batch = self.admission.check(data, now_ms)
         producer_id = batch.producer_id
         if producer_id >= 0:
             transactional = batch.attributes & TRANSACTIONAL != 0
@@ -240,8 +249,8 @@ class PartitionLog(Reading, TimestampSearch):
                 )
             if transactional and self.verifies_transactions:
                 self.producers.check_verified(producer_id, batch.producer_epoch, guard)
-        if self._admission.codec is not None:
-            batch = self._admission.compressed_anew(batch)
+        if self.admission.codec is not None:
+            batch = self.admission.compressed_anew(batch)
         return self._write(batch, now_ms)
 
     def append_internal(
@@ -254,7 +263,7 @@ class PartitionLog(Reading, TimestampSearch):
         """
         if self.failed is not None:
             raise self._refusal()
-        batch = self._admission.check_internal(data)
+        batch = self.admission.check_internal(data)
         if batch.producer_id >= 0:
             self.producers.check_epoch(batch.producer_id, batch.producer_epoch)
             if guard is not None and batch.is_transactional:

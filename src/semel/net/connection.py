@@ -364,6 +364,8 @@ class ServerConnection(FramedProtocol):
         self._reserved_bytes = 0
         #: What is being handed to the socket at this moment.
         self._written = _NO_BUFFERS
+        #: Whether the request being served, and what arrived behind it, is served even if its sender hangs up.
+        self.finishes = False
         #: Whether further requests have to wait for a while.
         self.is_muted = False
         self.peer: tuple[str, int] = ("", 0)
@@ -410,8 +412,8 @@ class ServerConnection(FramedProtocol):
 
     def eof_received(self) -> bool:
         # What was sent before is served; a producer that asks for no answer may well hang up at once.
-        self._has_ended = self._is_put_off
-        return self._is_put_off
+        self._has_ended = self._is_put_off or self.finishes
+        return self._has_ended
 
     def _take_frames(self) -> None:
         turns = self._turns
@@ -495,7 +497,7 @@ class ServerConnection(FramedProtocol):
             return
         finally:
             self._task = None
-            self._pinned = False
+            self._pinned = self.finishes = False
             if frame_bytes:
                 self._pool.give_back(frame_bytes)
             if self._reserved_bytes:

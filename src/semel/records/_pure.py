@@ -17,6 +17,8 @@ from .layout import RECORD_SIZE_MIN, Buffer, Column, HeaderColumns, Headers, Rec
 Parsed: TypeAlias = tuple[int, int, int, int, int, int, int]
 
 _INT64_MAX = 2**63 - 1
+#: A varint of 32 bits takes no more.
+_VARINT_BYTES_MAX = 5
 
 
 def _int64(number: int) -> int:
@@ -124,6 +126,101 @@ def check_framing(payload: Buffer, count: int, dense: bool, last_offset_delta: i
     if position != len(payload):
         raise ValueError("bytes are left over after the last record")
     return largest
+
+
+class RecordWalk:
+    """Walks the records of one batch, whose bytes may come in pieces, and notes what a topic may not want of them.
+
+    `dense` and `last_offset_delta` are those of `check_framing`. A record whose time lies outside of `oldest` to
+    `newest` is far off, unless it has none (-1); a time that 64 bits cannot hold always is. With `require_keys` a
+    record without a key is noted as that and not as far off. Of both kinds together `named_max` are named.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        dense: bool,
+        last_offset_delta: int,
+        require_keys: bool,
+        base_timestamp: int,
+        oldest: int,
+        newest: int,
+        named_max: int,
+    ) -> None:
+        self._count = count
+        self._dense = dense
+        self._last_offset_delta = last_offset_delta
+        self._require_keys = require_keys
+        self._base_timestamp = base_timestamp
+        self._oldest = oldest
+        self._newest = newest
+        self._named_max = named_max
+        self._previous = -1
+        #: How many records were walked so far.
+        self.walked = 0
+        #: -1 as long as there is no later time.
+        self.largest_timestamp = -1
+        #: How many bytes the next piece needs to bring at least, with what was left of this one; 0 when all is walked.
+        self.wanted = 0
+        self.keyless: list[int] = []
+        self.far_off: list[tuple[int, int]] = []
+        self.has_keyless = self.has_far_off = False
+        if count < 0:
+            raise ValueError("more records are announced than the batch can hold")
+
+    def feed(self, piece: Buffer, is_last: bool) -> int:
+        """Walk every record that is whole. The answer is how much was used; the rest comes again with the next piece.
+
+        `ValueError`: what came cannot be the records of this batch.
+        """
+        size = len(piece)
+        if is_last and self._count - self.walked > size // RECORD_SIZE_MIN:
+            raise ValueError("more records are announced than the batch can hold")
+        self.wanted = 0
+        position = 0
+        while self.walked < self._count:
+            if not is_last and (wanted := _wanted(piece, position, size)):
+                self.wanted = wanted
+                break
+            timestamp_delta, offset_delta, key_from, _, _, _, end = parse_record(piece, position)
+            if (
+                offset_delta != self.walked
+                if self._dense
+                else not self._previous < offset_delta <= self._last_offset_delta
+            ):
+                raise ValueError("a record is out of its place in the batch")
+            self._previous = offset_delta
+            self._note(timestamp_delta, key_from < 0)
+            position = end
+            self.walked += 1
+        if self.walked == self._count and position != size:
+            raise ValueError("bytes are left over after the last record")
+        return position
+
+    def _note(self, timestamp_delta: int, is_keyless: bool) -> None:
+        exact = self._base_timestamp + timestamp_delta
+        timestamp = ((exact + 2**63) & (2**64 - 1)) - 2**63
+        self.largest_timestamp = max(self.largest_timestamp, timestamp)
+        named = len(self.keyless) + len(self.far_off) < self._named_max
+        if self._require_keys and is_keyless:
+            self.has_keyless = True
+            if named:
+                self.keyless.append(self.walked)
+        elif timestamp != -1 and (not self._oldest <= timestamp <= self._newest or exact != timestamp):
+            self.has_far_off = True
+            if named:
+                self.far_off.append((self.walked, timestamp))
+
+
+def _wanted(piece: Buffer, position: int, size: int) -> int:
+    """How many bytes the record at `position` takes, or one more than there are, if it is not whole; 0 if it is."""
+    try:
+        length, body = read_varint(piece, position, size)
+    except ValueError:
+        if size - position < _VARINT_BYTES_MAX:
+            return size - position + 1
+        raise
+    return body - position + length if length > size - body else 0
 
 
 def _headers(data: Buffer, position: int, end: int) -> Headers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 try:
     from ._speedups import (
+        RecordWalk,
         check_framing,
         decode_columns,
         encode_columns,
@@ -18,6 +19,7 @@ try:
     COMPILED = True
 except ImportError:
     from ._pure import (
+        RecordWalk,
         check_framing,
         decode_columns,
         encode_columns,
@@ -33,6 +35,7 @@ except ImportError:
 
 __all__ = [
     "COMPILED",
+    "RecordWalk",
     "check_framing",
     "decode_columns",
     "encode_columns",

@@ -1,3 +1,4 @@
+from ._pure import RecordWalk as RecordWalk
 from ._pure import check_framing as check_framing
 from ._pure import decode_columns as decode_columns
 from ._pure import encode_columns as encode_columns

@@ -289,6 +289,99 @@ def check_framing(
     return largest
 
 
+cdef class RecordWalk:
+    cdef readonly int64_t walked
+    cdef readonly int64_t largest_timestamp
+    cdef readonly Py_ssize_t wanted
+    cdef readonly list keyless
+    cdef readonly list far_off
+    cdef readonly bint has_keyless
+    cdef readonly bint has_far_off
+    cdef int64_t count, last_offset_delta, base_timestamp, oldest, newest, previous
+    cdef bint dense, require_keys
+    cdef Py_ssize_t named, named_max
+
+    def __init__(
+        self, int64_t count, bint dense, int64_t last_offset_delta, bint require_keys,
+        int64_t base_timestamp, int64_t oldest, int64_t newest, Py_ssize_t named_max,
+    ):
+        self.count, self.dense, self.last_offset_delta, self.require_keys = count, dense, last_offset_delta, require_keys
+        self.base_timestamp, self.oldest, self.newest, self.named_max = base_timestamp, oldest, newest, named_max
+        self.walked = self.named = 0
+        self.previous = -1
+        self.largest_timestamp = -1
+        self.wanted = 0
+        self.keyless = []
+        self.far_off = []
+        self.has_keyless = self.has_far_off = False
+        if count < 0:
+            raise ValueError(FLAWS[RECORD_COUNT])
+
+    def feed(self, const uint8_t[::1] piece, bint is_last):
+        cdef const uint8_t* data = start_of(piece)
+        cdef Py_ssize_t size = piece.shape[0], position = 0, at
+        cdef int64_t length = 0, timestamp = 0
+        cdef Parsed record
+        cdef int flaw = FINE
+        cdef bint is_keyless, is_far_off
+        if is_last and self.count - self.walked > size // SMALLEST:
+            raise ValueError(FLAWS[RECORD_COUNT])
+        self.wanted = 0
+        with nogil:
+            while self.walked < self.count:
+                if not is_last:
+                    at = position
+                    flaw = get_varint(data, &at, size, &length)
+                    if flaw == PAST_END:
+                        flaw = FINE
+                        self.wanted = size - position + 1
+                        break
+                    if flaw:
+                        break
+                    if length > size - at:
+                        self.wanted = at - position + length
+                        break
+                flaw = parse(data, size, position, &record)
+                if flaw:
+                    break
+                if self.dense:
+                    if record.offset_delta != self.walked:
+                        flaw = OUT_OF_PLACE
+                        break
+                elif record.offset_delta <= self.previous or record.offset_delta > self.last_offset_delta:
+                    flaw = OUT_OF_PLACE
+                    break
+                self.previous = record.offset_delta
+                timestamp = <int64_t> (<uint64_t> self.base_timestamp + <uint64_t> record.timestamp_delta)
+                if timestamp > self.largest_timestamp:
+                    self.largest_timestamp = timestamp
+                is_keyless = self.require_keys and record.key_from < 0
+                is_far_off = timestamp != -1 and (
+                    timestamp < self.oldest
+                    or timestamp > self.newest
+                    # a sum that does not fit wraps to the other side
+                    or (record.timestamp_delta < 0) != (timestamp < self.base_timestamp)
+                )
+                if is_keyless:
+                    self.has_keyless = True
+                elif is_far_off:
+                    self.has_far_off = True
+                if (is_keyless or is_far_off) and self.named < self.named_max:
+                    self.named += 1
+                    with gil:
+                        if is_keyless:
+                            self.keyless.append(self.walked)
+                        else:
+                            self.far_off.append((self.walked, timestamp))
+                position = record.end
+                self.walked += 1
+        if not flaw and self.walked == self.count and position != size:
+            flaw = LEFT_OVER
+        if flaw:
+            raise ValueError(FLAWS[flaw])
+        return position
+
+
 def read_records(
     const uint8_t[::1] payload, int64_t count, int64_t base_offset, int64_t base_timestamp, int64_t append_time
 ):

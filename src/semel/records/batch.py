@@ -3,8 +3,9 @@
 A `Batch` is a view: it never copies and never looks at a record. `check` is what stands between a client's bytes and
 the log; it accepts and refuses as Apache Kafka's own validation does:
 
-- CORRUPT_MESSAGE: the bytes are not what was sent (length, magic, CRC, a payload that does not decompress);
-- INVALID_RECORD: the bytes arrived whole and say something impossible (counts, deltas, a control batch, framing);
+- CORRUPT_MESSAGE: the bytes are not what was sent (length, magic, CRC);
+- INVALID_RECORD: the bytes arrived whole and say something impossible (counts, deltas, a control batch, framing, a
+  payload that does not decompress): to send them again would not help;
 - INVALID_TIMESTAMP: a client claims the broker's clock; UNSUPPORTED_COMPRESSION_TYPE: no such codec.
 """
 
@@ -17,7 +18,7 @@ from semel.errors import ErrorCode, Refused
 
 from . import _select
 from .building import BatchBuilder, build, record_size_max
-from .compression import compress, decompress
+from .compression import NONE, UnfoldsTooFar, compress, decompress, unfolded
 from .layout import (
     CODEC_MASK,
     CONTROL,
@@ -44,6 +45,10 @@ CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
 #: A batch length below this cannot even hold a message of the oldest format.
 _SMALLEST_LENGTH = 14
+#: So many of the records that a batch is refused for are named.
+RECORD_ERRORS_MAX = 1000
+INT64_MAX: Final = 2**63 - 1
+INT64_MIN: Final = -(2**63)
 _MAGIC_AT = 16
 
 
@@ -205,6 +210,15 @@ def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
     return batches
 
 
+class Meter:
+    """Counts what was unfolded, also of a batch that is refused in the middle."""
+
+    __slots__ = ("unfolded_bytes",)
+
+    def __init__(self) -> None:
+        self.unfolded_bytes = 0
+
+
 def check(
     batch: Batch,
     *,
@@ -216,8 +230,20 @@ def check(
     """Refuse a batch that lies. `framing` walks the records too; `require_keys` (implies it) is for compacted topics.
 
     `stored`: the batch comes from our own log, where markers, compacted batches and the broker's clock are in order.
-    The answer is the largest timestamp delta of the records, if they were walked.
+    The answer is the largest timestamp of the records (-1 if none has one), if they were walked.
     """
+    check_header(batch, stored=stored)
+    if framing or require_keys:
+        walk = look_into(batch, stored=stored, require_keys=require_keys, limit=limit)
+        if walk.has_keyless:
+            raise _invalid("a record has no key, and the topic is compacted")
+        largest: int = walk.largest_timestamp
+        return largest
+    return None
+
+
+def check_header(batch: Batch, *, stored: bool = False) -> None:
+    """What can be said without a look at the records: the CRC, the codec, a header that does not contradict itself."""
     if checksum(batch.data) != batch.crc:
         raise Refused(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
     if batch.codec > 4:
@@ -227,14 +253,73 @@ def check(
             raise _invalid(f"{batch.record_count} records in {batch.last_offset_delta + 1} offsets")
     else:
         _check_produced(batch)
-    if framing or require_keys:
-        payload = decompress(batch.codec, batch.payload, limit)
-        count, last = batch.record_count, batch.last_offset_delta
-        try:
-            return _select.check_framing(payload, count, not stored, last, require_keys)
-        except ValueError as error:
-            raise _invalid(str(error)) from None
-    return None
+
+
+def look_into(
+    batch: Batch,
+    *,
+    stored: bool = False,
+    require_keys: bool = False,
+    oldest: int = INT64_MIN,
+    newest: int = INT64_MAX,
+    limit: int = DECOMPRESSED_LIMIT,
+    pieces_max: int | None = None,
+    meter: Meter | None = None,
+) -> _select.RecordWalk:
+    """Walk every record, unfolding piece by piece, and say what was found; refused at the first that cannot be one.
+
+    `UnfoldsTooFar` at more than `limit` bytes, or `pieces_max` pieces: each costs something, however little is in it.
+    """
+    try:
+        walk = _select.RecordWalk(
+            batch.record_count,
+            not stored,
+            batch.last_offset_delta,
+            require_keys,
+            batch.base_timestamp,
+            oldest,
+            newest,
+            RECORD_ERRORS_MAX,
+        )
+        left = bytearray()
+        is_last = False
+        for number, (piece, is_last) in enumerate(_pieces(batch, limit)):
+            if number == pieces_max:
+                raise UnfoldsTooFar(limit)
+            if meter is not None:
+                meter.unfolded_bytes += len(piece)
+            if left:
+                left += piece
+                piece = left
+            if is_last or len(piece) >= walk.wanted:
+                used = walk.feed(piece, is_last)
+                if walk.wanted > limit:
+                    raise UnfoldsTooFar(limit)
+                if piece is left:
+                    del left[:used]
+                elif used < len(piece):
+                    left += memoryview(piece)[used:]
+            elif piece is not left:
+                left += piece
+        if not is_last:
+            # Some codecs have a way to say that there is nothing at all.
+            walk.feed(left, True)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+    except Refused as refused:
+        if refused.code is ErrorCode.CORRUPT_MESSAGE:
+            # The CRC fits: this is what its sender meant to send.
+            raise _invalid(refused.why) from None
+        raise
+    return walk
+
+
+def _pieces(batch: Batch, limit: int) -> Iterator[tuple[Buffer, bool]]:
+    codec = batch.attributes & CODEC_MASK
+    if codec == NONE or batch.record_count == 0:
+        # Compaction may leave nothing, and then nothing was compressed.
+        return iter(((batch.payload, True),))
+    return unfolded(codec, batch.payload, limit)
 
 
 def _check_produced(batch: Batch) -> None:

@@ -1,14 +1,15 @@
 """The four codecs as Kafka's Java clients write and read them, with an upper bound on what a payload may unfold to.
 
 `decompress` never holds more than `limit` bytes of output: what would unfold further is refused, so that a small
-request cannot take a broker's memory. cramjam is imported on first use: most brokers never look inside a batch.
+request cannot take a broker's memory. `unfolded` gives the same piece by piece, so that who only looks holds one piece;
+zstd alone comes in one, because its decoder may look back over everything. cramjam is imported on first use.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from semel.errors import ErrorCode, Refused
 
@@ -28,6 +29,22 @@ _LZ4_STORED = 0x80000000
 _LZ4_END = b"\0\0\0\0"
 #: The level of Kafka's that stands for lz4's own quick way; every other is one of its thorough way.
 _LZ4_QUICK = 9
+
+#: Largest block of an LZ4 frame by the number in its header.
+_LZ4_BLOCK_MAX_BYTES = {4: 64 * 1024, 5: 256 * 1024, 6: 1024 * 1024, 7: 4 * 1024 * 1024}
+#: Flags of an LZ4 frame: version 1, independent blocks, and nothing else (no sizes, no checksums, no dictionary).
+_LZ4_PLAIN_FLAGS = 0x60
+_LZ4_INDEPENDENT = 0x20
+#: No block of LZ4 and no block of snappy unfolds further than by this.
+_LZ4_RATIO_MAX = 255
+_SNAPPY_RATIO_MAX = 22
+#: No block of zstd unfolds to more.
+_ZSTD_BLOCK_BYTES = 128 * 1024
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+#: So many blocks are counted before a payload is taken to be as large as it may be.
+_BLOCKS_COUNTED = 1024
+#: What `unfolded` gives at a time, where the codec leaves the choice to us.
+PIECE_BYTES = 1024 * 1024
 
 #: The setting, of a topic or a producer, that says how hard a codec tries.
 LEVEL_SETTINGS = {
@@ -75,12 +92,50 @@ def decompress(codec: int, data: Buffer, limit: int) -> Buffer:
     if codec == ZSTD:
         import cramjam
 
-        return _grow_into(cramjam.zstd.decompress_into, data, limit, hint=_zstd_content_size(data))
+        return _grow_into(cramjam.zstd.decompress_into, data, limit, size=_zstd_size_max(data))
     raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {codec}")
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(ErrorCode.MESSAGE_TOO_LARGE, f"a compressed batch unfolds to more than {limit} bytes")
+class UnfoldsTooFar(Refused):
+    """A payload unfolds to more than the caller allows."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(ErrorCode.MESSAGE_TOO_LARGE, f"a compressed batch unfolds to more than {limit} bytes")
+
+
+def unfolded(codec: int, data: Buffer, limit: int) -> Iterator[tuple[Buffer, bool]]:
+    """What `data` unfolds to, piece by piece, each with whether it is the last; refused as soon as it is known.
+
+    A piece holds until the next is asked for. What Java clients could not read is corrupt here too.
+    """
+    if codec == GZIP:
+        yield from _gzip_pieces(data, limit)
+    elif codec == SNAPPY:
+        yield from _snappy_pieces(memoryview(data), limit)
+    elif codec == LZ4:
+        if len(data) > 4 and not data[4] & _LZ4_INDEPENDENT:
+            raise _corrupt("its lz4 blocks depend on each other, which no Java client reads")
+        if len(data) > len(_LZ4_HEADER) and data[4] == _LZ4_PLAIN_FLAGS:
+            yield from _lz4_pieces(memoryview(data), limit)
+        else:
+            yield from _in_one_piece(codec, data, limit, _lz4_size_max(memoryview(data)))
+    elif codec == ZSTD:
+        yield from _in_one_piece(codec, data, limit, _zstd_size_max(data))
+    else:
+        yield decompress(codec, data, limit), True
+
+
+def expected_size(codec: int, data: Buffer) -> int:
+    """About how much `data` will unfold to, at next to no cost. A guess that a forger can steer, never a bound."""
+    if codec == GZIP:
+        return int.from_bytes(data[-4:], "little")
+    if codec == SNAPPY:
+        return _snappy_size(memoryview(data))
+    if codec == LZ4:
+        return _lz4_size_max(memoryview(data))
+    if codec == ZSTD:
+        return _zstd_size_max(data)
+    return len(data)
 
 
 def _corrupt(why: object) -> Refused:
@@ -88,24 +143,31 @@ def _corrupt(why: object) -> Refused:
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> bytes:
-    parts: list[bytes] = []
+    pieces = [piece for piece, _ in _gzip_pieces(data, limit, limit + 1)]
+    return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _gzip_pieces(data: Buffer, limit: int, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[bytes, bool]]:
     room = limit
     rest: Buffer = data
     while True:
         inflate = zlib.decompressobj(31)
-        try:
-            part = inflate.decompress(rest, room + 1)
-        except zlib.error as error:
-            raise _corrupt(error) from None
-        room -= len(part)
-        if room < 0:
-            raise _too_large(limit)
-        if not inflate.eof:
-            raise _corrupt("incomplete gzip stream")
-        parts.append(part)
+        while not inflate.eof:
+            try:
+                piece = inflate.decompress(rest, min(room + 1, piece_bytes))
+            except zlib.error as error:
+                raise _corrupt(error) from None
+            room -= len(piece)
+            if room < 0:
+                raise UnfoldsTooFar(limit)
+            rest = inflate.unconsumed_tail
+            if not rest and not piece and not inflate.eof:
+                raise _corrupt("incomplete gzip stream")
+            is_last = inflate.eof and not inflate.unused_data
+            yield piece, is_last
+            if is_last:
+                return
         rest = inflate.unused_data
-        if not rest:
-            return b"".join(parts) if len(parts) > 1 else part
 
 
 def _compress_xerial(data: Buffer) -> bytes:
@@ -120,12 +182,16 @@ def _compress_xerial(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(data: Buffer, limit: int) -> bytes:
-    view = memoryview(data)
+    pieces = [piece for piece, _ in _snappy_pieces(memoryview(data), limit)]
+    return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+
+def _snappy_pieces(view: memoryview, limit: int) -> Iterator[tuple[bytes, bool]]:
     if view[:8] != _XERIAL_HEADER[:8]:
-        return _decompress_snappy_block(view, limit, limit)
+        yield _decompress_snappy_block(view, limit, limit), True
+        return
     if len(view) < len(_XERIAL_HEADER):
         raise _corrupt("incomplete snappy header")
-    parts = []
     room = limit
     position = len(_XERIAL_HEADER)
     while position < len(view):
@@ -133,19 +199,43 @@ def _decompress_snappy(data: Buffer, limit: int) -> bytes:
         position += 4
         if length > len(view) - position:
             raise _corrupt("a snappy block runs past the end")
-        part = _decompress_snappy_block(view[position : position + length], room, limit)
-        room -= len(part)
-        parts.append(part)
+        piece = _decompress_snappy_block(view[position : position + length], room, limit)
+        room -= len(piece)
         position += length
-    return b"".join(parts)
+        yield piece, position == len(view)
+
+
+def _snappy_size(view: memoryview) -> int:
+    """What the blocks say that they unfold to."""
+    if view[:8] != _XERIAL_HEADER[:8]:
+        return _said_by_snappy_block(view)
+    total, position = 0, len(_XERIAL_HEADER)
+    for _ in range(_BLOCKS_COUNTED):
+        if position >= len(view):
+            return total
+        total += _said_by_snappy_block(view[position + 4 : position + 9])
+        position += 4 + int.from_bytes(view[position : position + 4], "big")
+    return total + _SNAPPY_RATIO_MAX * max(len(view) - position, 0)
+
+
+def _said_by_snappy_block(start: memoryview) -> int:
+    size = 0
+    for place, byte in enumerate(start[:5]):
+        size |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            break
+    return size
 
 
 def _decompress_snappy_block(block: memoryview, room: int, limit: int) -> bytes:
     from cramjam import DecompressionError, snappy
 
     try:
-        if snappy.decompress_raw_len(block) > room:
-            raise _too_large(limit)
+        size = snappy.decompress_raw_len(block)
+        if size > _SNAPPY_RATIO_MAX * len(block):
+            raise _corrupt("a snappy block claims more than any can hold")
+        if size > room:
+            raise UnfoldsTooFar(limit)
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
         raise _corrupt(error) from None
@@ -180,24 +270,119 @@ def _thorough_lz4_block(plain: memoryview, level: int) -> tuple[bytes]:
     return (frame[start : start + 4 + size],)
 
 
-def _zstd_content_size(data: Buffer) -> int:
-    """What the first zstd frame says it unfolds to, or 0 where it does not say: a hint, never believed."""
-    if len(data) < 14:
+def _lz4_pieces(view: memoryview, limit: int) -> Iterator[tuple[Buffer, bool]]:
+    """Block by block, of a frame as Kafka's clients write it."""
+    from cramjam import DecompressionError, lz4
+
+    position = len(_LZ4_HEADER)
+    try:
+        # A frame without blocks: it has the header checked.
+        lz4.decompress(bytes(view[:position]) + _LZ4_END)
+        block_bytes = _LZ4_BLOCK_MAX_BYTES.get(view[5] >> 4 & 7, 0)
+        room = limit
+        size = int.from_bytes(view[position : position + 4], "little")
+        while size:
+            position += 4
+            stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
+            # At least the size of the next block, or the end, follows.
+            if size > block_bytes or size > len(view) - position - 4:
+                raise _corrupt("an lz4 block runs past the end")
+            piece: Buffer = view[position : position + size]
+            position += size
+            if not stored:
+                out = bytearray(min(block_bytes, _LZ4_RATIO_MAX * size))
+                piece = memoryview(out)[: lz4.decompress_block_into(piece, out, output_len=len(out))]
+            room -= len(piece)
+            if room < 0:
+                raise UnfoldsTooFar(limit)
+            size = int.from_bytes(view[position : position + 4], "little")
+            yield piece, not size
+        if position + 4 != len(view):
+            raise _corrupt("bytes are left over after the lz4 frame")
+    except DecompressionError as error:
+        raise _corrupt(error) from None
+
+
+def _lz4_size_max(view: memoryview) -> int:
+    """What an LZ4 frame can unfold to by the sizes of its blocks."""
+    if len(view) <= len(_LZ4_HEADER):
         return 0
-    descriptor = data[4]
-    start = 5 + (0 if descriptor & 0x20 else 1) + (0, 1, 2, 4)[descriptor & 3]
-    width = (1 if descriptor & 0x20 else 0, 2, 4, 8)[descriptor >> 6]
-    size = int.from_bytes(data[start : start + width], "little")
-    return size + 256 if width == 2 else size
+    flags = view[4]
+    block_bytes = _LZ4_BLOCK_MAX_BYTES.get(view[5] >> 4 & 7, 0)
+    position = len(_LZ4_HEADER) + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    overhead = 8 if flags & 0x10 else 4
+    total = 0
+    for _ in range(_BLOCKS_COUNTED):
+        size = int.from_bytes(view[position : position + 4], "little") & ~_LZ4_STORED
+        if size == 0 or position > len(view):
+            return total
+        total += min(block_bytes, _LZ4_RATIO_MAX * size)
+        position += overhead + size
+    return total + _LZ4_RATIO_MAX * max(len(view) - position, 0)
+
+
+def _in_one_piece(codec: int, data: Buffer, limit: int, size: int) -> Iterator[tuple[Buffer, bool]]:
+    """All at once. What is large gets memory straight from the system: clearing it here would hold up every thread."""
+    from mmap import mmap
+
+    import cramjam
+
+    size = min(size, limit)
+    if size <= PIECE_BYTES:
+        yield decompress(codec, data, limit), True
+        return
+    decompress_into = cramjam.lz4.decompress_into if codec == LZ4 else cramjam.zstd.decompress_into
+    while True:
+        with mmap(-1, size) as out:
+            try:
+                used = decompress_into(data, out)
+            except cramjam.DecompressionError as error:
+                if "write whole buffer" not in str(error):
+                    raise _corrupt(error) from None
+                if size >= limit:
+                    raise UnfoldsTooFar(limit) from None
+            else:
+                with memoryview(out) as whole, whole[:used] as piece:
+                    yield piece, True
+                return
+        size = min(size * 4, limit)
+
+
+def _zstd_size_max(data: Buffer) -> int:
+    """What the zstd frames can unfold to, by their own word and by the number of their blocks; 0 if they are none."""
+    total = position = 0
+    blocks = _BLOCKS_COUNTED
+    while position < len(data):
+        if data[position : position + 4] != _ZSTD_MAGIC or len(data) - position < 9:
+            break
+        descriptor = data[position + 4]
+        single = descriptor & 0x20
+        position += 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
+        width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+        said = int.from_bytes(data[position : position + width], "little") + (256 if width == 2 else 0)
+        position += width
+        counted = 0
+        is_last = 0
+        while not is_last and position < len(data):
+            header = int.from_bytes(data[position : position + 3], "little")
+            is_last, kind, size = header & 1, header >> 1 & 3, header >> 3
+            counted += _ZSTD_BLOCK_BYTES if kind == 2 else size
+            position += 3 + (1 if kind == 1 else size)
+            blocks -= 1
+            if not blocks:
+                return total + counted + _ZSTD_BLOCK_BYTES * max(len(data) - position, 0)
+        total += min(said, counted) if width else counted
+        position += 4 if descriptor & 4 else 0
+    return total
 
 
 def _grow_into(
-    decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int, hint: int = 0
+    decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int, size: int = 0
 ) -> memoryview:
-    """Decompress into a buffer that starts from a guess and grows, at most to `limit`."""
+    """Decompress into a buffer that starts from a guess, or is of `size`, and grows, at most to `limit`."""
     from cramjam import DecompressionError
 
-    size = min(max(min(hint, 64 * len(data)), 4 * len(data), 4096), limit)
+    size = min(size or max(4 * len(data), 4096), limit)
     while True:
         out = bytearray(size)
         try:
@@ -206,7 +391,7 @@ def _grow_into(
             if "write whole buffer" not in str(error):
                 raise _corrupt(error) from None
             if size >= limit:
-                raise _too_large(limit) from None
+                raise UnfoldsTooFar(limit) from None
             size = min(size * 4, limit)
         else:
             return memoryview(out)[:used].toreadonly()

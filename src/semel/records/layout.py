@@ -16,6 +16,8 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 #: Base offset and batch length: what the batch length does not count.
 LENGTH_OVERHEAD = 12
+#: The byte whose bits say how a batch is compressed, and whether it belongs to a transaction.
+ATTRIBUTES_AT = 22
 #: Everything from the attributes on is under the CRC; base offset and leader epoch are not, so a broker can set them.
 CHECKED_FROM = 21
 MAGIC = 2

@@ -7,18 +7,26 @@ Guarantees:
 - The first batch of a transaction in a partition is appended only after the coordinator agreed: under protocol V1 it
   is asked whether the partition was added, under V2 (Produce 12 and later) it adds it.
 - With acks=0 an error closes the connection, because there is no answer to put it in.
+- Every record of a batch is looked at before any of it is written. What is small is looked at and written at once; what
+  takes long is looked at elsewhere (`broker.record_checks`) while this connection waits, so that what it sends stays in
+  order. Between many partitions others are served.
+- A partition that is named twice is written not at all, and says so: Kafka keeps the last and forgets the others.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.partitions import CONSUMER_OFFSETS, Partition, Topic
+from semel.broker.record_checks import Share
 from semel.errors import ErrorCode, RecordsRefused, Refused
-from semel.records.batch import HEADER_SIZE, Batch, check
+from semel.log.admission import Admission
+from semel.records.batch import HEADER_SIZE, Batch, Meter, check
 from semel.records.compression import ZSTD
-from semel.records.layout import CODEC_MASK, TRANSACTIONAL
+from semel.records.layout import ATTRIBUTES_AT, CODEC_MASK, TRANSACTIONAL
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
@@ -40,8 +48,14 @@ TOPIC_IDS_SINCE = 13
 #: is less, it takes its earlier batches for deleted and sends this one again, with sequence 0, until its time is up.
 #: Only with a start below all of them does it abort, as it should.
 NOTHING_WAS_DELETED = -2
-#: The byte of a batch whose bits say, among others, that it belongs to a transaction.
-ATTRIBUTES_AT = 22
+#: So much is done for one request before others are served: bytes that were looked at or written, and what else a
+#: partition costs, in bytes that take as long.
+BYTES_AT_ONCE = 4 * 1024 * 1024
+PARTITION_COSTS_BYTES = 64 * 1024
+#: An uncompressed batch of so many bytes is light, whatever is in it.
+SMALL_BYTES = 32 * 1024
+#: What a tool may write into an internal topic at a time: its coordinator reads it before anybody else is served.
+REPAIR_BYTES = 64 * 1024
 #: Tools may repair internal topics under this name, as in Kafka, with records that a coordinator can read.
 ADMIN_CLIENT = "__admin_client"
 
@@ -74,8 +88,10 @@ async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceR
         await broker.transactions.settled(transactional_id)
     refused: dict[int, Refused] = {}
     for data in request.topic_data:
-        topic = _topic(broker, data, call.version)
-        for part in data.partition_data:
+        for number, part in enumerate(data.partition_data):
+            if (number + 1) * PARTITION_COSTS_BYTES % BYTES_AT_ONCE == 0:
+                await broker.turns.next()
+            topic = _topic(broker, data, call.version)
             if topic is None or not is_transactional(part.records):
                 continue
             try:
@@ -98,29 +114,157 @@ def is_transactional(records: Any) -> bool:
     return records is not None and len(records) >= HEADER_SIZE and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
+class _LookInto:
+    """A batch that takes long to look into: to be done elsewhere, while the request waits."""
+
+    __slots__ = ("admission", "records")
+
+    def __init__(self, admission: Admission, records: Any) -> None:
+        self.admission = admission
+        self.records = records
+
+
+#: What a request waits for: a batch to be looked into, or (None) its next turn.
+_Wait = _LookInto | None
+_Written = list[tuple[Partition, _PartitionResponse]]
+
+
+class _Outcome:
+    """What came of a request's partitions so far."""
+
+    __slots__ = ("failed", "responses", "written")
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.responses: list[_TopicResponse] = []
+        self.written: _Written = []
+
+
 def _produce(
     broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused] | None = None
 ) -> Any:
     """`refused`: partitions, by their identity, that are not to be written."""
-    acks, version = request.acks, call.version
+    outcome = _Outcome()
+    steps = _write_each(broker, request, call, _without_repetitions(request, call.version, refused), outcome)
+    for wait in steps:
+        if request.acks == 0:
+            # Who asks for no answer may hang up as soon as everything is sent.
+            call.connection.finishes = True
+        return _to_its_end(broker, request, call, steps, wait, outcome)
+    return _answer(broker, request, call, outcome)
+
+
+async def _to_its_end(broker: BrokerServer, *rest: Any) -> Any:
+    """What has arrived is served, whether or not its sender is still there, as it is when it is done at once."""
+    return await asyncio.shield(broker.spawn(_go_on(broker, *rest)))
+
+
+async def _go_on(
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    steps: Generator[_Wait, Batch | None, None],
+    wait: _Wait,
+    outcome: _Outcome,
+) -> Any:
+    """The rest of a request that is not done at once."""
+    share = Share(sum(len(part.records or b"") for data in request.topic_data for part in data.partition_data))
     now_ms = broker.now_ms()
-    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    written: list[tuple[Partition, _PartitionResponse]] = []
-    failed = False
-    responses = []
-    for data in request.topic_data:
-        answers = []
-        topic = _topic(broker, data, version)
+    turns = broker.turns
+    try:
+        while True:
+            batch, error = None, None
+            try:
+                if wait is None:
+                    await turns.next()
+                else:
+                    batch = await broker.record_checks.prepared(wait.admission, wait.records, now_ms, share)
+            except Refused as refused:
+                error = refused
+            if broker.fatal_error is not None:
+                # Nothing more is written, and nobody is told that it was.
+                call.connection.refuse("the broker stopped for a broken invariant")
+                return None
+            since = turns.clock()
+            if broker.due:
+                broker.do_what_is_due()
+            try:
+                wait = steps.send(batch) if error is None else steps.throw(error)
+            finally:
+                turns.worked(since)
+    except StopIteration:
+        reply = _answer(broker, request, call, outcome)
+    return await reply if type(reply) is CoroutineType else reply
+
+
+def _without_repetitions(
+    request: ProduceRequest, version: int, refused: dict[int, Refused] | None
+) -> dict[int, Refused] | None:
+    """`refused` and every partition that is named more than once: nobody could say which of them is meant."""
+    topics = request.topic_data
+    if len(topics) == 1 and len(topics[0].partition_data) == 1:
+        return refused
+    by_id = version >= TOPIC_IDS_SINCE
+    first: dict[tuple[object, int], Any] = {}
+    repeated: dict[int, Refused] = {}
+    for data in topics:
+        topic = data.topic_id if by_id else data.name
         for part in data.partition_data:
+            original = first.setdefault((topic, part.index), part)
+            if original is not part:
+                why = Refused(ErrorCode.INVALID_REQUEST, f"the request names partition {part.index} twice")
+                repeated[id(original)] = repeated[id(part)] = why
+    return {**(refused or {}), **repeated} if repeated else refused
+
+
+def _write_each(
+    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused] | None, outcome: _Outcome
+) -> Generator[_Wait, Batch | None, None]:
+    """Write one partition after the other. What it yields is to be waited for; what it is sent is what came of it."""
+    version = call.version
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    now_ms = broker.now_ms()
+    spent_bytes = 0
+    for data in request.topic_data:
+        answers: list[_PartitionResponse] = []
+        outcome.responses.append(
+            _TopicResponse(name=data.name, topic_id=data.topic_id, partition_responses=answers)
+        )
+        for part in data.partition_data:
+            if spent_bytes >= BYTES_AT_ONCE:
+                spent_bytes = 0
+                yield None
+            records: Any = part.records
+            # The topic may have gone, or changed, while something was waited for.
+            topic = _topic(broker, data, version)
             try:
                 if topic is None:
                     raise Refused(unknown, "there is no such topic")
                 if refused and id(part) in refused:
                     raise refused[id(part)]
                 partition = topic.partition(part.index)
-                appended = _append(broker, request, call, partition, part.records, now_ms)
+                _check_request(request, call, partition, records)
+                batch: Batch | None = None
+                if records[ATTRIBUTES_AT] & CODEC_MASK or len(records) > SMALL_BYTES or partition.log.admission.codec:
+                    admission = partition.log.admission
+                    if admission.is_light(records):
+                        meter = Meter()
+                        batch = admission.check_light(records, now_ms, meter)
+                        spent_bytes += meter.unfolded_bytes
+                    if batch is None:
+                        if topic.internal:
+                            raise _too_much_at_once(topic)
+                        batch = yield _LookInto(admission, records)
+                        spent_bytes = 0
+                        if partition.log.admission is not admission:
+                            raise Refused(
+                                ErrorCode.REQUEST_TIMED_OUT, f"{topic.name} was changed meanwhile; send it again"
+                            )
+                spent_bytes += PARTITION_COSTS_BYTES + len(records)
+                appended = _append(broker, request, call, partition, records, now_ms, batch)
             except Refused as error:
-                failed = True
+                spent_bytes += PARTITION_COSTS_BYTES
+                outcome.failed = True
                 broker.metrics.failed_produce += 1
                 answers.append(_refusal(part.index, error))
                 continue
@@ -131,16 +275,19 @@ def _produce(
                 log_start_offset=appended.log_start_offset,
             )
             answers.append(answer)
-            written.append((partition, answer))
-        responses.append(_TopicResponse(name=data.name, topic_id=data.topic_id, partition_responses=answers))
-    if acks == 0:
+            outcome.written.append((partition, answer))
+
+
+def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: _Outcome) -> Any:
+    written = outcome.written
+    if request.acks == 0:
         if broker.flusher is not None and written:
             # Nobody waits for it, yet nobody reads it before it is on disk.
             broker.spawn(broker.flusher.flushed([partition for partition, _ in written]))
-        if failed:
+        if outcome.failed:
             call.connection.refuse("a produce with acks=0 was refused")
         return None
-    response = ProduceResponse(responses=responses)
+    response = ProduceResponse(responses=outcome.responses)
     if broker.flusher is not None and written:
         return _after_flush(broker.flusher, written, response)
     due = [(partition, answer) for partition, answer in written if partition.flush_is_due]
@@ -171,27 +318,48 @@ async def _after_flush(
     return response
 
 
-def _append(
-    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
-) -> Any:
+def _too_much_at_once(topic: Topic) -> Refused:
+    return Refused(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"{topic.name} is the broker's own and is repaired {REPAIR_BYTES} bytes at a time; send smaller batches",
+    )
+
+
+def _check_request(request: ProduceRequest, call: Call, partition: Partition, records: Any) -> None:
+    """Whether this request may write to this partition at all; the records were not looked at yet."""
     topic = partition.topic
     acks = request.acks
     if acks != -1 and acks != 1 and acks != 0:
         raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of -1, 0 and 1")
-    if topic.internal and call.client_id != ADMIN_CLIENT:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+    if topic.internal:
+        if call.client_id != ADMIN_CLIENT:
+            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+        if records is not None and len(records) > REPAIR_BYTES:
+            raise _too_much_at_once(topic)
     if acks == -1 and topic.min_insync_replicas > 1:
         raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, f"{topic.name} wants more replicas in sync than there are brokers")
     if records is None or len(records) < HEADER_SIZE:
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
     if call.version < ZSTD_SINCE and records[ATTRIBUTES_AT] & CODEC_MASK == ZSTD:
         raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd came with version {ZSTD_SINCE}")
-    if topic.internal:
+
+
+def _append(
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    partition: Partition,
+    records: Any,
+    now_ms: int,
+    batch: Batch | None,
+) -> Any:
+    """`batch`: what was made of the records, if they were looked at already."""
+    if partition.topic.internal:
         return _append_for_coordinator(broker, partition, records, now_ms)
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
         guard = _verified(broker, request, call, partition, records, now_ms)
-    appended = partition.log.append(records, now_ms, guard=guard)
+    appended = partition.log.append(records, now_ms, guard=guard, batch=batch)
     metrics = broker.metrics
     metrics.messages_in += appended.last_offset - appended.base_offset + 1
     metrics.bytes_in += len(records)
