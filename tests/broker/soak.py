@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -58,9 +58,6 @@ def _client(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 200,
         "retry.backoff.ms": 20,
         "log_level": 0,
-        # Otherwise librdkafka, once all brokers were down, may wait for ever in send_offsets_to_transaction, for a
-        # connection to the group's coordinator that it has given up (librdkafka issue 5511).
-        "metadata.recovery.strategy": "none",
         **more,
     }
 
@@ -81,6 +78,9 @@ def read_committed(bootstrap_servers: str, group: str, **more: Any) -> dict[str,
 
 class Worker:
     """One thread with one transactional id."""
+
+    #: What its producer needs besides.
+    settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, name: str, bootstrap_servers: str, record: Record, seed: int) -> None:
         self.name = name
@@ -139,6 +139,7 @@ class Worker:
                     "transactional.id": self.name,
                     "transaction.timeout.ms": 60_000,
                     "linger.ms": self.chance.choice([0, 2]),
+                    **self.settings,
                 },
             )
             made = Producer(config)
@@ -233,6 +234,10 @@ class Writer(Worker):
 
 class Copier(Worker):
     """Consume, transform, produce: each record of `source` once into `target`, with its offsets in the transaction."""
+
+    # Otherwise librdkafka, once all brokers were down, may wait for ever in send_offsets_to_transaction, for a
+    # connection to the group's coordinator that it has given up (librdkafka issue 5511).
+    settings: ClassVar[dict[str, Any]] = {"metadata.recovery.strategy": "none"}
 
     def __init__(self, name: str, bootstrap_servers: str, record: Record, seed: int, source: str, target: str) -> None:
         super().__init__(name, bootstrap_servers, record, seed)

@@ -16,6 +16,7 @@ from semel.errors import ErrorCode
 from semel.log import checkpoints
 from semel.machines.transaction_log_records import key_of
 from semel.wire import encode_versioned
+from semel.wire.messages.admin import CreatePartitionsRequest, CreateTopicsRequest
 from semel.wire.messages.coordinator_records import GroupMetadataKey, OffsetCommitKey
 from semel.wire.messages.groups import ListGroupsRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest
@@ -167,6 +168,47 @@ def test_a_record_of_a_transactional_id_that_cannot_be_read_costs_that_record_on
         assert Transactional(raw, "kept").producer_epoch == 1
     told = [record.getMessage() for record in caplog.records if f"__transaction_state-{index}" in record.getMessage()]
     assert any(f"the record at offset {offset} " in line for line in told)
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_nobody_makes_an_internal_topic_that_its_coordinator_cannot_use(tmp_path: Path, name: str) -> None:
+    def made(raw: Raw, partitions: int, **settings: str) -> ErrorCode:
+        configs = [
+            CreateTopicsRequest.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+            for key, value in settings.items()
+        ]
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=name, num_partitions=partitions, replication_factor=1, configs=configs
+        )
+        return ErrorCode(raw.ask(CreateTopicsRequest(topics=[topic])).topics[0].error_code)
+
+    def works(raw: Raw) -> bool:
+        commit(raw, "group", 5)
+        return Transactional(raw, "id").producer_id >= 0
+
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        assert made(raw, 1) is ErrorCode.INVALID_PARTITIONS
+        assert made(raw, 50, cleanup_policy="delete") is ErrorCode.INVALID_CONFIG
+        assert made(raw, 50) is ErrorCode.NONE
+        assert broker.server.topics.get(name).values["cleanup.policy"] == ("compact",)
+        assert works(raw)
+        more = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=60, assignments=None)
+        grown = raw.ask(CreatePartitionsRequest(topics=[more], timeout_ms=1000)).results[0]
+        assert grown.error_code == ErrorCode.INVALID_PARTITIONS
+
+
+def test_ids_are_found_where_they_are_when_the_settings_for_internal_topics_change(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        commit(raw, "group", 5)
+        assert Transactional(raw, "id").producer_epoch == 0
+    fewer = {"offsets.topic.num.partitions": 3, "transaction.state.log.num.partitions": 3}
+    with Broker(tmp_path, settings=fewer) as broker, Raw(broker) as raw:
+        groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id="group", topics=None)]
+        found = raw.ask(OffsetFetchRequest(groups=groups), 9).groups[0]
+        assert found.topics[0].partitions[0].committed_offset == 5
+        assert Transactional(raw, "id").producer_epoch == 1
 
 
 def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_costs_that_batch_only(

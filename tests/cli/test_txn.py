@@ -161,7 +161,7 @@ def test_the_doctor_does_not_call_it_in_order_when_a_producer_went_silent(
     result = person.types("doctor", "ledger")
     assert result.exit_code == 0, "it ends by itself, later"
     assert "ledger-0: silent" in result.output and "as it should be" not in result.output
-    assert "Nothing was written in the transaction for 11 min" in result.output.replace("10 min 59 s", "11 min")
+    assert "nothing was written in the transaction for 11 min" in result.output.replace("10 min 59 s", "11 min")
     fixed = person.types("doctor", "ledger", "--fix", answer="y\n")
     assert "aborted the transaction of 'payments'" in fixed.output
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
-from semel.broker.partitions import Partition
+from semel.broker.partitions import PARTITIONS_OF_INTERNAL_TOPICS, Partition
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.machines.contract import Decision, Effect, ProducerIdentity, StateRecord
 from semel.records.batch import Batch, read_records, split
@@ -49,6 +49,13 @@ class Machine(Protocol):
     def partition_for(self, key: str, /) -> int: ...
     def tick(self, now_ms: int) -> list[Decision[Any]]: ...
     def next_wake_ms(self) -> int | None: ...
+
+
+def partition_count(broker: BrokerServer, topic_name: str) -> int:
+    """How many partitions ids are spread over: those there are, whatever the setting says by now."""
+    topic = broker.topics.topics.get(topic_name)
+    count: int = broker.settings[PARTITIONS_OF_INTERNAL_TOPICS[topic_name]]
+    return count if topic is None else len(topic.partitions)
 
 
 class CoordinatorHost:

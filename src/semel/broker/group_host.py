@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.coordinator_host import CoordinatorHost
+from semel.broker.coordinator_host import CoordinatorHost, partition_count
 from semel.broker.partitions import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Answer, Decision, Effect, ProducerIdentity, StateRecord
@@ -25,10 +25,9 @@ class GroupHost(CoordinatorHost):
 
     def __init__(self, broker: BrokerServer) -> None:
         settings = broker.settings
-        self.machine = GroupCoordinator(
-            GroupSettings(**{name: getattr(settings, name) for name in GroupSettings.__dataclass_fields__}),
-            _topics(broker),
-        )
+        values = {name: getattr(settings, name) for name in GroupSettings.__dataclass_fields__}
+        values["offsets_topic_num_partitions"] = partition_count(broker, CONSUMER_OFFSETS)
+        self.machine = GroupCoordinator(GroupSettings(**values), _topics(broker))
         super().__init__(broker, CONSUMER_OFFSETS, self.machine)
         self.codec = settings["offsets.topic.compression.codec"]
         self._parked: dict[int, asyncio.Future[Any]] = {}

@@ -47,6 +47,11 @@ logger = logging.getLogger(__name__)
 TRANSACTION_STATE = "__transaction_state"
 CONSUMER_OFFSETS = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((TRANSACTION_STATE, CONSUMER_OFFSETS))
+#: The settings that say how many partitions they are made with.
+PARTITIONS_OF_INTERNAL_TOPICS = {
+    TRANSACTION_STATE: "transaction.state.log.num.partitions",
+    CONSUMER_OFFSETS: "offsets.topic.num.partitions",
+}
 
 #: Kafka's bound on what one request may create.
 NEW_PARTITIONS_MAX = 10_000

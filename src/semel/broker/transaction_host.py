@@ -13,7 +13,7 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.coordinator_host import CoordinatorHost
+from semel.broker.coordinator_host import CoordinatorHost, partition_count
 from semel.broker.marker_sender import MarkerSender
 from semel.broker.partitions import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused, invariant
@@ -41,7 +41,7 @@ class TransactionHost(CoordinatorHost):
                 transaction_remove_expired_transaction_cleanup_interval_ms=(
                     settings.transaction_remove_expired_transaction_cleanup_interval_ms
                 ),
-                transaction_state_log_num_partitions=settings.transaction_state_log_num_partitions,
+                transaction_state_log_num_partitions=partition_count(broker, TRANSACTION_STATE),
                 transaction_two_phase_commit_enable=settings.transaction_two_phase_commit_enable,
             )
         )

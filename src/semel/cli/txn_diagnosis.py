@@ -122,23 +122,18 @@ def judge(
 
     `last_written_ms`: when the transaction was last heard of in any of its partitions, if others were looked at.
     """
-    silent_ms = max(0, now_ms - max(last_written_ms, opened.last_timestamp_ms))
     verdict = _verdict(partition, opened, coordinated, now_ms)
-    if verdict is Verdict.IN_PROGRESS and silent_ms > SILENT_MS:
-        verdict = Verdict.SILENT
     if verdict is not Verdict.HANGING and coordinated is not None and coordinated.start_ms >= 0:
         began_ms = coordinated.start_ms
     else:
         began_ms = opened.last_timestamp_ms if opened.last_timestamp_ms >= 0 else now_ms
+    age_ms = max(0, now_ms - began_ms)
+    # A record may be older than its transaction; nobody was silent before it began.
+    silent_ms = min(age_ms, max(0, now_ms - max(last_written_ms, opened.last_timestamp_ms)))
+    if verdict is Verdict.IN_PROGRESS and silent_ms > SILENT_MS:
+        verdict = Verdict.SILENT
     return Finding(
-        partition,
-        last_stable_offset,
-        high_watermark,
-        opened,
-        coordinated,
-        verdict,
-        max(0, now_ms - began_ms),
-        silent_ms,
+        partition, last_stable_offset, high_watermark, opened, coordinated, verdict, age_ms, silent_ms
     )
 
 
@@ -193,8 +188,9 @@ def meaning(finding: Finding) -> str:
             assert coordinated is not None
             left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
             return (
-                f"Nothing was written in the transaction for {duration(finding.silent_ms)}: its producer is busy with "
-                "something else, hangs, or has died. If it does not end the transaction, the coordinator aborts it in "
+                f"By the times of its records nothing was written in the transaction for {duration(finding.silent_ms)}"
+                ": its producer is busy with something else, hangs, or has died. If it does not end the transaction, "
+                "the coordinator aborts it in "
                 f"{duration(left_ms)} at the latest, and readers wait until then."
             )
         case Verdict.IN_PROGRESS:

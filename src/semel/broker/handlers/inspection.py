@@ -97,8 +97,7 @@ def describe_producers(
                         producer_id=entry.producer_id,
                         producer_epoch=entry.producer_epoch,
                         last_sequence=entry.last_sequence,
-                        # By the broker's clock too: records may be of any age, their producer is not.
-                        last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
+                        last_timestamp=entry.last_timestamp_ms,
                         coordinator_epoch=entry.coordinator_epoch,
                         current_txn_start_offset=entry.current_transaction_first_offset,
                     )

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.configs import described_topic_settings
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.metadata import NO_ID
-from semel.broker.partitions import Partition, Topic, check_new_partitions, flat_name
+from semel.broker.partitions import (
+    INTERNAL_TOPICS,
+    PARTITIONS_OF_INTERNAL_TOPICS,
+    Partition,
+    Topic,
+    check_new_partitions,
+    flat_name,
+)
 from semel.errors import ErrorCode, Refused
 from semel.log.retention import Deletion, write_down
 from semel.wire.messages.admin import (
@@ -59,6 +66,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
             if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             count, overrides = _wanted(broker, topic)
+            _check_coordinators_topic(broker, name, count, overrides)
             created = broker.topics.planned(name, count, overrides, flat_names)
             if mutation is not None:
                 mutation.take(count)
@@ -85,6 +93,19 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 result.num_partitions = result.replication_factor = -1
                 result.error_code, result.error_message = error.code, error.why
     return CreateTopicsResponse(topics=results, throttle_time_ms=_throttle_time_ms(mutation))
+
+
+def _check_coordinators_topic(broker: BrokerServer, name: str, count: int, overrides: dict[str, str]) -> None:
+    """A coordinator finds its ids by the number of partitions, and lives on compaction: it gets no other topic."""
+    if name not in INTERNAL_TOPICS:
+        return
+    setting = PARTITIONS_OF_INTERNAL_TOPICS[name]
+    if count != broker.settings[setting]:
+        why = f"{name} is the broker's own and has {setting}={broker.settings[setting]} partitions, not {count}"
+        raise Refused(ErrorCode.INVALID_PARTITIONS, why)
+    if overrides.get("cleanup.policy", "compact") != "compact":
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{name} is the broker's own: its cleanup.policy is compact")
+    overrides["cleanup.policy"] = "compact"
 
 
 def _throttle_time_ms(mutation: MutationQuota | None) -> int:
@@ -205,6 +226,9 @@ async def _create_partitions(
             if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             topic = broker.topics.get(name)
+            if topic.internal:
+                why = f"{name} is the broker's own: with more partitions it would look for its ids in other ones"
+                raise Refused(ErrorCode.INVALID_PARTITIONS, why)
             present = len(topic.partitions)
             if row.count == present:
                 raise Refused(ErrorCode.INVALID_PARTITIONS, f"{name} already has {present} partitions")
