@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer, TransactSession
+from semel.client.admin import AsyncAdmin
 from semel.client.blocking import BlockingCluster
+from semel.client.consumer import AsyncConsumer
 from semel.client.face import Face
 from semel.client.producer import AsyncProducer
 from semel.errors import ClientClosed, ErrorCode
@@ -144,7 +147,7 @@ def descriptors() -> set[str]:
 
 @pytest.mark.parametrize("kind", ["producer", "consumer", "admin", "cluster", "session"])
 def test_a_client_that_is_dropped_warns_and_leaves_neither_thread_nor_descriptor(
-    broker_process, name: str, kind: str
+    broker_process, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make = faces(broker_process.bootstrap_servers, name)[kind]
     with Admin({"bootstrap.servers": broker_process.bootstrap_servers}) as admin:
@@ -157,6 +160,7 @@ def test_a_client_that_is_dropped_warns_and_leaves_neither_thread_nor_descriptor
         drop(kept)
     until(lambda: set(threading.enumerate()) <= threads, what="the thread to end")
     until(lambda: len(descriptors()) <= before, what="the descriptors to be closed")
+    assert f"semel-{kind} was dropped without being closed" in caplog.text, "Python hides a ResourceWarning"
 
 
 def test_records_of_a_producer_that_is_dropped_are_delivered(session_broker: Broker, name: str) -> None:
@@ -193,6 +197,39 @@ def test_a_client_that_was_closed_or_never_made_does_not_warn(session_broker: Br
         with pytest.raises(ValueError, match="compression"):
             Producer({"bootstrap.servers": session_broker.bootstrap_servers, "compression.typ": 1})
         gc.collect()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_consumer_and_an_admin_for_asyncio_that_are_dropped_warn_leave_and_let_go(
+    broker_process, name: str, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"bootstrap.servers": broker_process.bootstrap_servers}
+
+    async def run() -> None:
+        async with AsyncAdmin(config) as watching:
+            await watching.create_topic(name)
+            before = len(descriptors())
+            kept: list[Any] = [
+                AsyncConsumer({**config, "group.id": name, "group.protocol": protocol}),
+                AsyncAdmin(config),
+            ]
+            await kept[0].subscribe(name)
+            while not kept[0].assignment():
+                await kept[0].poll(50)
+            await kept[1].list_topics()
+            assert (await watching.describe_groups([name]))[name].members
+            assert len(descriptors()) > before
+            with pytest.warns(ResourceWarning, match="consumer was not closed"):
+                drop(kept)
+            deadline = time.monotonic() + 30
+            while (await watching.describe_groups([name]))[name].members or len(descriptors()) > before + 2:
+                assert time.monotonic() < deadline, "the group still has the member that nobody has any more"
+                gc.collect()
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert "a consumer was dropped without being closed" in caplog.text
+    assert "an admin was dropped without being closed" in caplog.text
 
 
 def test_a_producer_for_asyncio_that_is_dropped_warns_delivers_and_lets_go(broker_process, name: str) -> None:

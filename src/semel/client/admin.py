@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from semel.client.admin_groups import GroupAdmin
@@ -10,6 +11,7 @@ from semel.client.admin_transactions import TransactionAdmin
 from semel.client.argument_lists import as_values
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
+from semel.client.endings import drop
 from semel.config import ADMIN, Values
 
 
@@ -24,6 +26,8 @@ class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
     ) -> None:
         self.config = as_values(config, ADMIN)
         self.cluster = Cluster(self.config, connect=connect)
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
 
     async def __aenter__(self) -> AsyncAdmin:
         return self
@@ -32,7 +36,12 @@ class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
         await self.close()
 
     async def close(self) -> None:
+        self._closed = True
         await self.cluster.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self.cluster.origin.lost:
+            drop(self, "an admin", self._loop)
 
     #: What is left to do takes no time: see `semel.client.endings`.
     abandon_within_s = 0.0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,7 @@ from semel.client.arguments import INT32_MAX, as_number, as_topic
 from semel.client.cluster import Cluster
 from semel.client.connection import Connection
 from semel.client.consumer_group_member import ConsumerMember
+from semel.client.endings import drop
 from semel.client.fetcher import Ahead, ConsumerRecord, Fetcher
 from semel.client.group_member import ClassicMember
 from semel.client.member import Callback, Hooks, Listener, Member
@@ -156,11 +158,18 @@ class AsyncConsumer:
 
     def _new_member(self) -> Member:
         kind = ConsumerMember if self.config["group.protocol"] == "consumer" else ClassicMember
-        hooks = Hooks(
-            apply=lambda partitions: self._positions.assign(partitions, with_group=True),
-            before_revoke=self._commit_before_revoke,
-            notify=self._on_summons,
-        )
+        # Heartbeats go on for ever: they must not keep a consumer alive that everybody else has dropped.
+        me, positions = weakref.ref(self), self._positions
+
+        async def before_revoke() -> None:
+            if (consumer := me()) is not None:
+                await consumer._commit_before_revoke()
+
+        def notify() -> None:
+            if (consumer := me()) is not None:
+                consumer._on_summons()
+
+        hooks = Hooks(lambda partitions: positions.assign(partitions, with_group=True), before_revoke, notify)
         return kind(self._cluster, self.config, hooks)
 
     def _on_summons(self) -> None:
@@ -695,6 +704,10 @@ class AsyncConsumer:
             pass  # the group finds out by itself
         finally:
             await self._let_go()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self._cluster.origin.lost:
+            drop(self, "a consumer", self._loop)
 
     async def _let_go(self) -> None:
         await self._fetcher.close()

@@ -6,12 +6,14 @@ descriptors are closed. Dropping never waits, the client's own thread does the w
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
 import sys
 import threading
 import time
+import warnings
 from typing import Protocol
 
 from semel.client.loop_thread import LoopThread
@@ -39,6 +41,7 @@ class Ending:
     def __init__(self, thread: LoopThread, client: Abandoned) -> None:
         self.thread = thread
         self._client = client
+        self._dropped = False
         _open.add(self)
         _watch_a_child_of_multiprocessing()
 
@@ -46,11 +49,14 @@ class Ending:
         """It was closed in good order."""
         _open.discard(self)
 
-    def begin(self) -> None:
+    def begin(self, *, dropped: bool = False) -> None:
         """Have the thread finish and stop. Never waits: a garbage collector may call this, in any thread."""
+        self._dropped = dropped
         self.thread.finish(self._finish)
 
     async def _finish(self) -> None:
+        if self._dropped:  # Python hides a ResourceWarning unless asked; the log is read
+            _log.warning("%s was dropped without being closed: call close() or use `with`", self.thread.name)
         try:
             await self._client.abandon()
         except Exception:
@@ -98,3 +104,20 @@ def _at_end_of_child() -> None:
         if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
             thread.join()
     _at_exit()
+
+
+_abandoning: set[asyncio.Task[None]] = set()
+
+
+def drop(client: Abandoned, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    """For `__del__` of a client for asyncio that was not closed: warn, and have its loop end it. Never waits."""
+
+    def end() -> None:
+        _log.warning("%s was dropped without being closed: await close() or use `async with`", name)
+        task = loop.create_task(client.abandon())
+        _abandoning.add(task)
+        task.add_done_callback(_abandoning.discard)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(end)
+    warnings.warn(f"{name} was not closed: await close() or use `async with`", ResourceWarning, stacklevel=3)

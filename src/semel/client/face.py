@@ -59,7 +59,7 @@ class Face:
         ending = self._ending
         if ending is None or ending.thread.is_closed or ending.thread.origin.lost:
             return
-        ending.begin()
+        ending.begin(dropped=True)
         why = f"{self._thread.name} was not closed: call close() or use `with`"
         warnings.warn(why, ResourceWarning, stacklevel=2, source=self)
 
