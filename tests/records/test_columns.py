@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -68,8 +69,9 @@ def test_columns_say_what_the_records_say(groups: list[tuple[list[Record], int]]
     assert set(table.column("partition").to_pylist()) <= {7}
     assert set(table.column("timestampType").to_pylist()) <= {0}
     if include_headers:
-        headers = [[(entry["key"], entry["value"]) for entry in row] for row in table.column("headers").to_pylist()]
-        assert headers == [list(record.headers) for record in expected]
+        shown = table.column("headers").to_pylist()
+        headers = [None if row is None else [(entry["key"], entry["value"]) for entry in row] for row in shown]
+        assert headers == [list(record.headers) or None for record in expected]
 
 
 @given(record_lists, codecs, st.integers(120, 2000))
@@ -102,6 +104,36 @@ def test_the_same_rows_give_the_same_bytes_and_what_the_builder_gives() -> None:
     (data,) = from_arrow(rows(*records), timestamp_ms=NOW, timestamp_column="at")
     assert data == build(records, timestamp_ms=NOW)
     assert from_arrow(rows(*records), timestamp_ms=NOW) == [data]
+
+
+def test_a_record_without_headers_has_none_as_in_spark() -> None:
+    records = [Record(0, NOW, None, b"v", (("h", b"x"),) if number % 3 == 0 else ()) for number in range(20)]
+    blob = log_of(build(records[:9], timestamp_ms=NOW), build(records[9:], timestamp_ms=NOW))
+    shown = to_arrow(blob, topic="t", partition=0, include_headers=True).column("headers")
+    assert shown.to_pylist() == [[{"key": "h", "value": b"x"}] if record.headers else None for record in records]
+    assert shown.null_count == 13
+    plain = to_arrow(build([(b"k", b"v")], timestamp_ms=NOW), topic="t", partition=0, include_headers=True)
+    assert plain.column("headers").to_pylist() == [None]
+
+
+def test_one_row_may_be_larger_than_batches_are_meant_to_be() -> None:
+    table = pa.RecordBatch.from_pydict({"value": [b"s" * 100] * 3 + [b"l" * 5000] + [b"s" * 100] * 20})
+    batches = from_arrow(table, timestamp_ms=NOW, max_batch_bytes=1000, max_row_bytes=6000)
+    got = [record.value for batch in split(log_of(*batches)) for record in read_records(batch)]
+    assert got == table.column("value").to_pylist()
+    assert [len(data) > 1000 for data in batches].count(True) == 1
+    with pytest.raises(Refused, match=r"row 3 makes a batch of 50\d\d bytes, and 5000 are allowed"):
+        from_arrow(table, timestamp_ms=NOW, max_batch_bytes=1000, max_row_bytes=5000)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_rows_that_compression_makes_larger_are_dealt_to_smaller_batches(codec: int) -> None:
+    values = [hashlib.sha512(b"%d" % number).digest() for number in range(200)]
+    batches = from_arrow(
+        pa.RecordBatch.from_pydict({"value": values}), timestamp_ms=NOW, codec=codec, max_batch_bytes=700
+    )
+    assert all(len(data) <= 700 for data in batches)
+    assert [record.value for batch in split(log_of(*batches)) for record in read_records(batch)] == values
 
 
 def test_only_the_offsets_asked_for_are_read() -> None:

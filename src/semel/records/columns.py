@@ -143,8 +143,21 @@ def _headers_array(rows: int, headers: HeaderColumns) -> pa.Array:
     count = len(names.offsets) // 4 - 1
     children = [_array(pa.string(), count, names), _array(pa.binary(), count, contents)]
     entries = pa.StructArray.from_arrays(children, fields=list(_header_type()))
-    buffers = [None, pa.py_buffer(headers.offsets)]
-    return pa.Array.from_buffers(pa.list_(_header_type()), rows, buffers, children=[entries])
+    offsets = pa.py_buffer(headers.offsets)
+    validity = _where_offsets_move(offsets, rows)
+    return pa.Array.from_buffers(pa.list_(_header_type()), rows, [validity, offsets], children=[entries])
+
+
+def _where_offsets_move(offsets: pa.Buffer, rows: int) -> pa.Buffer | None:
+    """The validity of a list column in which an empty list is null: Spark shows a record without headers so."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not rows:
+        return None
+    starts = pa.Array.from_buffers(pa.int32(), rows, [None, offsets])
+    ends = pa.Array.from_buffers(pa.int32(), rows, [None, offsets], offset=1)
+    return pc.not_equal(starts, ends).buffers()[1]
 
 
 def from_arrow(
