@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
+import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,61 +27,56 @@ def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
     return stage
 
 
+class FarAway(socket.socket):
+    """A socket beyond the descriptors that select() takes, as all are in a process with very many open files.
+
+    Opening that many files would not do: another thread may close one of the first thousand at any moment, and the
+    next socket would get its number.
+    """
+
+    def __init__(self, family: int = -1, kind: int = -1, *rest: Any) -> None:
+        near = socket.socket(family, kind)
+        super().__init__(family, kind, fileno=fcntl.fcntl(near.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100))
+        near.close()
+
+
 @pytest.fixture
-def too_many_files(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A process in which every new descriptor is beyond what select() takes, and which has not listened yet."""
-    from pyspark import java_gateway
+def too_many_files(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in which every new listener is beyond what select() takes, and which has not listened yet."""
+    import py4j.java_gateway
 
-    opened = [os.open(os.devnull, os.O_RDONLY)]
-
-    def fill() -> None:
-        opened.append(os.open(os.devnull, os.O_RDONLY))
-        while opened[-1] < 1100:
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-
-    def listen(gateway: Any) -> None:
-        # Whatever closed meanwhile, here or in py4j's threads, must not leave room for a listener.
-        fill()
-        started(gateway)
-
-    started = java_gateway.ensure_callback_server_started
-    monkeypatch.setattr(java_gateway, "ensure_callback_server_started", listen)
-    fill()
-    gateway = spark.sparkContext._gateway
-    gateway._callback_server = None
-    yield opened
-    for descriptor in opened:
-        os.close(descriptor)
-
-
-def close_most(opened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    for descriptor in sorted(opened)[:900]:
-        os.close(descriptor)
-        opened.remove(descriptor)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096) if hard > 0 else 4096), hard))
+    crowded = SimpleNamespace(**{**vars(socket), "socket": FarAway})
+    monkeypatch.setattr(py4j.java_gateway, "socket", crowded)
+    spark.sparkContext._gateway._callback_server = None
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_that_cannot_be_called_back_is_told_so_and_nothing_hangs(
-    stage: Stage, too_many_files: list[int], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, too_many_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = stage.source()
     with pytest.raises(CallbacksImpossible, match=r"cannot use one from 1024 on.*close what is not needed"):
         stage.start(frame)
-    close_most(too_many_files, monkeypatch)
+    monkeypatch.undo()  # what was not needed is closed
     values = stage.put_numbers(3)
     stage.run(frame)
     assert stage.values() == values
 
 
 def test_a_listener_that_died_is_started_again(
-    stage: Stage, too_many_files: list[int], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, too_many_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyspark.java_gateway import ensure_callback_server_started
 
     gateway = stage.spark.sparkContext._gateway
     ensure_callback_server_started(gateway)  # as any foreachBatch does, and dies
-    gateway._callback_server.thread.join(20)
-    close_most(too_many_files, monkeypatch)
+    gateway._callback_server.thread.join(60)
+    assert not gateway._callback_server.thread.is_alive()
+    monkeypatch.undo()
     values = stage.put_numbers(3)
     stage.run(stage.source())
     assert stage.values() == values
