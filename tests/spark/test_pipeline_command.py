@@ -24,16 +24,23 @@ def driver(semel_broker: semel.Broker) -> Iterator[Driver]:
     driver.close()
 
 
-def says(driver: Driver, *words: str, answer: str = "") -> str:
+def says(driver: Driver, *words: str, answer: str = "", exit_code: int = 0) -> str:
     bootstrap = dict(driver.settings)["bootstrap.servers"]
     result = CliRunner().invoke(pipeline, [*words, "--bootstrap", bootstrap], input=answer)
+    assert result.exit_code == exit_code, result.output
     return result.output
 
 
-def test_a_pipeline_nobody_knows_is_said_to_be_unknown(driver: Driver) -> None:
-    said = says(driver, "status", "nobody")
+def test_a_pipeline_nobody_knows_is_said_to_be_unknown_and_the_command_fails(driver: Driver) -> None:
+    said = says(driver, "status", "nobody", exit_code=1)
     assert "'nobody' has committed no micro-batch here" in said
     assert "not known to the coordinator" in said
+    assert json.loads(says(driver, "status", "nobody", "--json", exit_code=1))["marker"] is None
+
+
+def test_a_pipeline_that_has_only_begun_is_known(driver: Driver) -> None:
+    driver.begin()
+    assert "has committed no micro-batch here" in says(driver, "status", "pipeline")
 
 
 def test_status_shows_the_marker_the_offsets_and_the_open_transaction(driver: Driver) -> None:
@@ -54,8 +61,8 @@ def test_forget_asks_first_and_then_deletes_the_progress(driver: Driver) -> None
     driver.begin()
     driver.task([b"1"])
     driver.commit(0)
-    assert "Aborted" in says(driver, "forget", "pipeline", answer="n\n")
+    assert "Aborted" in says(driver, "forget", "pipeline", answer="n\n", exit_code=1)
     assert driver.loop.run(driver.transaction.progress()).marker is not None
     assert "forgot the progress of 'pipeline' (batch 0 of query query)" in says(driver, "forget", "pipeline", "--yes")
     assert driver.loop.run(driver.transaction.progress()).marker is None
-    assert "there is no progress" in says(driver, "forget", "pipeline", "--yes")
+    assert "there is no progress" in says(driver, "forget", "pipeline", "--yes", exit_code=1)

@@ -46,6 +46,8 @@ def status(transactional_id: str, bootstrap: str, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         _tell(found)
+    if not committed and found["transaction"] is None:
+        raise SystemExit(1)  # nobody here has heard of it: a script that waits for it, or mistypes it, must notice
 
 
 @pipeline.command()
