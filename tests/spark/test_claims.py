@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from semel.spark.claims import ClaimRefused, ClaimServer
+from semel.spark.claims import ClaimRefused, ClaimServer, RowRefused, refuse_row
 
 EPOCH = (4000, 7)
 
@@ -64,3 +65,29 @@ def test_a_partition_that_cannot_join_the_transaction_is_not_granted() -> None:
         server.book.open(EPOCH)
         with pytest.raises(ClaimRefused, match="could not join the transaction: fenced"):
             server.desk.claim(EPOCH, "ledger", 0)
+
+
+def test_a_row_that_cannot_be_written_is_told_to_the_driver_in_its_own_words(server: ClaimServer) -> None:
+    with pytest.raises(RowRefused, match="too large"):
+        refuse_row(server.desk, EPOCH, "a row is too large")
+    assert server.book.mistake == "a row is too large"
+    server.desk.complain(EPOCH, "and so is this one")
+    assert server.book.mistake == "a row is too large"
+    server.book.open((4000, 8))
+    server.desk.complain(EPOCH, "a word from the epoch before")
+    assert server.book.mistake == ""
+
+
+def test_strangers_and_nonsense_cannot_complain(server: ClaimServer) -> None:
+    replace(server.desk, secret="guess").complain(EPOCH, "stop this pipeline")
+    for nonsense in ("[]", "7", '{"secret": 1}', '{"secret": "x", "epoch": 7, "mistake": ""}'):
+        with socket.create_connection((server.desk.host, server.desk.port), timeout=20) as connection:
+            connection.sendall(nonsense.encode() + b"\n")
+            assert b"not a claim" in connection.recv(1000)
+    assert server.book.mistake == ""
+
+
+def test_a_row_is_refused_though_the_driver_does_not_answer(server: ClaimServer) -> None:
+    server.close()
+    with pytest.raises(RowRefused, match="too large"):
+        refuse_row(server.desk, EPOCH, "a row is too large")

@@ -54,9 +54,36 @@ def test_a_gap_between_the_commit_and_the_checkpoint_is_refused() -> None:
         judge(DONE, Marker("query", 9, "cc"), "id")
 
 
-def test_every_refusal_says_what_to_do() -> None:
-    with pytest.raises(MarkerConflict, match=r"Use a new transactional id .* delete the offsets of the group 'till'"):
-        judge(None, Marker("query", 3, "aa"), "till")
+def test_progress_that_is_gone_is_refused_with_a_way_that_works() -> None:
+    """A new transactional id alone is none: it knows no progress either, and is refused in the same words."""
+    with pytest.raises(MarkerConflict) as refused:
+        judge(None, Marker("query", 3, "aa"), "till", begins_at=lambda: '{"payments":{"0":30}}')
+    assert 'an empty checkpoint, and set the source\'s startingOffsets to {"payments":{"0":30}}' in str(refused.value)
+    assert "Use a new transactional id" not in str(refused.value)
+
+
+def test_a_new_query_under_an_old_id_is_told_to_take_its_own_or_to_forget_the_old_one() -> None:
+    with pytest.raises(MarkerConflict, match=r"a transactional_id of its own\. .* semel pipeline forget till"):
+        judge(DONE, Marker("stranger", 0, "aa"), "till")
+
+
+def test_a_foreign_checkpoint_past_its_first_batch_is_not_told_to_take_a_new_id_alone() -> None:
+    with pytest.raises(MarkerConflict, match=r"with the transactional_id it was made with.*an empty checkpoint and"):
+        judge(DONE, Marker("stranger", 3, "aa"), "till")
+
+
+@pytest.mark.parametrize("batch", [Marker("query", 9, "cc"), Marker("query", 7, "bb"), Marker("query", 6, "99")])
+def test_other_refusals_say_where_to_go_on(batch: Marker) -> None:
+    way = r'an empty checkpoint and a new transactional_id, .* startingOffsets to \{"payments":\{"0":70\}\}'
+    with pytest.raises(MarkerConflict, match=way):
+        judge(DONE, batch, "till", {SOURCE: 70}, {SOURCE: 71})
+
+
+def test_a_checkpoint_set_back_is_refused_where_its_offsets_cannot_be_compared() -> None:
+    with pytest.raises(MarkerConflict, match="its source is not on this cluster"):
+        judge(DONE, Marker("query", 6, "99"), "id", {SOURCE: 6}, None)
+    assert judge(DONE, Marker("query", 7, "aa"), "id", {SOURCE: 7}, None) is Verdict.SKIP
+    assert judge(DONE, Marker("query", 8, "bb"), "id", {SOURCE: 7}, None) is Verdict.RUN
 
 
 @given(st.text(), st.integers(0, 2**40), st.text(alphabet="0123456789abcdef"))

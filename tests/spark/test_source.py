@@ -81,6 +81,20 @@ def test_the_columns_are_those_of_sparks_own_source(stage: Stage) -> None:
     assert "headers" not in read(stage, subscribe="events").columns
 
 
+def test_a_record_without_headers_has_none(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"plain")])
+    row = read(stage, subscribe="events", includeHeaders="true").collect()[0]
+    assert row.headers is None
+    stage.create_topics(copies=1)
+    rows = stage.spark.readStream.format("semel").options(
+        **{"kafka.bootstrap.servers": stage.bootstrap_servers, "subscribe": "events"},
+        startingOffsets="earliest", includeHeaders="true",
+    )  # fmt: skip
+    stage.run(rows.load().select("value", "headers"), topic="copies")
+    assert [(record.value, record.headers) for record in stage.seen("copies")] == [(b"plain", ())]
+
+
 def test_a_batch_reads_between_offsets_timestamps_and_patterns(stage: Stage) -> None:
     stage.create_topics(events=2, eventual=1, other=1)
     put_at(stage, "events", 0, [1000, 2000, 3000])

@@ -13,15 +13,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .pipeline import DriverFenced, NotExactlyOnce, register, start
-    from .sink import Step
+    from .claims import RowRefused
+    from .marker import MarkerConflict
+    from .pipeline import register, start
+    from .preflight import NotExactlyOnce, PipelineMistake
+    from .sink import DriverFenced, Step
 
-__all__ = ["DriverFenced", "NotExactlyOnce", "Step", "register", "start"]
+__all__ = [
+    "DriverFenced",
+    "MarkerConflict",
+    "NotExactlyOnce",
+    "PipelineMistake",
+    "RowRefused",
+    "Step",
+    "register",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import pipeline
-
+        try:
+            from . import pipeline
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.partition(".")[0] in ("pyspark", "py4j", "pyarrow", "pandas"):
+                raise ModuleNotFoundError(
+                    f"semel.spark needs {error.name}: pip install 'semel[spark]'", name=error.name
+                ) from error
+            raise
         return getattr(pipeline, name)
     raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")

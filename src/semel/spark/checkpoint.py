@@ -7,6 +7,7 @@ batch's identity. Files are read through Hadoop, as Spark itself does: the check
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,24 @@ class BatchOffsets:
     """Where a micro-batch's sources end, as text for the fingerprint and as offsets where the source has them."""
 
     texts: tuple[str, ...]
-    ends: dict[TopicPartition, int]
+    #: One for each source, in the order of the plan; for named sources in the order of the file.
+    by_source: tuple[dict[TopicPartition, int], ...]
+    named: bool = False
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        """Where all sources end, taken together."""
+        return self.among([True] * len(self.by_source))
+
+    def among(self, chosen: Sequence[bool]) -> dict[TopicPartition, int]:
+        """Where the chosen sources end. Where it is not clear which line belongs to which source: all, or none."""
+        if len(chosen) != len(self.by_source) or self.named:
+            chosen = [bool(chosen) and all(chosen)] * len(self.by_source)
+        ends: dict[TopicPartition, int] = {}
+        for wanted, offsets in zip(chosen, self.by_source, strict=True):
+            for where, offset in offsets.items() if wanted else ():
+                ends[where] = max(offset, ends.get(where, offset))
+        return ends
 
 
 def parse_offsets(content: str) -> BatchOffsets:
@@ -37,12 +55,10 @@ def parse_offsets(content: str) -> BatchOffsets:
     if not lines or lines[0] not in ("v1", "v2"):
         raise CheckpointUnreadable(f"expected Spark's offset log, version 1 or 2, found {content[:40]!r}")
     named = lines[0] == "v2"
-    texts = tuple(line for line in lines[2:] if line and line != "-")
-    ends: dict[TopicPartition, int] = {}
-    for text in texts:
-        for where, offset in _kafka_offsets(text.partition(":")[2] if named else text):
-            ends[where] = max(offset, ends.get(where, offset))
-    return BatchOffsets(tuple(sorted(texts)) if named else texts, ends)
+    given = [line for line in lines[2:] if line]
+    texts = tuple(line for line in given if line != "-")
+    by_source = tuple(dict(_kafka_offsets(line.partition(":")[2] if named else line)) for line in given)
+    return BatchOffsets(tuple(sorted(texts)) if named else texts, by_source, named)
 
 
 def _kafka_offsets(text: str) -> list[tuple[TopicPartition, int]]:
@@ -75,8 +91,38 @@ class Checkpoint:
         """Where the sources of a micro-batch end."""
         return parse_offsets(self._read(f"offsets/{batch_id}"))
 
+    def where_batch_begins(self, batch_id: int) -> str:
+        """Where the sources stood before a micro-batch: their offsets if that is short, else the file that has them."""
+        name = f"offsets/{batch_id - 1}"
+        if self._exists(name):
+            texts = self.offsets(batch_id - 1).texts
+            if len(texts) == 1 and len(texts[0]) <= 500:
+                return texts[0]
+        return f"what stands in {self.location}/{name}"
+
+    def next_batch(self) -> tuple[str, int] | None:
+        """The query's id and the first batch that Spark will run from here; None in a directory not used before."""
+        if not self._exists("metadata"):
+            return None
+        last = max(self._batches("offsets"), default=-1)
+        return self.query_id(), last + 1 if last < 0 or last in self._batches("commits") else last
+
+    def _batches(self, folder: str) -> set[int]:
+        if not self._exists(folder):
+            return set()
+        path = self._path(folder)
+        names = [str(entry.getPath().getName()) for entry in path.getFileSystem(self._hadoop).listStatus(path)]
+        return {int(name) for name in names if name.isdigit()}
+
+    def _exists(self, name: str) -> bool:
+        path = self._path(name)
+        return bool(path.getFileSystem(self._hadoop).exists(path))
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}")
+
     def _read(self, name: str) -> str:
-        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}")
+        path = self._path(name)
         stream = path.getFileSystem(self._hadoop).open(path)
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))

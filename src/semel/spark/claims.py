@@ -4,10 +4,14 @@ Broker deduplication is no safe retry for a task: a rerun may bring other rows, 
 under the same sequences, and the broker would drop them as repeats. Spark's attempt number does not help either, as
 it starts again at zero when a stage is resubmitted. So before its first produce a task claims the partition at the
 driver. A second claim is refused, the job fails, and the whole micro-batch runs again under a new epoch.
+
+A task that meets a row which cannot be written, however often it is tried, says so here too: Spark would hand the
+driver a page of stack traces, and the driver could not tell such a row from a broken connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import secrets
@@ -17,13 +21,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import cast
+from typing import NoReturn, cast
 
 _ANSWER_TIMEOUT_S = 60.0
+_LONGEST_COMPLAINT = 4000
 
 
 class ClaimRefused(Exception):
     """Another task of this epoch already writes the partition; the micro-batch must run again under a new epoch."""
+
+
+class RowRefused(ValueError):
+    """A row that cannot be written as it is: the text says which, and what to change. Trying again does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +45,31 @@ class ClaimDesk:
 
     def claim(self, epoch: tuple[int, int], topic: str, partition: int) -> None:
         """Become the sole writer of a partition in this epoch, or be refused."""
-        question = {"secret": self.secret, "epoch": list(epoch), "topic": topic, "partition": partition}
+        refusal = self._ask({"epoch": list(epoch), "topic": topic, "partition": partition})
+        if refusal is None:
+            raise ClaimRefused(f"the driver at {self.host}:{self.port} gave no answer about {topic}-{partition}")
+        if refusal:
+            raise ClaimRefused(refusal)
+
+    def complain(self, epoch: tuple[int, int], why: str) -> None:
+        """Tell the driver that this micro-batch cannot be written, and why."""
+        self._ask({"epoch": list(epoch), "mistake": why[:_LONGEST_COMPLAINT]})
+
+    def _ask(self, question: dict[str, object]) -> str | None:
+        """The driver's refusal, empty for a yes; None where it hung up."""
+        question = {"secret": self.secret, **question}
         with socket.create_connection((self.host, self.port), timeout=_ANSWER_TIMEOUT_S) as connection:
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as answers:
                 line = answers.readline(65536)
-        if not line:
-            raise ClaimRefused(f"the driver at {self.host}:{self.port} gave no answer about {topic}-{partition}")
-        refusal = json.loads(line)["refused"]
-        if refusal:
-            raise ClaimRefused(refusal)
+        return str(json.loads(line)["refused"]) if line else None
+
+
+def refuse_row(desk: ClaimDesk, epoch: tuple[int, int], why: str) -> NoReturn:
+    """End a task over a row that cannot be written, and let the driver know that another try is of no use."""
+    with contextlib.suppress(OSError):  # then the driver takes it for any other failure, and tries again
+        desk.complain(epoch, why)
+    raise RowRefused(why)
 
 
 class ClaimBook:
@@ -55,12 +79,14 @@ class ClaimBook:
         self._lock = threading.Lock()
         self._epoch: tuple[int, int] | None = None
         self._claimed: set[tuple[str, int]] = set()
+        self._mistake = ""
 
     def open(self, epoch: tuple[int, int]) -> None:
         """Start an epoch; whatever is claimed for any other one is refused from now on."""
         with self._lock:
             self._epoch = epoch
             self._claimed = set()
+            self._mistake = ""
 
     def close(self) -> None:
         """End the epoch: no task may start to write."""
@@ -76,6 +102,18 @@ class ClaimBook:
                 return f"{topic}-{partition} is already claimed in epoch {epoch}: a task ran twice"
             self._claimed.add((topic, partition))
             return ""
+
+    def complaint(self, epoch: tuple[int, int], why: str) -> None:
+        """Note why the micro-batch cannot be written: the first word counts, and only of the current epoch."""
+        with self._lock:
+            if epoch == self._epoch:
+                self._mistake = self._mistake or why
+
+    @property
+    def mistake(self) -> str:
+        """Why the last micro-batch cannot be written, however often it is tried; empty where nobody complained."""
+        with self._lock:
+            return self._mistake
 
     @property
     def claimed(self) -> frozenset[tuple[str, int]]:
@@ -120,11 +158,15 @@ class ClaimServer:
         try:
             question = json.loads(line)
             secret, (producer_id, producer_epoch) = question["secret"], question["epoch"]
-            topic, partition = question["topic"], question["partition"]
-        except (ValueError, KeyError, TypeError):
+            mistake = question.get("mistake")
+            topic, partition = (question["topic"], question["partition"]) if mistake is None else ("", -1)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return "not a claim"
         if not hmac.compare_digest(str(secret), self.desk.secret):
             return "this claim does not come from a task of this query"
+        if mistake is not None:
+            self.book.complaint((producer_id, producer_epoch), str(mistake))
+            return ""
         refusal = self.book.refusal((producer_id, producer_epoch), topic, partition)
         if not refusal and self._on_claim is not None:
             with self._adding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -67,48 +67,96 @@ def judge(
     batch: Marker,
     transactional_id: str,
     committed_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
-    batch_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+    batch_ends: Mapping[TopicPartition, int] | None = MappingProxyType({}),
+    begins_at: Callable[[], str] = lambda: "where the batch begins",
 ) -> Verdict:
     """Decide whether a micro-batch is still to be done.
 
     The ends are the source offsets, where the source has them: a checkpoint set back by several batches may plan an
-    old batch id over newer data, and skipping that would lose it.
+    old batch id over newer data, and skipping that would lose it. `batch_ends` is None where they cannot be compared,
+    because a source lies elsewhere. `begins_at` says where the batch begins, for the words of a refusal.
 
-    >>> done = Marker("q", 7, "a1")
-    >>> judge(done, Marker("q", 7, "a1"), "payments"), judge(done, Marker("q", 8, "b2"), "payments")
-    (<Verdict.SKIP: 'skip'>, <Verdict.RUN: 'run'>)
+    >>> judge(None, Marker("query", 0, "aa"), "ledger-pipeline")
+    <Verdict.RUN: 'run'>
     """
-    advice = (
-        f"Use a new transactional id if this is a new query, or delete the offsets of the group '{transactional_id}' "
-        "if its output is to be written again."
-    )
+    refuse_strangers(committed, batch.query_id, batch.batch_id, transactional_id, committed_ends, begins_at)
     if committed is None:
-        if batch.batch_id > 0:
-            raise MarkerConflict(
-                f"the checkpoint is at batch {batch.batch_id}, but the broker knows no progress of "
-                f"'{transactional_id}': its offsets expired or were deleted, so nobody can say whether the batch "
-                f"before was written. {advice}"
-            )
         return Verdict.RUN
-    if committed.query_id != batch.query_id:
-        raise MarkerConflict(
-            f"transactional id '{transactional_id}' belongs to query {committed.query_id} (at batch "
-            f"{committed.batch_id}); this is query {batch.query_id}, from another checkpoint. {advice}"
-        )
-    if batch.batch_id > committed.batch_id + 1:
-        raise MarkerConflict(
-            f"the checkpoint is at batch {batch.batch_id}, but the last batch committed is {committed.batch_id}: what "
-            f"lies between was never written. {advice}"
-        )
     if batch.batch_id == committed.batch_id and batch.offsets_hash != committed.offsets_hash:
         raise MarkerConflict(
             f"batch {batch.batch_id} was committed with other source offsets than the checkpoint now gives it: the "
-            f"checkpoint was rewritten or belongs to other data. {advice}"
+            f"checkpoint was rewritten or belongs to other data. {_go_on(committed, committed_ends)}"
         )
-    beyond = [where for where, end in batch_ends.items() if end > committed_ends.get(where, end)]
-    if batch.batch_id < committed.batch_id and beyond:
-        raise MarkerConflict(
-            f"batch {batch.batch_id} was committed long ago (the broker is at batch {committed.batch_id}), but the "
-            f"checkpoint now gives it newer data of {beyond[0]}: the checkpoint was set back. {advice}"
-        )
+    if batch.batch_id < committed.batch_id:
+        if batch_ends is None:
+            raise MarkerConflict(
+                f"the checkpoint is at batch {batch.batch_id} and the broker at batch {committed.batch_id}: the "
+                "checkpoint was set back, and its source is not on this cluster, so nobody can say what is new. "
+                f"Bring the newer checkpoint back. Without it: {_go_on(committed, {})}"
+            )
+        beyond = [where for where, end in batch_ends.items() if end > committed_ends.get(where, end)]
+        if beyond:
+            raise MarkerConflict(
+                f"batch {batch.batch_id} was committed long ago (the broker is at batch {committed.batch_id}), but the "
+                f"checkpoint now gives it newer data of {beyond[0]}: the checkpoint was set back. Bring the newer one "
+                f"back. Without it: {_go_on(committed, committed_ends)}"
+            )
     return Verdict.SKIP if batch.batch_id <= committed.batch_id else Verdict.RUN
+
+
+def refuse_strangers(
+    committed: Marker | None,
+    query_id: str | None,
+    batch_id: int,
+    transactional_id: str,
+    committed_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+    begins_at: Callable[[], str] = lambda: "where the batch begins",
+) -> None:
+    """Refuse a checkpoint that does not belong to the progress on the broker. `query_id` is None in an empty one.
+
+    Every refusal names a way that works. A new transactional id alone is none, once a checkpoint has moved past its
+    first batch: no id but its own knows what it has written.
+    """
+    if committed is None:
+        if batch_id > 0:
+            raise MarkerConflict(
+                f"the checkpoint is at batch {batch_id}, but the broker knows no progress of '{transactional_id}': it "
+                "expired (offsets.retention.minutes), was deleted, or is kept under another id or on another cluster. "
+                f"Nobody can say whether batch {batch_id} was written. If the checkpoint was made with another "
+                "transactional_id or other bootstrap_servers, start it with these. If the progress is gone: start with "
+                f"an empty checkpoint, and set the source's startingOffsets to {begins_at()}; there batch {batch_id} "
+                "begins, so that its rows are written twice if it was committed before."
+            )
+        return
+    if committed.query_id != query_id:
+        belongs = f"transactional id '{transactional_id}' belongs to query {committed.query_id} (at batch "
+        this = f"this is query {query_id}" if query_id else "this is a new query"
+        words = f"{belongs}{committed.batch_id}); {this}, from another checkpoint."
+        if batch_id == 0:
+            raise MarkerConflict(
+                f"{words} If the old query is to go on, start it with its own checkpoint. If this is a new one, give "
+                "it a transactional_id of its own. If it is to write everything again under this id, delete the old "
+                f"progress first: semel pipeline forget {transactional_id}"
+            )
+        raise MarkerConflict(
+            f"{words} Start this checkpoint, which is at batch {batch_id}, with the transactional_id it was made with. "
+            "If nobody knows that any more: start with an empty checkpoint and a transactional_id of its own, and set "
+            f"the source's startingOffsets to {begins_at()}; there batch {batch_id} begins."
+        )
+    if batch_id > committed.batch_id + 1:
+        raise MarkerConflict(
+            f"the checkpoint is at batch {batch_id}, but the last batch committed is {committed.batch_id}: what lies "
+            f"between was never written here. {_go_on(committed, committed_ends)}"
+        )
+
+
+def _go_on(committed: Marker, ends: Mapping[TopicPartition, int]) -> str:
+    """How to continue behind the last committed batch, without the checkpoint."""
+    where: dict[str, dict[str, int]] = {}
+    for place in sorted(ends):
+        where.setdefault(place.topic, {})[str(place.partition)] = ends[place]
+    offsets = json.dumps(where, separators=(",", ":")) if where else "where that batch ended"
+    return (
+        f"To go on behind batch {committed.batch_id}, start with an empty checkpoint and a new transactional_id, and "
+        f"set the source's startingOffsets to {offsets}"
+    )

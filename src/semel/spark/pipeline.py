@@ -1,35 +1,51 @@
 """Starting an exactly-once pipeline from Python.
 
-Everything that could break the promise is refused before the first row moves: speculation, a missing checkpoint,
-triggers and progress tracking that do not wait for the sink. What a pipeline opens is closed when its query ends.
+Everything that could break the promise is refused before the first row moves, and so is every mistake that can be seen
+by then: `preflight` looks for them. What a pipeline opens is closed when its query ends.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.client.loop_thread import LoopThread
+from semel.errors import Retriable
 
 from .callbacks import answering, require_callbacks
 from .checkpoint import Checkpoint
-from .claims import ClaimServer
+from .claims import ClaimServer, RowRefused
 from .connections import opened
-from .sink import DriverFenced, ExactlyOnceSink, Observer, SinkSettings, Step
+from .frames import StreamingSource, keeps_state
+from .marker import MarkerConflict, refuse_strangers
+from .preflight import (
+    NotExactlyOnce,
+    PipelineMistake,
+    bootstrap_text,
+    check_arguments,
+    check_cluster,
+    check_columns,
+    checked_sources,
+    constants_of,
+    location_text,
+    refuse_what_breaks_the_promise,
+    sources_here,
+)
+from .query import PipelineQuery
+from .sink import WHERE_TO_KEEP_PROGRESS, DriverFenced, ExactlyOnceSink, Observer, SinkSettings, Step
 from .source import SemelDataSource
 from .transaction import DriverTransaction
 
 log = logging.getLogger("semel.spark")
 
 
-class NotExactlyOnce(ValueError):
-    """This combination of settings cannot keep the promise; the text says which one and what to change."""
-
-
 def register(spark: Any) -> None:
     """Make `spark.readStream.format("semel")` and `spark.read.format("semel")` known to a session."""
+    if not hasattr(spark, "dataSource"):
+        raise PipelineMistake(f"register() takes a SparkSession, not {type(spark).__name__}")
     spark.dataSource.register(SemelDataSource)
 
 
@@ -40,10 +56,11 @@ def _nothing(step: Step, batch_id: int) -> None:
 def start(
     frame: Any,
     *,
-    bootstrap_servers: str,
+    bootstrap_servers: str | Sequence[str],
     transactional_id: str,
-    checkpoint: str,
+    checkpoint: str | os.PathLike[str],
     topic: str | None = None,
+    output_mode: str = "append",
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
     transaction_timeout_ms: int = 600_000,
@@ -51,51 +68,65 @@ def start(
     writers: int | None = None,
     attempts: int = 3,
     marker_topic: str | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
     observer: Observer = _nothing,
-) -> Any:
+) -> PipelineQuery:
     """Start a streaming query whose every micro-batch is one transaction; returns Spark's StreamingQuery.
 
     `frame` has the columns of Spark's Kafka sink: `value`, and as you like `key`, `headers`, `partition`, `topic`.
     `transactional_id` is the pipeline's name on the broker: a second pipeline with the same one fences the first.
-    Progress is committed to the group of the same name. `writers` is how many tasks write (one for each core, at most
-    one for each output partition), `attempts` how often a micro-batch is tried before the query fails.
+    Progress is committed to the group of the same name. `output_mode` is Spark's: append, update or complete. `writers`
+    is how many tasks write (one for each core, at most one for each output partition), `attempts` how often a
+    micro-batch is tried before the query fails.
+
+    A mistake that can be seen beforehand is a `PipelineMistake`; a checkpoint that does not belong to the progress on
+    the broker is a `MarkerConflict`.
     """
-    options = dict(options or {})
-    _refuse_what_breaks_the_promise(frame, checkpoint, trigger, options)
+    check_arguments(
+        transactional_id=transactional_id, topic=topic, marker_topic=marker_topic, output_mode=output_mode,
+        trigger=trigger, query_name=query_name, transaction_timeout_ms=transaction_timeout_ms, compression=compression,
+        writers=writers, attempts=attempts, options=options, observer=observer,
+    )  # fmt: skip
+    bootstrap, location, options = bootstrap_text(bootstrap_servers), location_text(checkpoint), dict(options or {})
+    refuse_what_breaks_the_promise(frame, location, trigger, options)
+    check_columns(frame, topic)
+    sources = checked_sources(frame)
+    stream = frame.writeStream.outputMode(output_mode.lower()).option("checkpointLocation", location).options(**options)
+    if trigger:
+        stream = stream.trigger(**trigger)
+    if query_name:
+        stream = stream.queryName(query_name)
     spark = frame.sparkSession
     require_callbacks(spark)
-    side = _DriverSide(spark, bootstrap_servers, transactional_id, transaction_timeout_ms)
+    side = _DriverSide(spark, bootstrap, transactional_id, transaction_timeout_ms)
     try:
+        where = Checkpoint(spark, location)
         settings = SinkSettings(
-            (("bootstrap.servers", bootstrap_servers), ("client.id", f"semel-task-{transactional_id}")),
+            (("bootstrap.servers", bootstrap), ("client.id", f"semel-task-{transactional_id}")),
             transactional_id,
             topic,
             compression,
             writers,
             attempts,
             marker_topic,
+            side.look_at_the_cluster(frame, topic, marker_topic, sources),
+            keeps_state(frame),
         )
-        where = Checkpoint(spark, checkpoint)
+        side.refuse_a_foreign_checkpoint(where)
         sink = ExactlyOnceSink(side.loop, side.transaction, side.claims, settings, where, observer)
-        stream = frame.writeStream.foreachBatch(answering(sink))
-        stream = stream.option("checkpointLocation", checkpoint).options(**options)
-        if trigger:
-            stream = stream.trigger(**trigger)
-        if query_name:
-            stream = stream.queryName(query_name)
-        query = stream.start()
+        query = stream.foreachBatch(answering(sink)).start()
     except BaseException:
         side.close()
         raise
     threading.Thread(target=side.close_after, args=(query,), name="semel-pipeline-end", daemon=True).start()
-    return query
+    return PipelineQuery(query, sources, f"semel[{topic or 'topics by row'} at {bootstrap}]")
 
 
 class _DriverSide:
     """What a pipeline holds open on the driver while its query runs."""
 
     def __init__(self, spark: Any, bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:
+        self._bootstrap_servers = bootstrap_servers
         self.loop = LoopThread("semel-pipeline")
         try:
             client = {"bootstrap.servers": bootstrap_servers, "client.id": f"semel-pipeline-{transactional_id}"}
@@ -108,6 +139,36 @@ class _DriverSide:
         except BaseException:
             self.loop.close()
             raise
+
+    def look_at_the_cluster(
+        self, frame: Any, topic: str | None, marker_topic: str | None, sources: list[StreamingSource]
+    ) -> tuple[bool, ...]:
+        """Hold topics, partitions and limits against the cluster; says which sources are on it."""
+        named, partition = constants_of(frame, topic)
+        check = check_cluster(
+            self._cluster, self._bootstrap_servers, named, partition, marker_topic, self.transaction.timeout_ms
+        )
+        self.loop.run(check)
+        here = self.loop.run(sources_here(sources, self._cluster, self._bootstrap_servers))
+        if not any(here) and topic is None and marker_topic is None:
+            raise PipelineMistake(WHERE_TO_KEEP_PROGRESS)
+        return here
+
+    def refuse_a_foreign_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Refuse before the query starts what its first batch would refuse, where that can be seen without fencing."""
+        try:
+            progress = self.loop.run(self.transaction.progress(patient=False))
+        except Retriable:
+            return  # a transaction is about to decide: the first batch settles it, and then looks at the progress
+        query_id, batch_id = checkpoint.next_batch() or (None, 0)
+        refuse_strangers(
+            progress.marker,
+            query_id,
+            batch_id,
+            self.transaction.transactional_id,
+            progress.offsets,
+            lambda: checkpoint.where_batch_begins(batch_id),
+        )
 
     def _join_transaction(self, topic: str, partition: int) -> None:
         if not self.transaction.implicit_add:
@@ -128,27 +189,13 @@ class _DriverSide:
         self.loop.close()
 
 
-def _refuse_what_breaks_the_promise(
-    frame: Any, checkpoint: str, trigger: Mapping[str, Any] | None, options: Mapping[str, str]
-) -> None:
-    if type(frame).__module__.startswith("pyspark.sql.connect"):
-        raise NotExactlyOnce(
-            "this DataFrame belongs to a Spark Connect session, whose driver is another process: the transaction must "
-            "live where the driver does. Run the pipeline in a classic session (SparkSession.builder.master(...))"
-        )
-    if not frame.isStreaming:
-        raise NotExactlyOnce("start() takes a streaming DataFrame (spark.readStream); this one is a batch")
-    if not checkpoint:
-        raise NotExactlyOnce("checkpoint is empty: without one a restart would begin a new query and repeat its output")
-    if frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
-        raise NotExactlyOnce(
-            "spark.speculation=true starts tasks twice, and a second writer is always refused: set it to false"
-        )
-    for kind in trigger or {}:
-        if kind in ("continuous", "realTime"):
-            raise NotExactlyOnce(f"trigger {kind} has no micro-batches to commit: use processingTime or availableNow")
-    if options.get("asyncProgressTrackingEnabled", "false").lower() == "true":
-        raise NotExactlyOnce("asyncProgressTrackingEnabled=true lets a batch start before the last one is written down")
-
-
-__all__ = ["DriverFenced", "NotExactlyOnce", "Step", "register", "start"]
+__all__ = [
+    "DriverFenced",
+    "MarkerConflict",
+    "NotExactlyOnce",
+    "PipelineMistake",
+    "RowRefused",
+    "Step",
+    "register",
+    "start",
+]

@@ -7,12 +7,14 @@ it went before. Only keys travel to Python for this; everything else stays in th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from semel.errors import ErrorCode, error_for
+from semel.errors import Misuse
 from semel.records.columns import partition_column
 
 from .connections import ClientSettings, cluster_of
+from .limits import find_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,16 +24,15 @@ TARGET = "__semel_target"
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 
+#: How long a topic that a row names is waited for: a broker may be about to make it.
+_TOPIC_PATIENCE_MS = 10_000
+
 
 def as_kafka_rows(frame: Any, topic: str | None) -> Any:
     """The columns Kafka knows, in its types; the same ones Spark's own Kafka sink takes."""
     from pyspark.sql.functions import col
 
     names = set(frame.columns)
-    if "value" not in names:
-        raise ValueError(f"the sink needs a column 'value'; there are: {', '.join(frame.columns)}")
-    if topic is None and "topic" not in names:
-        raise ValueError("where do rows go? Give the option topic, or a column 'topic'")
     columns = [col("value").cast("binary").alias("value")]
     if "key" in names:
         columns.append(col("key").cast("binary").alias("key"))
@@ -44,10 +45,13 @@ def as_kafka_rows(frame: Any, topic: str | None) -> Any:
     return frame.select(*columns)
 
 
-def routed(rows: Any, partitions: int | None, settings: ClientSettings, writers: int) -> Any:
+def routed(
+    rows: Any, partitions: int | None, settings: ClientSettings, writers: int, refuse_row: Callable[[str], NoReturn]
+) -> Any:
     """The rows with their output partition, shuffled so that each output partition is in one task.
 
-    `partitions` is how many the one topic has; None where a column names the topic.
+    `partitions` is how many the one topic has; None where a column names the topic. A task that meets a row which can
+    go nowhere calls `refuse_row`.
     """
     from pyspark.sql.functions import coalesce, col, lit, when, xxhash64
     from pyspark.sql.functions import hash as hash_of
@@ -56,7 +60,7 @@ def routed(rows: Any, partitions: int | None, settings: ClientSettings, writers:
     task = col(TARGET)
     if partitions is None:
         key = col("key") if "key" in rows.columns else lit(None).cast("binary")
-        target = _partition_by_topic(settings)(col("topic"), key, col("value"))
+        target = _partition_by_topic(settings, refuse_row)(col("topic"), key, col("value"))
         task = remainder(hash_of(col("topic")) + col(TARGET), lit(writers))
     else:
         target = remainder(xxhash64(col("value")), lit(partitions)).cast("int")
@@ -74,9 +78,9 @@ def _partition_by_key(partitions: int) -> Any:
     return _as_udf(partition_of)
 
 
-def _partition_by_topic(settings: ClientSettings) -> Any:
+def _partition_by_topic(settings: ClientSettings, refuse_row: Callable[[str], NoReturn]) -> Any:
     def partition_of(topics: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
-        return partitions_for(topics, keys, values, settings)
+        return partitions_for(topics, keys, values, settings, refuse_row)
 
     return _as_udf(partition_of)
 
@@ -91,19 +95,31 @@ def _as_udf(function: Any) -> Any:
     return functions.arrow_udf(function, "int")
 
 
-def partitions_for(topics: pa.Array, keys: pa.Array, values: pa.Array, settings: ClientSettings) -> pa.Array:
+def partitions_for(
+    topics: pa.Array, keys: pa.Array, values: pa.Array, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]
+) -> pa.Array:
     """Each row's partition in the topic it names; runs in a task."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if topics.null_count:
-        raise error_for(
-            ErrorCode.INVALID_TOPIC_EXCEPTION, "a row has no topic: give the option topic, or fill the topic column"
-        )
-    loop, cluster = cluster_of(settings)
+        refuse_row("a row has no topic: give start() a topic, or fill the column 'topic' in every row")
     chosen = pa.nulls(len(topics), pa.int32())
     for name in pc.unique(topics).to_pylist():
-        count = len(loop.run(cluster.topic(name, allow_auto_create=True)).partitions)
+        count = _partition_count(name, settings, refuse_row)
         here = pc.if_else(pc.is_valid(keys), partition_column(keys, count, 0), partition_column(values, count, 0))
         chosen = pc.if_else(pc.equal(topics, name), here, chosen)
     return chosen
+
+
+def _partition_count(topic: str, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]) -> int:
+    loop, cluster = cluster_of(settings)
+    try:
+        if topic in cluster.metadata.topics:
+            return len(loop.run(cluster.topic(topic)).partitions)
+        found = loop.run(find_topic(cluster, topic, patience_ms=_TOPIC_PATIENCE_MS, allow_auto_create=True))
+    except Misuse as error:
+        refuse_row(f"the column 'topic' says '{topic}': {error.why}")
+    if found is None:
+        refuse_row(f"the column 'topic' says '{topic}', and the cluster has no such topic: create it, or correct it")
+    return len(found.partitions)

@@ -13,10 +13,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from semel.client.loop_thread import LoopThread
+from semel.errors import ErrorCode, KafkaError
 from semel.machines.contract import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets, Checkpoint
-from .claims import ClaimServer
+from .claims import ClaimServer, RowRefused
 from .connections import ClientSettings
 from .marker import Marker, MarkerConflict, Verdict, hash_of, judge
 from .routing import as_kafka_rows, routed
@@ -29,6 +30,25 @@ T = TypeVar("T")
 
 #: Past this share of its timeout a batch is worth a word.
 _NEAR_TIMEOUT = 0.8
+
+#: Answers of the coordinators that stay the same however often a batch is tried.
+_HOPELESS = (
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+    ErrorCode.INVALID_GROUP_ID,
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.UNSUPPORTED_VERSION,
+)
+
+
+#: Said of a pipeline whose progress has no place on the output's cluster.
+WHERE_TO_KEEP_PROGRESS = (
+    "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the progress"
+)
 
 
 class Step(Enum):
@@ -61,6 +81,10 @@ class SinkSettings:
     writers: int | None
     attempts: int
     marker_topic: str | None
+    #: For each source of the query, in order, whether its offsets are those of topics of the output's cluster.
+    sources_here: tuple[bool, ...]
+    #: Whether the query remembers something from one micro-batch to the next.
+    keeps_state: bool
 
 
 class ExactlyOnceSink:
@@ -78,7 +102,7 @@ class ExactlyOnceSink:
         self._loop, self._transaction, self._claims = loop, transaction, claims
         self._settings, self._checkpoint, self._observer = settings, checkpoint, observer
         self._committed: Progress | None = None
-        self._topics_here: dict[str, bool] = {}
+        self._topics_seen: dict[str, bool] = {}
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch, trying again under a new epoch where that is safe, and raise the first error."""
@@ -91,11 +115,16 @@ class ExactlyOnceSink:
                 return
             except (MarkerConflict, DriverFenced):
                 raise
+            except RowRefused:
+                self._abort(marker)
+                raise
             except Exception as error:  # any failure, Spark's or ours: abort, fence, and run the batch again
                 first_error = first_error or error
                 log.warning("batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error)
                 self._stop_if_another_driver_took_over(error, marker)
                 self._abort(marker)
+                if isinstance(error, KafkaError) and error.code in _HOPELESS:
+                    raise
                 self._observer(Step.RETRYING, batch_id)
         assert first_error is not None
         raise first_error
@@ -108,16 +137,20 @@ class ExactlyOnceSink:
             # Only now is the marker stable: InitProducerId settled whatever was left half-finished.
             self._committed = self._wait(transaction.progress())
         committed = self._committed
-        if (
-            judge(committed.marker, marker, transaction.transactional_id, committed.offsets, offsets.ends)
-            is Verdict.SKIP
-        ):
+        if self._judged(committed, marker, offsets) is Verdict.SKIP:
+            if self._settings.keeps_state:
+                # The next batch stands on the state this one leaves, and on the event time it has seen.
+                frame.write.format("noop").mode("overwrite").save()
             self._observer(Step.SKIPPED, marker.batch_id)
             return
         self._observer(Step.BEGUN, marker.batch_id)
         self._claims.book.open((identity.producer_id, identity.producer_epoch))
         try:
             self._produce(frame, identity)
+        except Exception as error:
+            if mistake := self._claims.book.mistake:
+                raise RowRefused(mistake) from error
+            raise
         finally:
             self._claims.book.close()
         self._observer(Step.PRODUCED, marker.batch_id)
@@ -133,6 +166,17 @@ class ExactlyOnceSink:
         self._wait(transaction.end(commit=True))
         self._committed = Progress({**committed.offsets, **progress}, marker)
         self._observer(Step.COMMITTED, marker.batch_id)
+
+    def _judged(self, committed: Progress, marker: Marker, offsets: BatchOffsets) -> Verdict:
+        here = self._settings.sources_here
+        return judge(
+            committed.marker,
+            marker,
+            self._transaction.transactional_id,
+            committed.offsets,
+            offsets.among(here) if here and all(here) else None,
+            lambda: self._checkpoint.where_batch_begins(marker.batch_id),
+        )
 
     def _produce(self, frame: Any, identity: ProducerIdentity) -> None:
         settings = self._settings
@@ -153,7 +197,7 @@ class ExactlyOnceSink:
         parallelism = session.sparkContext.defaultParallelism
         writers = settings.writers or min(parallelism, partitions or parallelism)
         reports = (
-            routed(rows, partitions, settings.client_settings, writers)
+            routed(rows, partitions, settings.client_settings, writers, plan.refuse_row)
             .mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA)
             .collect()
         )
@@ -179,21 +223,20 @@ class ExactlyOnceSink:
 
     def _progress_of(self, marker: Marker, offsets: BatchOffsets) -> dict[TopicPartition, int]:
         """The offsets to commit; for a source that is not on this cluster, the batch id in a partition that is."""
-        known = {where: end for where, end in offsets.ends.items() if self._is_here(where.topic)}
+        ends = offsets.among(self._settings.sources_here)
+        known = {where: end for where, end in ends.items() if self._exists(where.topic)}
         if known:
             return known
         topic = self._settings.marker_topic or self._settings.topic
         if topic is None:
-            raise ValueError(
-                "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the "
-                "pipeline's progress"
-            )
+            raise ValueError(WHERE_TO_KEEP_PROGRESS)
         return {TopicPartition(topic, 0): marker.batch_id}
 
-    def _is_here(self, topic: str) -> bool:
-        if topic not in self._topics_here:
-            self._topics_here[topic] = self._wait(self._transaction.knows_topic(topic))
-        return self._topics_here[topic]
+    def _exists(self, topic: str) -> bool:
+        """Whether a topic of this cluster is still there: offsets of one that was deleted cannot be committed."""
+        if topic not in self._topics_seen:
+            self._topics_seen[topic] = self._wait(self._transaction.knows_topic(topic))
+        return self._topics_seen[topic]
 
     def _stop_if_another_driver_took_over(self, error: Exception, marker: Marker) -> None:
         """Two drivers that fence each other in turn would both crawl: the one that was fenced gives up."""

@@ -7,25 +7,46 @@ aborted records leave are not taken for data loss, which is judged by the log st
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from semel.client.cluster import Cluster
+from semel.client.loop_thread import LoopThread
 from semel.client.offset_requests import list_offsets
+from semel.errors import KafkaError
 from semel.machines.contract import TopicPartition
 
-from .connections import cluster_of
+from .connections import cluster_of, opened
+from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, read_range
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
 from .source_plan import SparkOffsets, as_spark, behind, enough, not_before, places_of, share, split_ranges
 
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
+
+#: How long `load()` waits for a topic: brokers may not have told each other of it yet.
+_TOPIC_PATIENCE_MS = 2_000
+
+
+_NO_WRITER = (
+    "format('semel') reads. To write so that every row arrives exactly once, give the streaming DataFrame to "
+    "semel.spark.start(frame, bootstrap_servers=..., transactional_id=..., topic=..., checkpoint=...)"
+)
 
 
 class SemelDataSource(DataSource):
@@ -37,17 +58,80 @@ class SemelDataSource(DataSource):
         return "semel"
 
     def schema(self) -> str:
-        """The columns of Spark's own Kafka source."""
-        headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
-        return _SCHEMA + (_HEADERS if headers else "")
+        """The columns of Spark's own Kafka source. Asked for by `load()`, which is when mistakes are told."""
+        with _without_stack():
+            options = SourceOptions.parse(self.options, streaming=None)
+            check_topics(options)
+        return _SCHEMA + (_HEADERS if options.include_headers else "")
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Read a bounded range."""
-        return SemelBatchReader(SourceOptions.parse(self.options, streaming=False))
+        with _without_stack():
+            return SemelBatchReader(SourceOptions.parse(self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Read on and on."""
-        return SemelStreamReader(SourceOptions.parse(self.options))
+        with _without_stack():
+            return SemelStreamReader(SourceOptions.parse(self.options))
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+        """There is none: a write in parts cannot be one transaction."""
+        with _without_stack():
+            raise OptionError(_NO_WRITER)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
+        """There is none: Spark gives such a writer no way to run a batch again."""
+        with _without_stack():
+            raise OptionError(_NO_WRITER)
+
+
+@contextmanager
+def _without_stack() -> Iterator[None]:
+    """A user's mistake is told in one sentence: Spark would print this worker's stack before it.
+
+    The worker ends with the error, so the wish ends with it too.
+    """
+    try:
+        yield
+    except (OptionError, KafkaError):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+def check_topics(options: SourceOptions) -> None:
+    """Refuse a topic or a partition that is not there, while whoever named it is still looking."""
+    loop = LoopThread("semel-source-check")
+    try:
+        loop.run(_check_topics(options))
+    finally:
+        loop.close()
+
+
+async def _check_topics(options: SourceOptions) -> None:
+    settings = dict(options.client_settings)
+    cluster = await opened(settings)
+    try:
+        assigned = options.assigned or ()
+        counts = {}
+        for name in dict.fromkeys((*options.topics, *(place.topic for place in assigned))):
+            counts[name] = await _partition_count(cluster, name, settings["bootstrap.servers"])
+        for place in assigned:
+            if not 0 <= place.partition < counts[place.topic]:
+                raise OptionError(
+                    f"assign names {place}, and topic '{place.topic}' has partitions 0 to {counts[place.topic] - 1}"
+                )
+    finally:
+        await cluster.close()
+
+
+async def _partition_count(cluster: Cluster, topic: str, bootstrap_servers: str) -> int:
+    found = await find_topic(cluster, topic, patience_ms=_TOPIC_PATIENCE_MS)
+    if found is None:
+        raise OptionError(
+            f"there is no topic '{topic}' at {bootstrap_servers}: create it first (semel topic create {topic}), or "
+            "correct the name"
+        )
+    return len(found.partitions)
 
 
 class _RangeReader:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from semel.client.links import read_address
 from semel.config import CONSUMER, ConfigError
 from semel.machines.contract import TopicPartition
 
@@ -93,8 +94,10 @@ class SourceOptions:
     poll_timeout_ms: int = 120_000
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool = True) -> SourceOptions:
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = True) -> SourceOptions:
         """Read the options a user gave; everything that cannot be honoured is refused by name.
+
+        `streaming` is None while it is not known: what one of the two kinds of query allows is then let pass.
 
         >>> SourceOptions.parse({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "a, b"}).topics
         ('a', 'b')
@@ -144,23 +147,27 @@ def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
         if refused in kafka:
             raise OptionError(f"kafka.{refused} has no meaning here: Spark's checkpoint keeps the offsets")
     try:
-        isolation = CONSUMER.parse(kafka)["isolation.level"]
+        values = CONSUMER.parse(kafka)
+        for address in values["bootstrap.servers"]:
+            read_address(address)
     except ConfigError as error:
         raise OptionError(f"kafka.{error}") from None
-    return tuple(sorted(kafka.items())), isolation
+    if not values["bootstrap.servers"]:
+        raise OptionError("option kafka.bootstrap.servers is empty: name at least one broker as host:port")
+    return tuple(sorted(kafka.items())), values["isolation.level"]
 
 
-def _start(given: Mapping[str, str], streaming: bool) -> Bound:
+def _start(given: Mapping[str, str], streaming: bool | None) -> Bound:
     strategy = given.get("startingoffsetsbytimestampstrategy", "error").lower()
     if strategy not in ("error", "latest"):
         raise OptionError(f"startingOffsetsByTimestampStrategy={strategy}: must be error or latest")
     found = _bound(given, "starting", "latest" if streaming else "earliest", strategy == "latest")
-    if not streaming and _holds(found, LATEST):
+    if streaming is False and _holds(found, LATEST):
         raise OptionError("startingOffsets: a batch query cannot start at the end (latest, or -1 for a partition)")
     return found
 
 
-def _end(given: Mapping[str, str], streaming: bool) -> Bound:
+def _end(given: Mapping[str, str], streaming: bool | None) -> Bound:
     if streaming:
         for option in _ENDS:
             if option.lower() in given:

@@ -141,18 +141,21 @@ class DriverTransaction:
         await self._cluster.refresh_metadata((name,))
         return name in self._cluster.metadata.topics
 
-    async def progress(self) -> Progress:
-        """What was committed last. Only meaningful after `begin`, which settles a half-finished commit."""
-        answer = await self._cluster.request_retrying(
-            OffsetFetchRequest(
-                group_id=self.group_id,
-                topics=None,
-                require_stable=True,
-                groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=None)],
-            ),
-            to=self._group,
-            timeout_ms=self._deadline_ms,
+    async def progress(self, *, patient: bool = True) -> Progress:
+        """What was committed last. After `begin` a half-finished commit is settled, and this waits for its outcome.
+
+        Without patience it asks once, and a commit that is not settled is a retriable error.
+        """
+        request = OffsetFetchRequest(
+            group_id=self.group_id,
+            topics=None,
+            require_stable=True,
+            groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=None)],
         )
+        if patient:
+            answer = await self._cluster.request_retrying(request, to=self._group, timeout_ms=self._deadline_ms)
+        else:
+            answer = await self._cluster.request(self._group, request)
         group = answer.groups[0] if answer.groups else answer
         _checked(group.error_code, f"reading the progress of group '{self.group_id}'")
         offsets: dict[TopicPartition, int] = {}

@@ -8,19 +8,20 @@ reported was acknowledged by the broker. Rows are encoded while earlier ones are
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.client.cluster import Cluster, Leader
 from semel.client.loop_thread import LoopThread
-from semel.errors import ErrorCode, error_for
+from semel.errors import ErrorCode, Misuse, Refused, error_for
 from semel.machines.contract import ProducerIdentity
 from semel.records.batch import Batch
 from semel.records.columns import from_arrow
@@ -28,8 +29,9 @@ from semel.records.compression import codec_named
 from semel.records.sequence import next_sequence
 from semel.wire.messages.produce import ProduceRequest
 
-from .claims import ClaimDesk
+from .claims import ClaimDesk, refuse_row
 from .connections import ClientSettings, cluster_of
+from .limits import forget_largest_batch, largest_batch
 from .routing import TARGET
 
 REPORT_SCHEMA = "topic string, partition int, records long, first_offset long, last_offset long"
@@ -44,6 +46,9 @@ _REPORT = pa.schema(
 )
 _UNSENT_BYTES = 16 << 20
 
+#: The broker's word that a batch is larger than the topic takes.
+_LIMITS = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
@@ -56,8 +61,19 @@ class WritePlan:
     implicit_add: bool
     topic: str | None
     compression: str = "none"
+    #: About how large batches become. One row alone may be as large as the topic takes it.
     batch_bytes: int = 900_000
     deadline_ms: int = 120_000
+
+    @property
+    def epoch(self) -> tuple[int, int]:
+        """Under what number tasks claim partitions."""
+        return self.identity.producer_id, self.identity.producer_epoch
+
+    @property
+    def refuse_row(self) -> Callable[[str], NoReturn]:
+        """What a task calls when it meets a row that cannot be written; travels with the plan."""
+        return functools.partial(refuse_row, self.desk, self.epoch)
 
 
 def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.RecordBatch]:
@@ -70,8 +86,8 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
             for topic, partition, rows in _by_destination(batch, plan.topic):
                 writer = writers.get((topic, partition))
                 if writer is None:
-                    _check_partition(loop, cluster, topic, partition)
-                    plan.desk.claim((plan.identity.producer_id, plan.identity.producer_epoch), topic, partition)
+                    _check_partition(loop, cluster, topic, partition, plan)
+                    plan.desk.claim(plan.epoch, topic, partition)
                     writer = writers[topic, partition] = _PartitionWriter(cluster, plan, topic, partition)
                 writer.add(rows)
                 if writer.waiting_bytes >= plan.batch_bytes:
@@ -79,6 +95,11 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
         for writer in writers.values():
             writer.encode_into(outbox)
         outbox.wait_for_all()
+    except Misuse as error:
+        if error.code in _LIMITS:
+            forget_largest_batch(plan.client_settings)  # it was lowered meanwhile: the next try asks for it again
+            raise
+        plan.refuse_row(str(error))
     finally:
         outbox.cancel()
     yield pa.RecordBatch.from_pylist([writer.report() for writer in writers.values()], schema=_REPORT)
@@ -104,9 +125,22 @@ def _by_destination(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[
         start += count["counts"]
 
 
-def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int) -> None:
+def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int, plan: WritePlan) -> None:
     """A partition that does not exist is said at once; the broker would only ask to try again later."""
-    loop.run(cluster.partition(topic, partition))
+    count = len(loop.run(cluster.topic(topic)).partitions)
+    if not 0 <= partition < count:
+        cluster.forget_topic(topic)  # it may have grown since it was looked at
+        count = len(loop.run(cluster.topic(topic)).partitions)
+    if not 0 <= partition < count:
+        plan.refuse_row(no_such_partition(topic, partition, count))
+
+
+def no_such_partition(topic: str, partition: int, count: int) -> str:
+    """What is said of a row that names a partition its topic does not have."""
+    return (
+        f"the column 'partition' says {partition}, and topic '{topic}' has partitions 0 to {count - 1}: correct the "
+        "column, or drop it to let the key decide"
+    )
 
 
 class _Outbox:
@@ -144,6 +178,7 @@ class _PartitionWriter:
     def __init__(self, cluster: Cluster, plan: WritePlan, topic: str, partition: int) -> None:
         self._cluster, self._plan, self._topic, self._partition = cluster, plan, topic, partition
         self._codec = codec_named(plan.compression)
+        self._largest = largest_batch(plan.client_settings, topic)
         self._waiting: list[pa.RecordBatch] = []
         self.waiting_bytes = 0
         self._next_sequence = 0
@@ -163,7 +198,14 @@ class _PartitionWriter:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self.waiting_bytes = [], 0
         for rows in table.combine_chunks().to_batches():
-            for encoded in from_arrow(
+            for encoded in self._encoded(rows):
+                records = Batch.parse(memoryview(encoded)).record_count
+                self._next_sequence = next_sequence(self._next_sequence, records)
+                outbox.put(self._send(encoded, records), len(encoded))
+
+    def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+        try:
+            return from_arrow(
                 rows,
                 timestamp_ms=time.time_ns() // 1_000_000,
                 producer_id=self._plan.identity.producer_id,
@@ -171,11 +213,20 @@ class _PartitionWriter:
                 base_sequence=self._next_sequence,
                 codec=self._codec,
                 transactional=True,
-                max_batch_bytes=self._plan.batch_bytes,
-            ):
-                records = Batch.parse(memoryview(encoded)).record_count
-                self._next_sequence = next_sequence(self._next_sequence, records)
-                outbox.put(self._send(encoded, records), len(encoded))
+                max_batch_bytes=min(self._plan.batch_bytes, self._largest),
+                max_row_bytes=self._largest,
+            )
+        except Refused as refused:
+            if refused.code is not ErrorCode.MESSAGE_TOO_LARGE:
+                raise
+            forget_largest_batch(self._plan.client_settings)
+            before, self._largest = self._largest, largest_batch(self._plan.client_settings, self._topic)
+            if self._largest > before:  # it was raised meanwhile
+                return self._encoded(rows)
+            self._plan.refuse_row(
+                f"a row for {self._topic}-{self._partition} is too large: {refused.why}; make it smaller, compress, or "
+                f"raise max.message.bytes of topic '{self._topic}'"
+            )
 
     async def _send(self, encoded: bytes, records: int) -> None:
         async with self._turn:  # given in the order of asking, so batches go out in the order of their sequences

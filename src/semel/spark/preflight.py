@@ -1,0 +1,323 @@
+"""What can be known before the first row moves: a mistake is told here, in one sentence, and not by a failed query.
+
+Spark runs a micro-batch in a thread of its own and wraps what goes wrong there in pages of its own; so arguments,
+columns, topics and limits of the cluster are looked at before the query starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from semel.client.cluster import Cluster
+from semel.client.links import read_address
+from semel.client.metadata import TopicInfo
+from semel.config import CONSUMER, ConfigError
+from semel.errors import Misuse
+from semel.records.compression import NAMES as COMPRESSIONS
+
+from .connections import opened
+from .frames import StreamingSource, constant_in, sources_of
+from .limits import broker_settings, find_topic
+from .source_options import OptionError, SourceOptions
+from .writer import no_such_partition
+
+OUTPUT_MODES = ("append", "update", "complete")
+_TRIGGERS = ("processingTime", "availableNow", "once")
+_NO_BATCHES = ("continuous", "realTime")
+_INT32_MAX = 2**31 - 1
+
+#: How long a topic is waited for that the brokers may just be making, or have made and not yet told each other of.
+_NEW_TOPIC_MS, _ANY_TOPIC_MS = 10_000, 2_000
+
+
+class PipelineMistake(ValueError):
+    """An argument, a column or a topic with which no micro-batch can be written: which, and what to do about it."""
+
+
+class NotExactlyOnce(PipelineMistake):
+    """This combination of settings cannot keep the promise; the text says which one and what to change."""
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------
+
+
+def bootstrap_text(given: Any) -> str:
+    """Addresses as one text, from a text or a list of them."""
+    text = given if isinstance(given, str) else None
+    if isinstance(given, (list, tuple)) and all(isinstance(item, str) for item in given):
+        text = ",".join(given)
+    if text is None:
+        raise PipelineMistake(f"bootstrap_servers={given!r}: must be host:port, several separated by commas")
+    try:
+        addresses = CONSUMER.parse({"bootstrap.servers": text})["bootstrap.servers"]
+        for address in addresses:
+            read_address(address)
+    except ConfigError as error:
+        raise PipelineMistake(f"bootstrap_servers={given!r}: {error}") from None
+    if not addresses:
+        raise PipelineMistake("bootstrap_servers is empty: name at least one broker as host:port")
+    return text
+
+
+def location_text(given: Any) -> str:
+    """The checkpoint's location as text."""
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if not isinstance(given, str):
+        raise PipelineMistake(f"checkpoint={given!r}: must be the path of a directory, as text")
+    return given
+
+
+def check_arguments(
+    *,
+    transactional_id: Any,
+    topic: Any,
+    marker_topic: Any,
+    output_mode: Any,
+    trigger: Any,
+    query_name: Any,
+    transaction_timeout_ms: Any,
+    compression: Any,
+    writers: Any,
+    attempts: Any,
+    options: Any,
+    observer: Any,
+) -> None:
+    """Refuse an argument that cannot mean anything, by name."""
+    if not isinstance(transactional_id, str) or not transactional_id.strip():
+        raise PipelineMistake(f"transactional_id={transactional_id!r}: must be a text that is not empty")
+    if len(transactional_id.encode()) > 30_000:
+        raise PipelineMistake(f"transactional_id is {len(transactional_id)} characters long: give a shorter one")
+    for name, value in (("topic", topic), ("marker_topic", marker_topic)):
+        if value is not None:
+            check_topic_name(name, value)
+    if not isinstance(output_mode, str) or output_mode.lower() not in OUTPUT_MODES:
+        raise PipelineMistake(f"output_mode={output_mode!r}: must be one of {', '.join(OUTPUT_MODES)}")
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        raise PipelineMistake(f"compression={compression!r}: must be one of {', '.join(COMPRESSIONS)}")
+    _whole_number("transaction_timeout_ms", transaction_timeout_ms)
+    _whole_number("attempts", attempts)
+    if writers is not None:
+        _whole_number("writers", writers)
+    if query_name is not None and (not isinstance(query_name, str) or not query_name):
+        raise PipelineMistake(f"query_name={query_name!r}: must be a text that is not empty")
+    if not callable(observer):
+        raise PipelineMistake(f"observer={observer!r}: must be a function of a step and a batch id")
+    _check_trigger(trigger)
+    _check_options(options)
+
+
+def check_topic_name(argument: str, name: Any) -> None:
+    """Refuse a name that no topic can have."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise PipelineMistake(
+            f"{argument}={name!r}: must be the name of a topic: letters, digits, '.', '_' and '-', at most 249"
+        )
+
+
+def _whole_number(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _INT32_MAX:
+        raise PipelineMistake(f"{name}={value!r}: must be a whole number, at least 1")
+
+
+def _check_trigger(trigger: Any) -> None:
+    if trigger is None:
+        return
+    if not isinstance(trigger, Mapping) or len(trigger) != 1 or not {*trigger} <= {*_TRIGGERS, *_NO_BATCHES}:
+        raise PipelineMistake(
+            f'trigger={trigger!r}: must be one of {{"processingTime": "10 seconds"}}, {{"availableNow": True}} and '
+            '{"once": True}'
+        )
+
+
+def _check_options(options: Any) -> None:
+    if options is None:
+        return
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise PipelineMistake(f"options={options!r}: must be a mapping from Spark's option names to values")
+    own = {"checkpointlocation": "checkpoint", "outputmode": "output_mode", "queryname": "query_name", "topic": "topic"}
+    for name in options:
+        if name.lower() in own:
+            raise PipelineMistake(f"options: '{name}' is the argument {own[name.lower()]} of start()")
+        if name.lower().startswith("kafka."):
+            raise PipelineMistake(f"options: '{name}' has no effect here; the sink takes bootstrap_servers alone")
+
+
+# --- the frame ----------------------------------------------------------------------------------------------------
+
+
+def refuse_what_breaks_the_promise(
+    frame: Any, checkpoint: str, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> None:
+    """Refuse what would make a micro-batch visible in part, twice, or not at all."""
+    if type(frame).__module__.startswith("pyspark.sql.connect"):
+        raise NotExactlyOnce(
+            "this DataFrame belongs to a Spark Connect session, whose driver is another process: the transaction must "
+            "live where the driver does. Run the pipeline in a classic session (SparkSession.builder.master(...))"
+        )
+    if not hasattr(frame, "isStreaming") or not hasattr(frame, "_jdf"):
+        raise PipelineMistake(f"start() takes a streaming DataFrame (spark.readStream), not {type(frame).__name__}")
+    if not frame.isStreaming:
+        raise NotExactlyOnce("start() takes a streaming DataFrame (spark.readStream); this one is a batch")
+    if not checkpoint.strip():
+        raise NotExactlyOnce("checkpoint is empty: without one a restart would begin a new query and repeat its output")
+    if frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+        raise NotExactlyOnce(
+            "spark.speculation=true starts tasks twice, and a second writer is always refused: set it to false"
+        )
+    for kind in trigger or {}:
+        if kind in _NO_BATCHES:
+            raise NotExactlyOnce(f"trigger {kind} has no micro-batches to commit: use processingTime or availableNow")
+    lowered = {name.lower(): str(value).lower() for name, value in options.items()}
+    if lowered.get("asyncprogresstrackingenabled") == "true":
+        raise NotExactlyOnce("asyncProgressTrackingEnabled=true lets a batch start before the last one is written down")
+
+
+def check_columns(frame: Any, topic: str | None) -> None:
+    """The columns and types of Spark's own Kafka sink."""
+    from pyspark.sql import types
+
+    given = [(field.name, field.dataType) for field in frame.schema.fields]
+    names = [name for name, _ in given]
+    if "value" not in names:
+        raise PipelineMistake(
+            f"the sink needs a column 'value' of strings or bytes; there are: {', '.join(names) or 'none'}"
+        )
+    if topic is None and "topic" not in names:
+        raise PipelineMistake("where do rows go? Give start() a topic, or the rows a column 'topic'")
+    text_or_bytes = ("strings or bytes", (types.StringType, types.BinaryType))
+    whole = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+    wanted: dict[str, tuple[str, tuple[Any, ...]]] = {
+        "value": text_or_bytes,
+        "key": text_or_bytes,
+        "partition": ("whole numbers", whole),
+        "topic": ("strings", (types.StringType,)),
+    }
+    for name, kind in given:
+        if name in (*wanted, "headers") and names.count(name) > 1:
+            raise PipelineMistake(f"there are {names.count(name)} columns '{name}': select the one that is meant")
+        if name in wanted and not (name == "topic" and topic is not None):
+            words, kinds = wanted[name]
+            if not isinstance(kind, (*kinds, types.NullType)):
+                raise PipelineMistake(
+                    f"column '{name}' holds {kind.simpleString()}, and must hold {words}: cast it, for example with "
+                    "to_json(struct(...)) or cast(... as string)"
+                    if name in ("value", "key")
+                    else f"column '{name}' holds {kind.simpleString()}, and must hold {words}"
+                )
+        if name == "headers" and not _are_headers(kind):
+            raise PipelineMistake(
+                f"column 'headers' holds {kind.simpleString()}, and must hold array<struct<key:string,value:binary>>"
+            )
+
+
+def _are_headers(kind: Any) -> bool:
+    from pyspark.sql import types
+
+    if isinstance(kind, types.NullType):
+        return True
+    if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.StructType):
+        return False
+    fields = kind.elementType.fields
+    return (
+        [field.name for field in fields] == ["key", "value"]
+        and isinstance(fields[0].dataType, types.StringType)
+        and isinstance(fields[1].dataType, (types.StringType, types.BinaryType, types.NullType))
+    )
+
+
+def checked_sources(frame: Any) -> list[StreamingSource]:
+    """What the frame reads; the options of our own source are held against the rules of a streaming query."""
+    sources = sources_of(frame)
+    for source in sources:
+        if source.format == "semel":
+            try:
+                SourceOptions.parse(source.options)
+            except OptionError as error:
+                raise PipelineMistake(f"the source: {error}") from None
+    return sources
+
+
+# --- the cluster --------------------------------------------------------------------------------------------------
+
+
+async def check_cluster(
+    cluster: Cluster,
+    bootstrap: str,
+    topic: str | None,
+    partition: int | None,
+    marker_topic: str | None,
+    transaction_timeout_ms: int,
+) -> None:
+    """Hold what was given against the cluster: its topics and its limits. `partition` is the one every row names."""
+    limits = await broker_settings(cluster, "transaction.max.timeout.ms", "auto.create.topics.enable")
+    longest = limits.get("transaction.max.timeout.ms")
+    if longest is not None and transaction_timeout_ms > int(longest):
+        raise PipelineMistake(
+            f"transaction_timeout_ms={transaction_timeout_ms} is more than the broker allows: lower it to {longest}, "
+            "or raise the broker's transaction.max.timeout.ms"
+        )
+    made_on_demand = limits.get("auto.create.topics.enable", "true") == "true"
+    if topic is not None:
+        count = len((await _existing(cluster, bootstrap, topic, made_on_demand)).partitions)
+        if partition is not None and not 0 <= partition < count:
+            raise PipelineMistake(no_such_partition(topic, partition, count))
+    if marker_topic is not None:
+        await _existing(cluster, bootstrap, marker_topic, made_on_demand)
+
+
+async def _existing(cluster: Cluster, bootstrap: str, name: str, made_on_demand: bool) -> TopicInfo:
+    patience_ms = _NEW_TOPIC_MS if made_on_demand else _ANY_TOPIC_MS
+    try:
+        found = await find_topic(cluster, name, patience_ms=patience_ms, allow_auto_create=made_on_demand)
+    except Misuse as error:
+        raise PipelineMistake(error.why) from None
+    if found is None:
+        raise PipelineMistake(
+            f"there is no topic '{name}' at {bootstrap}: create it (semel topic create {name}), or correct the name"
+        )
+    if found.is_internal:
+        raise PipelineMistake(f"topic '{name}' is one of the brokers' own: nothing can be written to it")
+    return found
+
+
+async def sources_here(sources: Iterable[StreamingSource], cluster: Cluster, bootstrap: str) -> tuple[bool, ...]:
+    """For each source whether it reads from this very cluster: only then do its offsets mean anything here.
+
+    Names say nothing: two clusters may well have a topic of the same name. Each cluster has an id.
+    """
+    known: dict[str, bool] = {bootstrap: True}
+    found = []
+    for source in sources:
+        here = source.has_kafka_offsets and bool(source.bootstrap_servers)
+        if here and source.bootstrap_servers not in known:
+            known[source.bootstrap_servers] = await _is_this(cluster, source)
+        found.append(here and known[source.bootstrap_servers])
+    return tuple(found)
+
+
+async def _is_this(cluster: Cluster, source: StreamingSource) -> bool:
+    if source.options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+        return False  # this client cannot ask there; the pipeline's progress does without the source's offsets
+    other = await opened({"bootstrap.servers": source.bootstrap_servers, "client.id": "semel-pipeline"})
+    try:
+        return cluster.metadata.cluster_id is not None and cluster.metadata.cluster_id == other.metadata.cluster_id
+    finally:
+        await other.close()
+
+
+def constants_of(frame: Any, topic: str | None) -> tuple[str | None, int | None]:
+    """The topic and the partition that every row names, where the query itself says so."""
+    named, partition = topic, None
+    if topic is None:
+        value = constant_in(frame, "topic")
+        if value is not None:
+            check_topic_name("column 'topic'", value)
+            named = value
+    if "partition" in frame.columns:
+        value = constant_in(frame, "partition")
+        partition = value if isinstance(value, int) else None
+    return named, partition

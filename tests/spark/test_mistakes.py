@@ -1,0 +1,279 @@
+"""Mistakes that can be seen beforehand are told by start() and load(), in one sentence, and no query is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.errors import Disconnected
+from semel.spark import NotExactlyOnce, PipelineMistake, Step, register, start
+from semel.spark.source_options import OptionError
+from tests.spark.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
+    stage = Stage(spark, semel_broker.bootstrap_servers, tmp_path)
+    stage.create_topics(payments=2, ledger=2)
+    return stage
+
+
+def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
+    """start() raises by itself, in one sentence, and leaves no query and no checkpoint behind."""
+    with pytest.raises(PipelineMistake) as refused:
+        stage.start(frame, **settings)
+    text = str(refused.value)
+    assert says in text
+    assert "\n" not in text and "FOREACH_BATCH" not in text
+    assert stage.steps == []
+    assert stage.spark.streams.active == []
+    assert not Path(stage.checkpoint).exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"compression": "zst"}, "compression='zst': must be one of none, gzip, snappy, lz4, zstd"),
+        ({"compression": None}, "compression=None: must be one of"),
+        ({"transactional_id": ""}, "transactional_id='': must be a text that is not empty"),
+        ({"transactional_id": 7}, "transactional_id=7"),
+        ({"transactional_id": "x" * 40_000}, "give a shorter one"),
+        ({"bootstrap_servers": {"localhost": 9092}}, "bootstrap_servers={'localhost': 9092}: must be host:port"),
+        ({"bootstrap_servers": "localhost"}, "expected host:port"),
+        ({"bootstrap_servers": ""}, "bootstrap_servers is empty"),
+        ({"bootstrap_servers": [9092]}, "must be host:port"),
+        ({"writers": 0}, "writers=0: must be a whole number, at least 1"),
+        ({"writers": -1}, "writers=-1"),
+        ({"writers": "2"}, "writers='2'"),
+        ({"writers": True}, "writers=True"),
+        ({"attempts": 0}, "attempts=0: must be a whole number, at least 1"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0: must be"),
+        ({"transaction_timeout_ms": 1.5}, "transaction_timeout_ms=1.5: must be"),
+        ({"transaction_timeout_ms": 2**40}, "transaction_timeout_ms="),
+        ({"transaction_timeout_ms": 900_001}, "lower it to 900000, or raise the broker's transaction.max.timeout.ms"),
+        ({"topic": ""}, "topic='': must be the name of a topic"),
+        ({"topic": "a topic"}, "topic='a topic': must be the name of a topic"),
+        ({"topic": 7}, "topic=7"),
+        ({"topic": "__consumer_offsets"}, "one of the brokers' own"),
+        ({"marker_topic": "a/b"}, "marker_topic='a/b': must be the name of a topic"),
+        ({"output_mode": "upsert"}, "output_mode='upsert': must be one of append, update, complete"),
+        ({"output_mode": None}, "output_mode=None"),
+        ({"trigger": "10 seconds"}, 'must be one of {"processingTime": "10 seconds"}'),
+        ({"trigger": {"processingtime": "1 second"}}, "trigger={'processingtime': '1 second'}: must be one of"),
+        ({"trigger": {"once": True, "availableNow": True}}, "must be one of"),
+        ({"query_name": ""}, "query_name=''"),
+        ({"checkpoint": None}, "checkpoint=None: must be the path of a directory"),
+        (
+            {"options": {"checkpointLocation": "/elsewhere"}},
+            "'checkpointLocation' is the argument checkpoint of start()",
+        ),
+        ({"options": {"kafka.acks": "1"}}, "'kafka.acks' has no effect here"),
+        ({"options": "x"}, "must be a mapping"),
+        ({"observer": "print"}, "observer='print': must be a function"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused_by_name(stage: Stage, settings: dict[str, Any], says: str) -> None:
+    rows = stage.spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
+    if "observer" in settings:
+        with pytest.raises(PipelineMistake, match="must be a function of a step and a batch id"):
+            start(rows, bootstrap_servers="h:1", transactional_id="x", checkpoint="/x", observer=settings["observer"])
+        return
+    refuses(stage, rows, says, **settings)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "says"),
+    [
+        (["key"], {}, "needs a column 'value' of strings or bytes; there are: key"),
+        (["value"], {"topic": None}, "Give start() a topic, or the rows a column 'topic'"),
+        (["1 as value"], {}, "column 'value' holds int, and must hold strings or bytes: cast it"),
+        (["struct(value) as value"], {}, "column 'value' holds struct<value:binary>, and must hold strings or bytes"),
+        (["value", "1.5 as key"], {}, "column 'key' holds decimal(2,1), and must hold strings or bytes"),
+        (["value", "'0' as partition"], {}, "column 'partition' holds string, and must hold whole numbers"),
+        (["value", "7 as topic"], {"topic": None}, "column 'topic' holds int, and must hold strings"),
+        (["value", "map('a', 'b') as headers"], {}, "must hold array<struct<key:string,value:binary>>"),
+        (["value", "array(struct(value, 'x' as key)) as headers"], {}, "column 'headers' holds array<struct<value:"),
+        (["value", "value"], {}, "there are 2 columns 'value': select the one that is meant"),
+        (["value", "99 as partition"], {}, "the column 'partition' says 99, and topic 'ledger' has partitions 0 to 1"),
+        (["value", "-1 as partition"], {}, "the column 'partition' says -1, and topic 'ledger' has partitions 0 to 1"),
+        (["value", "'a topic' as topic"], {"topic": None}, "column 'topic'='a topic': must be the name of a topic"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(
+    stage: Stage, columns: list[str], settings: dict[str, Any], says: str
+) -> None:
+    refuses(stage, stage.source().selectExpr(*columns), says, **settings)
+
+
+def test_columns_that_sparks_own_sink_takes_are_taken(stage: Stage) -> None:
+    stage.put_numbers(4)
+    rows = stage.source().selectExpr(
+        "string(value) as value", "null as key", "bigint(1) as partition", "5 as topic", "null as headers", "7 as other"
+    )
+    stage.run(rows)  # the argument topic wins, so nobody looks at the column
+    assert [record.partition for record in stage.seen()] == [1] * 4
+
+
+def test_addresses_and_the_checkpoint_may_be_given_as_programs_have_them(stage: Stage) -> None:
+    values = stage.put_numbers(4)
+    stage.run(
+        stage.source(), bootstrap_servers=[stage.bootstrap_servers, "127.0.0.1:1"], checkpoint=Path(stage.checkpoint)
+    )
+    assert sorted(stage.values()) == values
+
+
+@pytest.mark.semel(**{"auto.create.topics.enable": "false"})
+@pytest.mark.parametrize("which", ["topic", "marker_topic"])
+def test_a_topic_that_is_not_there_is_refused_by_name(stage: Stage, which: str) -> None:
+    refuses(stage, stage.source(), f"there is no topic 'nowhere' at {stage.bootstrap_servers}", **{which: "nowhere"})
+
+
+@pytest.mark.semel(**{"auto.create.topics.enable": "false"})
+def test_a_topic_that_every_row_names_is_looked_at_beforehand(stage: Stage) -> None:
+    rows = stage.source().selectExpr("value", "'nowhere' as topic")
+    refuses(stage, rows, "there is no topic 'nowhere'", topic=None)
+
+
+def test_a_topic_that_brokers_make_on_demand_is_made(stage: Stage) -> None:
+    values = stage.put_numbers(4)
+    stage.run(stage.source(), topic="brand-new")
+    assert sorted(stage.values("brand-new")) == values
+
+
+def test_a_pipeline_without_a_place_for_its_progress_is_refused(stage: Stage) -> None:
+    rows = (
+        stage.spark.readStream.format("rate").load().selectExpr("cast(value as string) as value", "'ledger' as topic")
+    )
+    refuses(stage, rows, "give marker_topic", topic=None)
+
+
+def test_options_that_only_a_batch_has_are_refused_by_start(stage: Stage) -> None:
+    frame = stage.source(endingOffsets="latest")  # load() cannot know that it is a stream
+    refuses(stage, frame, "endingOffsets has no meaning in a streaming query")
+
+
+def test_what_is_no_streaming_frame_is_refused(stage: Stage) -> None:
+    for frame, says in ((None, "not NoneType"), ("payments", "not str"), (stage.spark, "not SparkSession")):
+        with pytest.raises(PipelineMistake, match=f"takes a streaming DataFrame.*{says}"):
+            stage.start(frame)
+    with pytest.raises(NotExactlyOnce, match="this one is a batch"):
+        stage.start(stage.spark.range(3))
+
+
+def test_what_is_no_session_cannot_be_registered_with() -> None:
+    with pytest.raises(PipelineMistake, match=r"register\(\) takes a SparkSession, not str"):
+        register("local")
+
+
+def test_async_progress_is_refused_whatever_the_spelling(stage: Stage) -> None:
+    for options in ({"AsyncProgressTrackingEnabled": True}, {"asyncprogresstrackingenabled": "TRUE"}):
+        with pytest.raises(NotExactlyOnce, match="asyncProgressTrackingEnabled"):
+            stage.start(stage.source(), options=options)
+
+
+def test_nobody_at_the_address_is_said_at_once(stage: Stage) -> None:
+    frame = stage.source()
+    with pytest.raises(Disconnected, match="no broker can be reached"):
+        stage.start(frame, bootstrap_servers="127.0.0.1:1")
+
+
+# --- mistakes that only rows can show: one try, one sentence ---
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "says"),
+    [
+        (["value", "int(string(value)) + 98 as partition"], {}, "says 9[89], and topic 'ledger' has partitions 0 to 1"),
+        (["value", "-1 - int(string(value)) as partition"], {}, "says -[12], and topic 'ledger' has partitions 0 to 1"),
+        (["value", "if(value = '1', null, 'ledger') as topic"], {"topic": None}, "a row has no topic"),
+        (["value", "concat('a topic ', string(value)) as topic"], {"topic": None}, "the column 'topic' says 'a topic"),
+        (["repeat(string(value), 2000000) as value"], {}, "is too large: row . makes a batch of .* and 1048588 are"),
+    ],
+)
+def test_a_row_that_cannot_be_written_ends_the_query_at_once(
+    stage: Stage, columns: list[str], settings: dict[str, Any], says: str
+) -> None:
+    stage.put("payments", [(None, b"0"), (None, b"1")])
+    with pytest.raises(Exception, match=says) as failed:
+        stage.run(stage.source().selectExpr(*columns), **settings)
+    assert "RowRefused" in str(failed.value)
+    assert "try again" not in str(failed.value).lower()
+    assert [step for step, _ in stage.steps] == [Step.BEGUN]
+    assert stage.values() == []
+
+
+@pytest.mark.semel(**{"auto.create.topics.enable": "false"})
+def test_a_row_that_names_a_topic_nobody_has_ends_the_query_at_once(stage: Stage) -> None:
+    stage.put("payments", [(None, b"0")])
+    rows = stage.source().selectExpr("value", "concat('nowhere-', string(value)) as topic")
+    with pytest.raises(Exception, match="the column 'topic' says 'nowhere-0', and the cluster has no such topic"):
+        stage.run(rows, topic=None)
+    assert [step for step, _ in stage.steps] == [Step.BEGUN]
+
+
+# --- the source ---
+
+
+def loads(stage: Stage, reader: Any, **options: Any) -> Callable[[], Any]:
+    given = {"kafka.bootstrap.servers": stage.bootstrap_servers, **options}
+    reader = reader.format("semel").options(**{name: str(value) for name, value in given.items()})
+    return lambda: reader.load()
+
+
+@pytest.mark.parametrize("kind", ["read", "readStream"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "give exactly one of subscribe, subscribePattern and assign"),
+        ({"subscribe": "payments", "startingOfset": "earliest"}, "unknown option 'startingofset'"),
+        (
+            {"subscribe": "payments", "startingOffsets": "soon"},
+            "startingOffsets=soon: must be earliest, latest, or JSON",
+        ),
+        ({"subscribe": "payments", "includeHeaders": "perhaps"}, "includeHeaders=perhaps: must be true or false"),
+        ({"subscribe": "payments", "kafka.isolation.level": "dirty"}, "isolation.level"),
+        ({"subscribe": "payments", "kafka.bootstrap.servers": "localhost"}, "expected host:port"),
+        ({"subscribe": "payments", "kafka.bootstrap.servers": "127.0.0.1:1"}, "no broker can be reached"),
+        ({"subscribe": "payments,nowhere"}, "there is no topic 'nowhere' at 127.0.0.1:"),
+        ({"subscribe": "a topic"}, "topic 'a topic'"),
+        ({"assign": '{"nowhere":[0]}'}, "there is no topic 'nowhere' at 127.0.0.1:"),
+        ({"assign": '{"payments":[0,2]}'}, "assign names payments-2, and topic 'payments' has partitions 0 to 1"),
+    ],
+)
+def test_a_mistake_about_the_source_is_told_by_load(
+    stage: Stage, kind: str, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(Exception) as refused:
+        loads(stage, getattr(stage.spark, kind), **options)()
+    text = str(refused.value)
+    assert says in text
+    assert "Traceback" not in text
+    assert len(text.strip().splitlines()) <= 2  # Spark puts an SQLSTATE below the sentence
+
+
+def test_writing_with_the_format_names_the_function_that_writes(stage: Stage) -> None:
+    rows = stage.spark.range(3).selectExpr("cast(id as string) as value")
+    for mode in ("append", "overwrite"):
+        with pytest.raises(Exception, match=r"semel\.spark\.start") as refused:
+            rows.write.format("semel").mode(mode).save()
+        assert "Traceback" not in str(refused.value)
+    stage.put_numbers(3)
+    writer = stage.source().writeStream.format("semel").option("checkpointLocation", stage.checkpoint)
+    with pytest.raises(Exception, match=r"semel\.spark\.start"):
+        writer.trigger(availableNow=True).start().awaitTermination(100)
+
+
+def test_options_are_held_against_both_kinds_of_query_where_the_kind_is_known() -> None:
+    from semel.spark.source_options import SourceOptions
+
+    one = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    assert SourceOptions.parse({**one, "endingOffsets": "latest"}, streaming=None).topics == ("a",)
+    assert SourceOptions.parse({**one, "startingOffsets": "latest"}, streaming=None).topics == ("a",)
+    with pytest.raises(OptionError, match="cannot end at the beginning"):
+        SourceOptions.parse({**one, "endingOffsets": "earliest"}, streaming=None)
