@@ -586,6 +586,91 @@ def test_a_batch_refused_as_a_whole_or_for_records_it_does_not_have_fails_whole(
     assert [batch.outcome(position)[2] is None for position in (0, 1)] == [False, False]
 
 
+def test_a_batch_that_is_refused_when_it_is_sent_again_may_have_been_written_and_fails_whole() -> None:
+    sender = make(idempotent(), batch_size_bytes=10_000)
+    batch = put(sender, b"0")
+    put(sender, b"1")
+    sender.on_no_answer(poll(sender)[0], ErrorCode.NETWORK_EXCEPTION, 0)
+    sender.stale_leaders.clear()
+    sender.on_answers(poll(sender, 1_000)[0], [refused(0)], 1_000)
+    assert batch.done
+    assert batch.error is not None
+    assert batch.halves is None
+
+
+def test_what_is_left_of_a_refused_batch_does_not_come_behind_what_followed_it() -> None:
+    """A broker that has never heard of a producer takes any first sequence (as Kafka does)."""
+    sender = make(idempotent(), batch_size_bytes=110)
+    batches = [put(sender, b"%d" % number * 4) for number in range(4)]
+    first, second = poll(sender)[0], poll(sender)[0]
+    sender.on_answers(first, [refused(0)], 0)
+    sender.on_answers(second, [OK], 0)
+    assert [batch.error is None for batch in (batches[0], batches[3])] == [False, True]
+    assert poll(sender, 1_000) == []
+    put(sender, b"next")
+    assert sequences(poll(sender, 1_000)[0]) == [0], "under a new epoch"
+    assert sender.manager is not None
+    assert sender.manager.identity.producer_epoch == 1
+
+
+@pytest.mark.timeout(240)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_records_that_are_refused_cost_no_other_its_order_or_its_only_place(data: st.DataObject) -> None:
+    """Some records are never taken; messages are lost and late; or the broker takes any first sequence."""
+    sender = make(idempotent(), batch_size_bytes=130)
+    lenient, faulty = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
+    broker = ModelBroker()
+
+    def append(request: Produce) -> list[Answer]:
+        batch = Batch.parse(request.batches[0].data or b"")
+        places = [n for n, record in enumerate(read_records(batch)) if (record.value or b"").endswith(b"!")]
+        if places:
+            return [Answer(ErrorCode.INVALID_RECORD, refused=tuple(places))]
+        if lenient and broker.epoch < 0:
+            broker.epoch, broker.next_sequence = batch.producer_epoch, batch.base_sequence
+        return [broker.append(bytes(batch.data))]
+
+    kept: list[tuple[bytes, ProducerBatch, int]] = []
+    late: list[tuple[Produce, list[Answer]]] = []
+    for now_ms in range(0, 60_000, 500):
+        quiet = now_ms > 4_000
+        for _ in range(0 if quiet else data.draw(st.integers(0, 5))):
+            value = b"%d%s" % (len(kept), data.draw(st.sampled_from([b"", b"", b"!"])))
+            appended = sender.accumulator.append(P0, None, value, (), now_ms, now_ms)
+            assert appended is not None
+            kept.append((value, appended[0], appended[1]))
+        requests = poll(sender, now_ms) + poll(sender, now_ms)
+        for request, answers in late:
+            sender.on_answers(request, answers, now_ms)
+        late = []
+        for request in requests:
+            fault = data.draw(Fault) if faulty and not quiet else "none"
+            if fault == "request lost":
+                sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
+                continue
+            answers = [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)] if fault == "refused for now" else append(request)
+            if fault == "answer lost":
+                sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
+            elif fault == "answer late":
+                late.append((request, answers))
+            else:
+                sender.on_answers(request, answers, now_ms)
+        sender.stale_leaders.clear()
+        if quiet and not sender.busy and sender.accumulator.is_empty and not late:
+            break
+    assert all(batch.done for _, batch, _ in kept)
+    delivered = [value for value, batch, position in kept if batch.outcome(position)[2] is None]
+    assert broker.log == delivered, "in order, each once, and whatever failed is not there"
+    assert not [value for value in delivered if value.endswith(b"!")]
+    if not faulty and not lenient:
+        assert delivered == [value for value, _, _ in kept if not value.endswith(b"!")], "the good ones are all there"
+    for value, batch, position in kept:
+        offset, _, error = batch.outcome(position)
+        assert error is not None or broker.log[offset] == value
+    assert sender.accumulator.used_bytes == 0
+
+
 def test_a_record_that_is_refused_costs_its_transaction() -> None:
     sender = make(in_transaction(P0), batch_size_bytes=10_000)
     batch = put(sender, b"0")

@@ -7,8 +7,8 @@ Guarantees, per partition and for an idempotent or transactional producer:
 - a batch that was given up with its fate unknown leaves its sequences *unresolved*: nothing new is sent until the
   others are answered, and unless the answers show that it was written, the epoch changes (KIP-360);
 - under a new epoch sequences start at 0, never while a batch of the old one is unfinished (scenario 38);
-- a record that its topic refuses costs itself alone, where the broker names it: the others of its batch are sent again,
-  unless they are lost anyway with their transaction;
+- a record that its topic refuses at the first attempt costs itself alone, where the broker names it: the others of its
+  batch are sent again, unless they are lost anyway with their transaction;
 - the memory of a batch given up while on its way is held until the connection lets go of it (scenario 39).
 """
 
@@ -288,6 +288,8 @@ class Sender:
             if answer.code is ErrorCode.NONE:
                 self._acknowledge(lane, batch)
         elif answer.code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            if lane.restart:
+                self._give_up_overtaken(lane, batch)
             lane.unfinished.remove(batch)
             self._acknowledge(lane, batch)
             self._finish(batch, answer, None)
@@ -366,12 +368,14 @@ class Sender:
         lane.unfinished[at : at + 1] = halves
 
     def _can_part(self, lane: _Lane, batch: ProducerBatch, answer: Answer) -> bool:
-        """Whether the records that were refused can fail alone."""
-        if (
-            answer.code not in _SINGLES
-            or lane.unresolved
-            or (self.manager is not None and self.manager.is_transactional)
-        ):
+        """Whether the records that were refused can fail alone.
+
+        Only at the first attempt: a broker looks at records before it looks for duplicates, so what it refuses later
+        may have been written before.
+        """
+        if answer.code not in _SINGLES or batch.attempts > 1 or lane.unresolved:
+            return False
+        if self.manager is not None and self.manager.is_transactional:
             return False
         places = set(answer.refused)
         return 0 < len(places) < batch.record_count and places <= set(range(batch.record_count))
@@ -391,6 +395,17 @@ class Sender:
                 lane.restart = True  # what follows was numbered for the whole batch
         why = f"{batch.partition}: {answer.message or answer.code.meaning}"
         self._finish(bad, answer, error_for(answer.code, why))
+
+    def _give_up_overtaken(self, lane: _Lane, written: ProducerBatch) -> None:
+        """A broker that knew nothing of the producer took a batch before what is left of one that it refused.
+
+        What is left would come behind it, so it fails: order is kept.
+        """
+        for batch in lane.unfinished[: lane.unfinished.index(written)]:
+            if batch.attempts == 0:
+                lane.unfinished.remove(batch)
+                why = f"{batch.partition}: another record of its batch was refused, and what came after is written"
+                self._finish(batch, Answer(ErrorCode.INVALID_RECORD), error_for(ErrorCode.INVALID_RECORD, why))
 
     def _finish(self, batch: ProducerBatch, answer: Answer, error: KafkaError | None) -> None:
         if not batch.on_wire:
