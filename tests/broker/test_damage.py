@@ -258,7 +258,7 @@ def test_a_stored_setting_that_is_not_legal_any_more_is_named_and_its_default_us
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.create("t", retention_ms="5000", segment_bytes="2000")
     store = tmp_path / ".metadata" / "topics"
-    version, body = store.read_text().split("\n", 1)
+    version, body, _ = store.read_text().splitlines()
     stored = json.loads(body)
     stored["topics"]["t"]["configs"].update({"retention.ms": "-7", "message.format.version": "2.8"})
     store.write_text(f"{version}\n{json.dumps(stored)}\n")

@@ -180,7 +180,7 @@ def test_semel_topic_creates_lists_describes_alters_and_deletes(broker: Broker) 
     assert described["settings"] == {"cleanup.policy": "compact"}
     assert [row["next_offset"] for row in described["partitions"]] == [0, 0, 0]
     assert "cleanup.policy=compact" in topic("describe", "orders")
-    topic("delete", "orders")
+    topic("delete", "orders", "--yes")
     assert json.loads(topic("list", "--json")) == []
 
 

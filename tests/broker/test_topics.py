@@ -622,3 +622,23 @@ def test_the_quorum_is_this_node_and_it_is_caught_up(raw: Raw, broker: Broker) -
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     raw.create("one-more")
     assert raw.ask(DescribeQuorumRequest(topics=asked)).topics[0].partitions[0].high_watermark > told.high_watermark
+
+
+@pytest.mark.parametrize("used", ["before", "not yet"])
+def test_a_topic_of_the_same_name_as_one_before_the_restart_is_a_new_one(tmp_path: Path, used: str) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        for _ in range(5):
+            raw.produce("t", batch())
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        if used == "before":
+            raw.produce("t", batch())
+        assert delete(raw, name="t").error_code == ErrorCode.NONE
+        raw.create("t")
+        assert raw.produce("t", batch(b"new")).base_offset == 0
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        assert raw.values("t") == [b"new"]
+        assert delete(raw, name="t").error_code == ErrorCode.NONE
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t")
+        assert raw.produce("t", batch()).base_offset == 0

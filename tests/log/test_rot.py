@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.errors import Refused
+from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
+from semel.records.batch import split
 from tests.log.disk import NOW, batch, end, open_log, read_all, send, stored
 
 FIRST = "00000000000000000000"
@@ -91,8 +92,9 @@ def with_aborts(data: Path) -> PartitionLog:
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
-def test_an_index_that_went_bad_is_told_and_the_next_start_rebuilds_it(tmp_path: Path, suffix: str) -> None:
-    """A start looks at the sizes of old indexes only, so finding one bad must leave something for it to see."""
+def test_an_index_that_went_bad_is_rebuilt_and_it_is_said(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = with_aborts(tmp_path)
     expected = read_all(log, 1)
     log.close(NOW)
@@ -100,15 +102,71 @@ def test_an_index_that_went_bad_is_told_and_the_next_start_rebuilds_it(tmp_path:
     whole = path.read_bytes()
     harm(path, 8 if suffix == ".timeindex" else 0, b"\xf7" * 4)
     log = open_log(tmp_path, index_interval_bytes=100)
-    with pytest.raises(Refused, match="the next start rebuilds it"):
-        if suffix == ".timeindex":
-            log.offset_for_timestamp(NOW)
-        else:
-            read_all(log, 1)
+    assert read_all(log, 1) == expected
+    assert log.offset_for_timestamp(NOW) is not None
     log.close(NOW)
+    assert [record for record in caplog.records if f"{FIRST}{suffix}" in record.getMessage()]
     log = open_log(tmp_path, index_interval_bytes=100)
     assert read_all(log, 1) == expected
-    assert path.read_bytes() == whole
+    if suffix == ".txnindex":
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", [1, -1, 2**20])
+@pytest.mark.parametrize("field", ["offset", "position"])
+def test_an_index_entry_that_points_elsewhere_is_found_out_by_whoever_uses_it(
+    tmp_path: Path, field: str, change: int
+) -> None:
+    """The entries may rise all the same: from a wrong place records would be skipped."""
+    log = open_log(tmp_path, index_interval_bytes=100)
+    for number in range(12):
+        log.append(batch(1, number, b"x" * 200), NOW)
+    log.roll(NOW)
+    log.append(batch(), NOW)
+    expected = read_all(log, 0)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.index"
+    at = 5 * 8 + (0 if field == "offset" else 4)
+    value = int.from_bytes(path.read_bytes()[at : at + 4], "big") + change
+    harm(path, at, value.to_bytes(4, "big"))
+    log = open_log(tmp_path, index_interval_bytes=100)
+    assert read_all(log, 0) == expected
+    for offset in range(12):
+        assert split(log.read(offset, 300, 0).data)[0].base_offset == offset
+
+
+def test_what_an_earlier_process_wrote_is_checked_when_it_is_first_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = two_segments(tmp_path)
+    size = stored(log)[0].size_bytes
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    harm(path, size * 3 - 5, b"?")
+    log = open_log(tmp_path)
+    assert log.read(0, size * 2, 0).data
+    for _ in range(3):
+        with pytest.raises(DamagedLog) as damage:
+            log.read(2, size * 2, 0)
+        assert damage.value.code is ErrorCode.CORRUPT_MESSAGE
+        assert (damage.value.path, damage.value.position) == (str(path), size * 2)
+    assert len([record for record in caplog.records if "Restore the file" in record.getMessage()]) == 1
+    assert log.read(3, size * 2, 0).data
+
+
+@pytest.mark.parametrize("base_offset", [0, 1, 3, 4, 9, 2**40, -1])
+def test_a_batch_that_claims_another_offset_is_not_served(tmp_path: Path, base_offset: int) -> None:
+    """Base offsets lie outside the CRC: a reader who believed one would skip records or read some twice."""
+    log = two_segments(tmp_path)
+    size = stored(log)[0].size_bytes
+    log.close(NOW)
+    harm(tmp_path / "t-0" / f"{FIRST}.log", size * 2, base_offset.to_bytes(8, "big", signed=True))
+    for max_bytes in (1, size * 2, 1 << 20):
+        log = open_log(tmp_path)
+        with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+            for offset in range(4):
+                log.read(offset, max_bytes, 0)
+        log.close(NOW)
 
 
 def test_a_search_by_time_does_not_answer_with_what_lies_behind_a_bad_batch(tmp_path: Path) -> None:
@@ -134,3 +192,27 @@ def test_a_compacted_segment_that_went_bad_before_it_took_its_place_removes_noth
     with pytest.raises(DamagedLog, match="swap is damaged at byte 0"):
         open_log(tmp_path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("harmed", ["cut", "removed"])
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("number", [0, 1])
+def test_segments_that_do_not_join_are_told_without_a_manifest_too(
+    tmp_path: Path, harmed: str, clean: bool, number: int
+) -> None:
+    log = open_log(tmp_path)
+    for segment in range(4):
+        for sequence in range(3):
+            log.append(batch(1, segment * 3 + sequence, b"x" * 50), NOW)
+        log.roll(NOW)
+    size = stored(log)[0].size_bytes
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{3 * (number + 1):020d}.log"
+    if harmed == "cut":
+        path.write_bytes(path.read_bytes()[: size * 2])
+    else:
+        path.unlink()
+    with pytest.raises(DamagedLog):
+        open_log(tmp_path, clean=clean)
+    with pytest.raises(DamagedLog):
+        open_log(tmp_path, clean=False)

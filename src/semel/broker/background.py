@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long writes may go into a directory that somebody has removed.
+WATCH_INTERVAL_S = 1.0
+
 
 class Background:
     """Periodic work, each kind at its own interval under Kafka's name for it."""
@@ -25,6 +28,7 @@ class Background:
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
         self._timers: set[asyncio.TimerHandle] = set()
+        self._watching: asyncio.TimerHandle | None = None
         self._stopped = False
         self._compacting = False
         #: Partitions that hold something unreadable: it does not get better by being read again.
@@ -45,11 +49,22 @@ class Background:
             self._every("connections.max.idle.ms", self._broker.close_idle_connections)
         self._look_after_connections()
 
+        self._watch()
+
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopped = True
         for timer in self._timers:
             timer.cancel()
+
+    def _watch(self) -> None:
+        """Look every second whether the data directory is still there."""
+        if not self._stopped:
+            self._broker.look_after_data()
+            if self._watching is not None:
+                self._timers.discard(self._watching)
+            self._watching = self._broker.loop.call_later(WATCH_INTERVAL_S, self._watch)
+            self._timers.add(self._watching)
 
     def _every(self, setting: str, work: Callable[[], None]) -> None:
         """Do the work again and again, with the setting of this name between; it may change meanwhile."""
@@ -146,7 +161,11 @@ class Background:
             stopped_short = compaction.stopped_short
 
     def _checkpoint(self) -> None:
-        self._broker.topics.checkpoint_recovery_points()
+        self._broker.topics.look_for_gone()
+        try:
+            self._broker.topics.checkpoint_recovery_points()
+        except OSError as error:
+            logger.error("recovery points cannot be written down, a crash will take longer to recover from: %s", error)
 
     def _flush_what_waited(self) -> None:
         """Fsync what `flush.ms` does not want to wait any longer, as seen at the scheduler's interval."""

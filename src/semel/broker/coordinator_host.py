@@ -290,7 +290,8 @@ class CoordinatorHost:
             try:
                 self._append(index, records, decision.producer)
             except (Refused, OSError) as error:
-                logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
+                if self.broker.topics.gone is None:  # that was told once
+                    logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
                 reply = self.append_refused(
                     Decision(decision.reply, tuple(records), decision.effects, decision.producer), code

@@ -4,20 +4,37 @@ Guarantees:
 
 - One broker at a time: the lock is held by the process, so it is gone when the process is, however it ended.
 - `meta.properties` carries the ids under Kafka's names and is written once; a directory of another node is refused.
-- The clean-shutdown mark is removed before anything is written, so that only an orderly stop can leave one behind.
+- The clean-shutdown mark, and the manifest of what a clean stop left, are removed before anything is written, so that
+  only an orderly stop can leave them behind.
+- A directory that holds data is not given a new identity: a damaged or missing `meta.properties` is told, with what to
+  do.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
+from crc32c import crc32c
+
+from semel.broker.metadata_store import DamagedStore
 from semel.config import ConfigError
-from semel.log.checkpoints import mark_clean_shutdown, take_clean_shutdown_mark, topic_id_text
+from semel.log.checkpoints import CLEAN_SHUTDOWN, mark_clean_shutdown, take_clean_shutdown_mark, topic_id_text
 from semel.log.files import Files
+from semel.log.manifest import Manifest, read_manifest, remove_manifest, write_manifest
 from semel.properties import read_properties
+
+META_PROPERTIES = "meta.properties"
+_CRC_LINE = re.compile(rb"# crc32c=([0-9a-f]{8})\n")
+_PARTITION = re.compile(r".+-[0-9]+")
+_NEW_IDENTITY = (
+    "Restore it from a copy of the data directory. Without one, remove it and start once with "
+    "--set semel.cluster.id=ID, where ID is the cluster's id as clients know it, or a new one."
+)
 
 
 class DataDirectoryInUse(Exception):
@@ -30,6 +47,13 @@ def new_id() -> str:
         text = topic_id_text(uuid.uuid4())
         if not text.startswith("-"):
             return text
+
+
+def partition_directories(path: Path) -> Iterator[Path]:
+    """The directories in a data directory that are, by their names and what is in them, those of partitions."""
+    for entry in sorted(path.iterdir()):
+        if _PARTITION.fullmatch(entry.name) and entry.is_dir() and any(entry.glob("*.log")):
+            yield entry
 
 
 class DataDirectory:
@@ -52,9 +76,9 @@ class DataDirectory:
             raise
 
     def _identity(self, node_id: int, cluster_id: str | None) -> tuple[str, str]:
-        path = self.path / "meta.properties"
+        path = self.path / META_PROPERTIES
         if path.exists():
-            stored = read_properties(path.read_text())
+            stored = self._stored(path)
             if int(stored.get("node.id", node_id)) != node_id:
                 raise ConfigError(f"{self.path} belongs to node {stored['node.id']}, this broker is node {node_id}")
             if cluster_id is not None and stored.get("cluster.id") != cluster_id:
@@ -62,17 +86,58 @@ class DataDirectory:
             if "cluster.id" in stored and "directory.id" in stored:
                 return stored["cluster.id"], stored["directory.id"]
             cluster_id = stored.get("cluster.id", cluster_id)
+        if cluster_id is None and self._holds_data():
+            raise DamagedStore(path, "is missing or names no cluster.id, but the directory holds data", _NEW_IDENTITY)
         cluster, directory = cluster_id or new_id(), new_id()
-        lines = ("#", f"cluster.id={cluster}", f"directory.id={directory}", f"node.id={node_id}", "version=1", "")
-        self._files.replace(path, "\n".join(lines).encode())
+        lines = (f"cluster.id={cluster}", f"directory.id={directory}", f"node.id={node_id}", "version=1", "")
+        body = "\n".join(lines).encode()
+        # A comment to Kafka; to us what tells one flipped character.
+        self._files.replace(path, f"# crc32c={crc32c(body):08x}\n".encode() + body)
         return cluster, directory
+
+    def _stored(self, path: Path) -> dict[str, str]:
+        data = self._files.read(path)
+        try:
+            vouched = _CRC_LINE.match(data)
+            if vouched is not None and int(vouched[1], 16) != crc32c(data[vouched.end() :]):
+                raise ValueError("its CRC-32C does not match its bytes")
+            stored = read_properties(data.decode())
+            int(stored.get("node.id", 0))
+            for name in ("cluster.id", "directory.id"):
+                if not stored.get(name, "x").isprintable():
+                    raise ValueError(f"{name} is no id")
+            return stored
+        except ValueError as error:
+            raise DamagedStore(path, f"is damaged: {error}", _NEW_IDENTITY) from None
+
+    def _holds_data(self) -> bool:
+        return (self.path / ".metadata").exists() or any(partition_directories(self.path))
+
+    @property
+    def was_closed_cleanly(self) -> bool:
+        """Whether the last stop was clean; asked before `open_for_writing`."""
+        return (self.path / CLEAN_SHUTDOWN).exists()
+
+    def manifest(self) -> Manifest | None:
+        """What the last stop left, if it was clean."""
+        return read_manifest(self._files, self.path) if self.was_closed_cleanly else None
+
+    def is_there(self) -> bool:
+        """Whether this is still the directory that was opened: somebody may have removed or replaced it."""
+        try:
+            ours, now = os.fstat(self._lock), os.stat(self.path / ".lock")
+            return (ours.st_dev, ours.st_ino) == (now.st_dev, now.st_ino) and (self.path / META_PROPERTIES).exists()
+        except OSError:
+            return False
 
     def open_for_writing(self) -> bool:
         """Whether the last stop was clean. From here on, only `close_cleanly` makes the next start a clean one."""
+        remove_manifest(self._files, self.path)
         return take_clean_shutdown_mark(self._files, self.path)
 
-    def close_cleanly(self) -> None:
-        """Everything is flushed: the next start need not look for torn writes."""
+    def close_cleanly(self, manifest: Manifest) -> None:
+        """Everything is flushed: the next start need not look for torn writes, and knows what it has to find."""
+        write_manifest(self._files, self.path, manifest)
         mark_clean_shutdown(self._files, self.path)
 
     def unlock(self) -> None:

@@ -318,7 +318,7 @@ class Dispatcher:
         if isinstance(error, Refused):
             code = error.code
         else:
-            code = ErrorCode.UNKNOWN_SERVER_ERROR
+            code = ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, OSError) else ErrorCode.UNKNOWN_SERVER_ERROR
             logger.exception("%s from %s failed", type(request).__name__, call.connection.peer, exc_info=error)
         reply = APIS[call.api_key].response()
         if not any(field.name == "error_code" and field.present_in(call.version) for field in fields_of(type(reply))):

@@ -79,7 +79,8 @@ class MarkerSender:
             except (Refused, OSError) as error:
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
                 if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
+                    if self._broker.topics.gone is None:  # that was told once
+                        logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
                     if code not in _OVERTAKEN or self._is_open(target, markers.producer_id):
                         left.append(target)
                         continue

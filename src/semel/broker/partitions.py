@@ -14,6 +14,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import uuid
@@ -24,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.metadata_store import LocalMetadataStore
+from semel.broker.data_directory import partition_directories
+from semel.broker.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
 from semel.config import INT64_MAX, TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import (
@@ -36,8 +38,11 @@ from semel.log.checkpoints import (
     read_offsets,
     write_offsets,
 )
+from semel.log.damage import DamagedLog, DirectoryGone
+from semel.log.manifest import Manifest, Marks, differs, encode_marks, restore_checkpoints
 from semel.log.partition_log import PartitionLog
-from semel.log.recovery import DamagedLog
+from semel.log.segment import LOG_SUFFIX, SNAPSHOT_SUFFIX
+from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 
 if TYPE_CHECKING:
     from semel.log.files import Files
@@ -55,6 +60,8 @@ PARTITIONS_OF_INTERNAL_TOPICS = {
 
 #: Kafka's bound on what one request may create.
 NEW_PARTITIONS_MAX = 10_000
+#: No broker gets that far in handing out ids; a client that makes its own up may.
+MADE_UP_PRODUCER_ID = 2**48
 #: How many logs are closed at once when the broker stops.
 CLOSING_THREADS = 32
 #: The longest name a file system gives a directory.
@@ -66,7 +73,6 @@ Rows = dict[str, dict[str, Any] | None]
 Rest = Callable[[], Awaitable[None]]
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-_STORE_ENTRY = "topics"
 
 
 def check_topic_name(name: str) -> None:
@@ -109,7 +115,7 @@ class Partition:
         """The partition's log, opened by whoever first needs it."""
         log = self._log
         if log is None:
-            if isinstance(self.offline, DamagedLog):
+            if isinstance(self.offline, (DamagedLog, DirectoryGone)):
                 raise self.offline
             try:
                 log = self._log = self._open(self)
@@ -132,6 +138,16 @@ class Partition:
     def opened(self) -> PartitionLog | None:
         """The log if somebody needed it already."""
         return self._log
+
+    def give_up(self, why: DirectoryGone) -> None:
+        """The files are gone: nobody is served from descriptors of files that no longer have a name."""
+        log, self._log = self._log, None
+        self.offline = why
+        if log is not None:
+            log.failed = log.failed or OSError(errno.ENOENT, "the directory is gone", log.directory)
+            for segment in log.segments:
+                segment.close()
+        self.changed()
 
     @property
     def flush_is_due(self) -> bool:
@@ -215,8 +231,11 @@ class TopicRegistry:
         now_ms: Callable[[], int],
         *,
         clean: bool,
+        manifest: Manifest | None = None,
     ) -> None:
         self._directory = data_directory
+        #: What the last clean stop left of the partitions that nobody has opened since.
+        self._manifest = manifest or Manifest()
         self._store = store
         self._settings = settings
         self._files = files
@@ -235,6 +254,8 @@ class TopicRegistry:
         self._writer: ThreadPoolExecutor | None = None
         #: Told after topics or partitions came or went: assignments on the server depend on it.
         self.changed: list[Callable[[], None]] = []
+        #: Set once the data directory is no longer there.
+        self.gone: DirectoryGone | None = None
 
     # Reading
 
@@ -268,27 +289,84 @@ class TopicRegistry:
 
     # Starting and stopping
 
+    def learn(self) -> None:
+        """Learn from the store what exists, and refuse if the directories say otherwise. Nothing is changed."""
+        stored, self._version = self._store.get(TOPICS)
+        if stored is None:
+            self._refuse_to_forget_topics()
+        try:
+            for name, row in (stored or {"topics": {}})["topics"].items():
+                configs = _still_legal(name, row["configs"])
+                topic = Topic(name, uuid.UUID(row["id"]), configs, topic_values(self._settings, configs))
+                self._enlist(topic, row["partitions"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise self._store.damaged(TOPICS, f"it does not describe topics ({error!r})") from None
+        if self._store.get(PRODUCER_ID_BLOCK)[1] < 0:
+            self._refuse_to_repeat_producer_ids()
+
     def load(self) -> None:
-        """Learn what exists from the store; after a crash, recover every log."""
-        self._recovery_points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
-        stored, self._version = self._store.get(_STORE_ENTRY)
-        for name, row in (stored or {"topics": {}})["topics"].items():
-            configs = _still_legal(name, row["configs"])
-            topic = Topic(name, uuid.UUID(row["id"]), configs, topic_values(self._settings, configs))
-            self._enlist(topic, row["partitions"])
+        """Get ready to open what `learn` found; after a crash, recover every log."""
+        restore_checkpoints(self._files, self._directory, self._manifest)
+        points = read_offsets(self._files, self._directory, RECOVERY_POINTS)
+        # A line of a topic that is gone must not be held against a later one of its name.
+        self._recovery_points = {key: offset for key, offset in points.items() if key[0] in self.topics}
         for path in self._directory.glob("*-delete"):
             self._files.remove_later(path)
         if not self._clean:
             self._machine_went_down = machine_went_down(self._files, self._directory)
             for partition in self.all_partitions():
-                if partition.directory.exists():
+                if partition.directory.exists() or (partition.topic.name, partition.index) in self._recovery_points:
                     with suppress(Refused):  # offline, by itself: it was logged, and whoever asks is told
                         _ = partition.log
         note_machine(self._files, self._directory)
 
-    def close(self) -> bool:
-        """Close every log that was opened, with what the next start wants to find. Whether it will find all of it."""
+    def _refuse_to_forget_topics(self) -> None:
+        """Without the entry there are no topics; a directory of a partition says that there were."""
+        for directory in partition_directories(self._directory):
+            raise self._store.missing(TOPICS, f"{directory} holds the records of a topic")
+
+    def _refuse_to_repeat_producer_ids(self) -> None:
+        """Without the entry ids begin at 0; a coordinator that wrote something says that some were given out."""
+        for partition in self.topics[TRANSACTION_STATE].partitions if TRANSACTION_STATE in self.topics else ():
+            for log in partition.directory.glob(f"*{LOG_SUFFIX}"):
+                if log.stat().st_size:
+                    raise self._store.missing(PRODUCER_ID_BLOCK, f"{log} names producers that have ids")
+
+    def highest_producer_id(self) -> int:
+        """The highest id that a snapshot of any partition names; -1 where none does."""
+        highest = -1
+        for partition in self.all_partitions():
+            for snapshot in partition.directory.glob(f"*{SNAPSHOT_SUFFIX}"):
+                with suppress(DamagedSnapshot, OSError):
+                    named = [entry.producer_id for entry in decode_snapshot(self._files.read(snapshot))]
+                    highest = max([highest, *(one for one in named if one < MADE_UP_PRODUCER_ID)])
+        return highest
+
+    async def look_over(self) -> None:
+        """Compare what is on disk with what the last clean stop left, one partition after the other beside requests.
+        What differs is opened at once, so that damage is told at a start and not when somebody first asks."""
+        for partition in list(self.all_partitions()):
+            expected = self._expected(partition)
+            if expected is None or partition.opened is not None:
+                continue
+            try:
+                is_different = differs(self._files.sizes(partition.directory), expected)
+            except OSError:
+                is_different = True
+            if is_different and self.topics.get(partition.topic.name) is partition.topic:
+                with suppress(Refused):  # offline, by itself: it was logged, and whoever asks is told
+                    _ = partition.log
+            await asyncio.sleep(0)
+
+    def _expected(self, partition: Partition) -> Marks | None:
+        return self._manifest.of_partition(partition.directory.name)
+
+    def close(self) -> Manifest | None:
+        """Close every log that was opened. What the next start has to find; None if that is not everything."""
         logs = [log for partition in self.all_partitions() if (log := partition.opened) is not None]
+        if self.gone is not None:
+            self._stop_threads()
+            return None  # whatever is in its place now is not ours to write to
         self._files.drain()
         now_ms = self._now_ms()
         # Each close waits for the disk several times; together they wait for the same commits of the file system.
@@ -298,15 +376,26 @@ class TopicRegistry:
         clean = all(log.failed is None for log in logs)
         clean = clean and all(partition.offline is None for partition in self.all_partitions())
         self.checkpoint_recovery_points()
+        left = Manifest(entries=self._store.entries())
         for partition in self.all_partitions():
+            name = partition.directory.name
+            if partition.opened is not None and partition.opened.marks is not None:
+                left.partitions[name] = encode_marks(partition.opened.marks)
+            elif name in self._manifest.partitions:
+                left.partitions[name] = self._manifest.partitions[name]
             partition.retire()
+        self._stop_threads()
+        return left if clean else None
+
+    def _stop_threads(self) -> None:
         if self._writer is not None:
             self._writer.shutdown()
         self._files.stop_removing()
-        return clean
 
     def checkpoint_recovery_points(self) -> None:
         """Write down how far each log is known to be on disk, so that recovery begins there."""
+        if self.gone is not None:
+            return
         for partition in self.all_partitions():
             if partition.opened is not None:
                 self._recovery_points[partition.topic.name, partition.index] = partition.opened.recovery_point
@@ -368,12 +457,16 @@ class TopicRegistry:
                     for segment in log.segments:
                         segment.close()
                 directories.append(partition.directory)
+                self._manifest.partitions.pop(partition.directory.name, None)
                 partition.changed()
                 await rest()
         self._pending = {}
         # Behind those who still write into these directories, and before anybody makes one of the same name.
         await asyncio.wrap_future(self._files.in_background(partial(self._doom, directories)))
-        self._forget_offsets({topic.name for topic in topics})
+        try:
+            self._forget_offsets({topic.name for topic in topics})
+        except OSError as error:
+            logger.error("the checkpoints in %s still name deleted topics: %s", self._directory, error)
         self._announce()
 
     def _doom(self, directories: list[Path]) -> None:
@@ -421,6 +514,25 @@ class TopicRegistry:
                     partition.opened.verifies_transactions = verifies_transactions
             await rest()
 
+    # When the directory is gone
+
+    def give_up(self, why: DirectoryGone) -> None:
+        """The data directory was removed or replaced: nothing more is served from it or written into it."""
+        self.gone = why
+        for partition in self.all_partitions():
+            partition.give_up(why)
+
+    def look_for_gone(self) -> None:
+        """Find partitions whose files were removed under the running broker."""
+        for partition in self.all_partitions():
+            log = partition.opened
+            if log is not None and log.failed is None and not self._files.exists(log.segments[-1].log_path):
+                why = DirectoryGone(log.directory)
+                logger.error("%s-%d is offline: %s", partition.topic.name, partition.index, why.why)
+                partition.give_up(why)
+
+    # Inside
+
     def checked(self, overrides: dict[str, str]) -> Values:
         """What would hold for a topic with these settings, or why it cannot have them."""
         try:
@@ -448,7 +560,7 @@ class TopicRegistry:
     def _forget_offsets(self, names: set[str]) -> None:
         """A later topic of such a name must not inherit where this one's logs began or were compacted to."""
         self._recovery_points = {key: offset for key, offset in self._recovery_points.items() if key[0] not in names}
-        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS):
+        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS):
             offsets = read_offsets(self._files, self._directory, checkpoint)
             kept = {key: offset for key, offset in offsets.items() if key[0] not in names}
             if len(kept) < len(offsets):
@@ -472,7 +584,9 @@ class TopicRegistry:
             recovery_point=self._recovery_points.get(name),
             producer_id_expiration_ms=self._settings["producer.id.expiration.ms"],
             unsynced_may_be_lost=self._machine_went_down and not self._promises_fsync(topic),
+            expected=self._expected(partition),
         )
+        self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.verifies_transactions = self._settings["transaction.partition.verification.enable"]
         log.high_watermark_follows_end = self._settings["semel.durability"] == "os"
         if not self._clean and not log.high_watermark_follows_end:
@@ -493,6 +607,8 @@ class TopicRegistry:
 
     def _save(self, changes: Rows) -> None:
         """Store what will be, before it is: what the disk refuses has not happened."""
+        if self.gone is not None:
+            raise self.gone
         if self._writing is not None:
             # What is on its way to the disk comes first; whoever waits for it is told how it went.
             try:
@@ -500,7 +616,7 @@ class TopicRegistry:
             except Exception:
                 self._pending = {}
         try:
-            self._version = self._store.update(_STORE_ENTRY, self._stored(changes), self._version)
+            self._version = self._store.update(TOPICS, self._stored(changes), self._version)
         except OSError as error:
             raise _not_stored(error) from error
 
@@ -511,11 +627,13 @@ class TopicRegistry:
 
         Until they hold, the changes are `_pending`.
         """
+        if self.gone is not None:
+            raise self.gone
         value, version = self._stored(changes), self._version
 
         def write() -> int:
             first()
-            return self._store.update(_STORE_ENTRY, value, version)
+            return self._store.update(TOPICS, value, version)
 
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "semel-topics")

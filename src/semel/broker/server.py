@@ -37,6 +37,7 @@ from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
+from semel.log.damage import DirectoryGone
 from semel.log.files import Files
 from semel.net.connection import ServerConnection
 from semel.net.memory import MemoryPool, UnreadAnswers
@@ -157,17 +158,24 @@ class BrokerServer:
         self.data_path = data.path
         self.cluster_id = data.cluster_id
         self.directory_id = data.directory_id
+        manifest = data.manifest()
         store = LocalMetadataStore(data.path / ".metadata", self._files)
-        self.producer_ids = ProducerIds(store, self.node_id)
+        if manifest is not None:
+            store.require(manifest.entries)
+        self.producer_ids = ProducerIds(store, self.node_id, lambda: self.topics.highest_producer_id())
         self.dynamic = DynamicSettings(store, self.node_id, self.settings)
         self.settings = self.dynamic.values
         self.group_settings = GroupSettingsStore(store)
         self.quota_store = QuotaStore(store)
         self._metadata_store = store
         self.quotas_changed()
+        clean = data.was_closed_cleanly
         self.topics = TopicRegistry(
-            data.path, store, self.settings, self._files, self.now_ms, clean=data.open_for_writing()
+            data.path, store, self.settings, self._files, self.now_ms, clean=clean, manifest=manifest
         )
+        self.topics.learn()
+        # What is refused up to here leaves everything as it was, for the next start to refuse again.
+        data.open_for_writing()
         self.topics.load()
         self.disk = Flusher()
         if self.settings["semel.durability"] == "fsync":
@@ -176,6 +184,7 @@ class BrokerServer:
         for server in self._servers:
             await server.start_serving()
         self.spawn(self._load_coordinators())
+        self.spawn(self.topics.look_over())
         self._background.start()
 
     async def _bind(self) -> None:
@@ -268,8 +277,9 @@ class BrokerServer:
                 getattr(self, name).stop()
         if self.fatal_error is None:
             try:
-                if self.topics.close():
-                    self._data.close_cleanly()
+                left = self.topics.close()
+                if left is not None:
+                    self._data.close_cleanly(left)
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
         self.disk.close()
@@ -278,6 +288,14 @@ class BrokerServer:
             self._beside.shutdown(wait=False, cancel_futures=True)
         self._data.unlock()
         self.stopped.set()
+
+    def look_after_data(self) -> None:
+        """Stop serving from a data directory that was removed or replaced under us: what is written into files without
+        a name is lost, and nobody would know."""
+        if self.topics.gone is None and not self._data.is_there():
+            why = DirectoryGone(str(self.data_path))
+            logger.critical("%s", why.why)
+            self.topics.give_up(why)
 
     def spawn_stop(self) -> None:
         """Stop as soon as the loop gets to it; for signal handlers."""

@@ -11,11 +11,13 @@ import click
 
 from semel.cli.output import show
 from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN
+from semel.log.damage import EXPECTED_FILES
 from semel.log.inspection import Inspection, inspect
+from semel.log.manifest import MANIFEST
 from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60
-_NOT_OF_A_LOG = {".lock", ".metadata", CLEAN_SHUTDOWN, BOOT_ID, "meta.properties"}
+_NOT_OF_A_LOG = {".lock", ".metadata", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, EXPECTED_FILES, "meta.properties"}
 
 
 @click.group()

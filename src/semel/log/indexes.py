@@ -6,6 +6,9 @@
 
 The first two are sparse and can be rebuilt from the log byte for byte, so they are kept in memory and written late. The
 third is written at once: read_committed depends on it.
+
+An index knows the CRC-32C of what it wrote, or of what a clean stop left: a file that is not that is damaged, however
+well its entries rise.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
+
+from crc32c import crc32c
 
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
@@ -42,7 +47,7 @@ class DamagedIndex(Refused):
 class OffsetIndex:
     """Where batches lie: relative last offset -> position."""
 
-    __slots__ = ("_loaded", "_offsets", "_positions", "_written", "base_offset", "path")
+    __slots__ = ("_loaded", "_offsets", "_positions", "_written", "base_offset", "crc", "path")
 
     def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
         self.path = path
@@ -51,12 +56,14 @@ class OffsetIndex:
         self._positions = array("I")
         self._written = 0
         self._loaded = loaded
+        #: Of the file; None where nobody knows it.
+        self.crc: int | None = 0 if loaded else None
 
     def load(self, files: Files) -> None:
-        """Read the file, once; refuses one whose entries do not rise."""
+        """Read the file, once; refuses one that is not what was written, or whose entries do not rise."""
         if self._loaded:
             return
-        offsets, positions = _read(files, self.path, decode_offset_entries, OFFSET_ENTRY_SIZE)
+        (offsets, positions), self.crc = _read(files, self.path, decode_offset_entries, self.crc)
         self._offsets, self._positions = offsets, positions
         self._written = len(offsets)
         self._loaded = True
@@ -84,10 +91,22 @@ class OffsetIndex:
         found = bisect_right(self._offsets, max(offset - self.base_offset, 0))
         return self._positions[found - 1] if found else 0
 
-    def batch_start_at_or_before(self, position: int) -> int:
-        """The largest known start of a batch that is not past `position`."""
+    def batch_start_at_or_before(self, position: int) -> tuple[int, int]:
+        """(the largest known start of a batch that is not past `position`, the last offset of that batch), as the
+        index has it; (0, -1) where there is none."""
         found = bisect_right(self._positions, position)
-        return self._positions[found - 1] if found else 0
+        return (self._positions[found - 1], self.base_offset + self._offsets[found - 1]) if found else (0, -1)
+
+    def entry_before(self, offset: int) -> tuple[int, int]:
+        """(where to begin looking for the batch that holds `offset`, the last offset of the batch there); (0, -1) for
+        the beginning of the segment."""
+        found = bisect_right(self._offsets, max(offset - self.base_offset, 0))
+        return (self._positions[found - 1], self.base_offset + self._offsets[found - 1]) if found else (0, -1)
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(position, last offset) of the last entry; (0, -1) when there is none."""
+        return (self._positions[-1], self.base_offset + self._offsets[-1]) if self._positions else (0, -1)
 
     def entries(self) -> list[tuple[int, int]]:
         pairs = zip(self._offsets, self._positions, strict=True)
@@ -103,20 +122,21 @@ class OffsetIndex:
         flat[1::2] = self._positions[self._written :]
         if sys.byteorder == "little":
             flat.byteswap()
-        files.write_into(self.path, flat.tobytes(), self._written * OFFSET_ENTRY_SIZE)
-        self._written = count
+        data = flat.tobytes()
+        files.write_into(self.path, data, self._written * OFFSET_ENTRY_SIZE)
+        self._written, self.crc = count, crc32c(data, self.crc or 0)
 
     def rewrite(self, files: Files) -> None:
         """Put what is in memory in place of whatever the file holds."""
         files.replace(self.path, b"", durable=False)
-        self._written = 0
+        self._written, self.crc = 0, 0
         self.write(files)
 
 
 class TimeIndex:
     """How far to skip for a timestamp: largest timestamp so far -> relative last offset of its batch."""
 
-    __slots__ = ("_loaded", "_offsets", "_timestamps", "_written", "base_offset", "path")
+    __slots__ = ("_loaded", "_offsets", "_timestamps", "_written", "base_offset", "crc", "path")
 
     def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
         self.path = path
@@ -125,11 +145,12 @@ class TimeIndex:
         self._offsets = array("I")
         self._written = 0
         self._loaded = loaded
+        self.crc: int | None = 0 if loaded else None
 
     def load(self, files: Files) -> None:
         if self._loaded:
             return
-        timestamps, offsets = _read(files, self.path, decode_time_entries, TIME_ENTRY_SIZE)
+        (timestamps, offsets), self.crc = _read(files, self.path, decode_time_entries, self.crc)
         self._timestamps, self._offsets = timestamps, offsets
         self._written = len(timestamps)
         self._loaded = True
@@ -170,11 +191,11 @@ class TimeIndex:
             return
         data = b"".join(map(_TIME_ENTRY.pack, self._timestamps[self._written :], self._offsets[self._written :]))
         files.write_into(self.path, data, self._written * TIME_ENTRY_SIZE)
-        self._written = count
+        self._written, self.crc = count, crc32c(data, self.crc or 0)
 
     def rewrite(self, files: Files) -> None:
         files.replace(self.path, b"", durable=False)
-        self._written = 0
+        self._written, self.crc = 0, 0
         self.write(files)
 
 
@@ -190,31 +211,46 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """The aborted transactions of a segment, in the order of their markers."""
 
-    __slots__ = ("_entries", "_loaded", "path")
+    __slots__ = ("_entries", "_loaded", "crc", "path")
 
     def __init__(self, path: str, *, loaded: bool) -> None:
         self.path = path
         self._entries: list[AbortedTransaction] = []
         self._loaded = loaded
+        self.crc: int | None = 0 if loaded else None
 
     def load(self, files: Files) -> None:
-        if not self._loaded:
-            self._entries = _read(files, self.path, decode_transaction_entries, TRANSACTION_ENTRY_SIZE)
-            self._loaded = True
+        """Read the file, once. To find what it should hold takes more than one segment: a start does that."""
+        if self._loaded:
+            return
+        try:
+            self._entries, self.crc = _read(files, self.path, decode_transaction_entries, self.crc)
+        except DamagedIndex as damage:
+            size = files.size(self.path)
+            if size % TRANSACTION_ENTRY_SIZE == 0:
+                # After a crash a start looks at sizes only: one that no index has makes it rebuild this one.
+                files.write_into(self.path, b"\0", size)
+            raise DamagedIndex(f"{damage.why}; the next start rebuilds it from the log") from None
+        self._loaded = True
 
     def append(self, files: Files, aborted: AbortedTransaction) -> None:
         """On disk first: the last stable offset moves only past aborts that a restart would find again."""
-        files.write_into(self.path, encode_transaction_entry(aborted), len(self._entries) * TRANSACTION_ENTRY_SIZE)
+        data = encode_transaction_entry(aborted)
+        files.write_into(self.path, data, len(self._entries) * TRANSACTION_ENTRY_SIZE)
+        self.crc = crc32c(data, self.crc or 0)
         self._entries.append(aborted)
 
     def hold(self, entries: list[AbortedTransaction]) -> None:
         """Take rebuilt entries; `rewrite` puts them on disk."""
         self._entries = entries
         self._loaded = True
+        self.crc = crc32c(b"".join(map(encode_transaction_entry, entries)))
 
     def rewrite(self, files: Files) -> None:
-        if self._entries or files.exists(self.path):
-            files.replace(self.path, b"".join(map(encode_transaction_entry, self._entries)), durable=False)
+        data = b"".join(map(encode_transaction_entry, self._entries))
+        if data or files.exists(self.path):
+            files.replace(self.path, data, durable=False)
+        self.crc = crc32c(data)
 
     def collect(self, from_offset: int, upper_bound: int, into: list[AbortedTransaction]) -> bool:
         """Add those that touch [from_offset, upper_bound); True when no later segment can have another."""
@@ -288,15 +324,18 @@ def _rises(values: array[int]) -> bool:
     return all(map(int.__lt__, values, values[1:]))
 
 
-def _read(files: Files, path: str, decode: Callable[[bytes], _Entries], entry_size: int) -> _Entries:
+def _read(
+    files: Files, path: str, decode: Callable[[bytes], _Entries], expected: int | None
+) -> tuple[_Entries, int]:
+    """What an index file holds, and its CRC-32C."""
     try:
         data = files.read(path)
     except FileNotFoundError:
         data = b""
+    crc = crc32c(data)
     try:
-        return decode(data)
+        if expected is not None and crc != expected:
+            raise DamagedIndex("its CRC-32C is not that of what was written")
+        return decode(data), crc
     except DamagedIndex as damage:
-        if len(data) % entry_size == 0:
-            # A start looks at sizes only: one that no index has makes it rebuild this one.
-            files.write_into(path, b"\0", len(data))
-        raise DamagedIndex(f"{path}: {damage.why}; the next start rebuilds it from the log") from None
+        raise DamagedIndex(f"{path} is damaged: {damage.why}") from None

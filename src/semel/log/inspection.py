@@ -74,6 +74,11 @@ class _ReadOnly(Files):
     def write_into(self, path: str | os.PathLike[str], data: bytes | bytearray | memoryview, position: int) -> None:
         return
 
+    def replace(
+        self, path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, durable: bool = True
+    ) -> None:
+        return
+
 
 # Batches
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from semel.config import Values
 from semel.errors import ErrorCode, Refused
-from semel.log import checkpoints, durability, recovery, retention
+from semel.log import checkpoints, damage, durability, manifest, recovery, retention
 from semel.log.admission import Admission
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.compaction import Compacted, Compaction
@@ -75,6 +75,9 @@ class PartitionLog(Reading, TimestampSearch):
         self.failed: OSError | None = None
         #: The directory is new and its parent was not synced since: a power cut could take all of it.
         self.is_created = False
+        #: The files as `close` left them.
+        self.marks: manifest.Marks | None = None
+        self._told = set()
         #: Files of segments that left the log, and when to remove them.
         self.doomed: list[tuple[int, list[str]]] = []
         self.config = config
@@ -109,18 +112,26 @@ class PartitionLog(Reading, TimestampSearch):
         log_start_offset: int | None = None,
         producer_id_expiration_ms: int = _DEFAULT_PRODUCER_ID_EXPIRATION_MS,
         unsynced_may_be_lost: bool = False,
+        expected: manifest.Marks | None = None,
     ) -> PartitionLog:
         """Open the log, or create it. `clean`: the data directory was closed in order, so nothing need be scanned.
         `unsynced_may_be_lost`: the machine went down, and nobody was promised what had not been fsynced.
+        `expected`: the files as the last clean stop left them.
 
         Raises `DamagedLog` when the files lost something that was once safely there.
         """
         path = os.fspath(directory)
         fresh = not files.exists(path)
+        if fresh and expected is not None:
+            raise damage.missing_partition(path)
+        if fresh and recovery_point:
+            raise damage.missing_partition(path, recovery_point)
         if fresh:
             files.make_directory(path)
             first = checkpoints.encode_leader_epochs([(0, 0)])
             files.write_into(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, 0)
+        elif expected is None:
+            expected = manifest.kept_expected(files, path)
         parent = os.path.dirname(path)
         name = (topic, partition)
         if fresh:
@@ -130,6 +141,9 @@ class PartitionLog(Reading, TimestampSearch):
         if log_start_offset is None:
             log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
         epochs = LeaderEpochs([(0, 0)]) if fresh else checkpoints.read_leader_epochs(files, path)
+        if not manifest.is_as_left(files, path, checkpoints.LEADER_EPOCH_CHECKPOINT, expected) and epochs is not None:
+            logger.warning("%s/%s is damaged; it is rebuilt from the log", path, checkpoints.LEADER_EPOCH_CHECKPOINT)
+            epochs = None
         if epochs is None:
             # Only the batches know which epochs there were: all of them are looked at.
             epochs, clean, recovery_point = LeaderEpochs(), False, 0
@@ -138,43 +152,52 @@ class PartitionLog(Reading, TimestampSearch):
             recovery_point = None
         else:
             contiguous_from = checkpoints.read_offsets(files, parent, checkpoints.CLEANER_OFFSETS).get(name, 0)
-        loaded = recovery.load(
-            files,
-            path,
-            epochs,
-            recovery.Circumstances(
-                clean=clean or fresh,
-                now_ms=now_ms,
-                index_interval_bytes=config["index.interval.bytes"],
-                producer_id_expiration_ms=producer_id_expiration_ms,
-                recovery_point=recovery_point,
-                contiguous_from=contiguous_from,
-                compacted="compact" in config["cleanup.policy"],
-                log_start_offset=log_start_offset,
-                unsynced_may_be_lost=unsynced_may_be_lost,
-            ),
+        given = recovery.Circumstances(
+            clean=clean or fresh,
+            now_ms=now_ms,
+            index_interval_bytes=config["index.interval.bytes"],
+            producer_id_expiration_ms=producer_id_expiration_ms,
+            recovery_point=recovery_point,
+            contiguous_from=contiguous_from,
+            compacted="compact" in config["cleanup.policy"],
+            log_start_offset=log_start_offset,
+            unsynced_may_be_lost=unsynced_may_be_lost,
+            expected=expected,
         )
+        try:
+            loaded = recovery.load(files, path, epochs, given)
+        except damage.DamagedLog:
+            if expected is not None:
+                manifest.keep_expected(files, path, expected)
+            raise
+        if expected is not None:
+            manifest.forget_expected(files, path)
         log = cls(path, topic, partition, files, config, loaded)
         log.producer_id_expiration_ms = producer_id_expiration_ms
         log.is_created = fresh
         log.log_start_offset = max(log.log_start_offset, log_start_offset)
         if loaded.leader_epochs_changed:
             log.write_leader_epochs()
-        log._settle_topic_id(topic_id, fresh)
+        log._settle_topic_id(topic_id, fresh, expected)
         for repair in loaded.repairs:
             logger.warning("%s-%d: %s", topic, partition, repair)
         return log
 
-    def _settle_topic_id(self, topic_id: UUID | None, fresh: bool) -> None:
+    def _settle_topic_id(self, topic_id: UUID | None, fresh: bool, expected: manifest.Marks | None) -> None:
         path = f"{self.directory}/{checkpoints.PARTITION_METADATA}"
         stored = None
-        if not fresh and self.files.exists(path):
+        if not fresh:
             try:
                 stored = checkpoints.decode_partition_metadata(self.files.read(path))
-            except checkpoints.DamagedCheckpoint as error:
+                if not manifest.is_as_left(self.files, self.directory, checkpoints.PARTITION_METADATA, expected):
+                    stored = None
+                    raise checkpoints.DamagedCheckpoint("it is not what was written at the last stop")
+            except (FileNotFoundError, checkpoints.DamagedCheckpoint) as error:
                 logger.warning("%s is written anew: %s", path, error)
         if stored is not None and topic_id is not None and stored != topic_id:
-            raise Refused(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.directory} belongs to topic id {stored}")
+            for segment in self.segments:
+                segment.close()
+            raise damage.ForeignPartition(path, stored, topic_id)
         self.topic_id = topic_id or stored or checkpoints.NO_TOPIC_ID
         if stored is None and topic_id is not None:
             data = checkpoints.encode_partition_metadata(topic_id)
@@ -191,10 +214,21 @@ class PartitionLog(Reading, TimestampSearch):
                 durability.prepare_flush(self, closing=True)()
                 if self.end_offset > (self.snapshots[-1] if self.snapshots else self._bases[0]):
                     durability.write_snapshot(self, self.end_offset, encode_snapshot(self.producers))
+                self.marks = self._marks()
             except OSError as error:
                 self.fail(error)
         for segment in self.segments:
             segment.close()
+
+    def _marks(self) -> manifest.Marks:
+        """What this log leaves on disk, for the next start to compare."""
+        known = {}
+        for segment in self.segments:
+            for index in (segment.offset_index, segment.time_index, segment.transaction_index):
+                if index.crc is not None:
+                    known[index.path.rsplit("/", 1)[1]] = index.crc
+        read = (checkpoints.LEADER_EPOCH_CHECKPOINT, checkpoints.PARTITION_METADATA)
+        return manifest.marks_of(self.files, self.directory, known, read)
 
     # Settings
 

@@ -2,19 +2,24 @@
 
 It guarantees that a reader is given whole batches only, that the limit it may read to is looked at once per read and
 never passed (K-9807, K-9835), and that a read_committed reader gets the aborted transactions of exactly the range it
-was served: an empty list says that there are none, never that nobody looked.
+was served: an empty list says that there are none, never that nobody looked. What an earlier process wrote is checked
+before it is first served: a reader is told of damage, and so is the broker's log, once, with the file and what to do.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from typing import NamedTuple
 
 from semel.errors import ErrorCode, Refused
+from semel.log.damage import DamagedLog
 from semel.log.files import Files
-from semel.log.indexes import AbortedTransaction
+from semel.log.indexes import AbortedTransaction, DamagedIndex
 from semel.log.segment import Segment
 from semel.machines.producer_state import ProducerStates
+
+logger = logging.getLogger(__name__)
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -38,6 +43,8 @@ class Read(NamedTuple):
 class Reading:
     """Mixed into the partition log: needs its segments and its watermarks."""
 
+    topic: str
+    partition: int
     files: Files
     segments: list[Segment]
     log_start_offset: int
@@ -48,6 +55,8 @@ class Reading:
     _active: Segment
     _positions: dict[int, tuple[Segment, int]]
     _readers: list[Segment]
+    #: Damage that was told already, by file and place.
+    _told: set[tuple[str, int]]
 
     @property
     def last_stable_offset(self) -> int:
@@ -83,7 +92,18 @@ class Reading:
                 aborted = self._aborted_within(offset, upper_bound) if data else []
         except OSError as error:
             raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log cannot be read: {error}") from error
+        except DamagedIndex as damage:
+            self._tell(damage, "", 0)
+            raise
+        except DamagedLog as damage:
+            self._tell(damage, damage.path, damage.position)
+            raise
         return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
+
+    def _tell(self, damage: Refused, path: str, position: int) -> None:
+        if (path, position) not in self._told:
+            self._told.add((path, position))
+            logger.error("%s-%d: %s", self.topic, self.partition, damage.why)
 
     def _read_batches(
         self, offset: int, limit: int, max_bytes: int, at_least_one: bool
@@ -112,6 +132,11 @@ class Reading:
             self._remember_position(end_offset, segment, position + whole)
         elif segment is self._active:
             self._remember_position(end_offset, segment, end_position)
+        if position < segment.cold_bytes and len(data):
+            segment_end = self.end_offset
+            if segment is not self._active:
+                segment_end = self._bases[self._segment_holding(segment.base_offset) + 1]
+            segment.check_cold(data, position, offset, segment_end)
         return data, end_offset
 
     def _position_of(self, offset: int) -> tuple[Segment, int] | None:
@@ -126,6 +151,8 @@ class Reading:
             placed = segment.locate(offset)
             if placed is not None:
                 return segment, placed.position
+            if segment.has_no_gaps and segment.cold_bytes and segment is not self._active:
+                raise segment.cannot_find(offset)
         return None
 
     def _end_within(self, segment: Segment, limit: int) -> tuple[int, int]:

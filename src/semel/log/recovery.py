@@ -1,6 +1,7 @@
 """From the files of a partition to a log that can be trusted.
 
-After a clean stop nothing is scanned: the sizes, the tail of the last segment and the last snapshot say everything.
+After a clean stop nothing is scanned: the manifest it left, the tail of the last segment and the last snapshot say
+everything. Where there is no manifest, the tail of every segment is looked at: each must reach to the next one.
 After a crash every batch from the recovery point on is checked and
 
 - a torn tail, where nothing valid follows, is cut at the last valid batch;
@@ -19,8 +20,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import RECOVERY_POINTS, LeaderEpochs
+from semel.errors import Refused
+from semel.log.checkpoints import LeaderEpochs
+from semel.log.damage import DamagedLog
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
@@ -29,6 +31,7 @@ from semel.log.indexes import (
     AbortedTransaction,
     DamagedIndex,
 )
+from semel.log.manifest import Marks, check_segments, is_as_left, known_crc
 from semel.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -50,25 +53,6 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
 _STEM = re.compile("[0-9]{20}")
-
-
-class DamagedLog(Refused):
-    """Bytes that were once written whole are not whole any more, and later ones still are.
-
-    A refusal, because that is what it means to whoever asks for the partition: KAFKA_STORAGE_ERROR.
-    """
-
-    def __init__(self, path: str, position: int, what: str) -> None:
-        self.path = path
-        self.position = position
-        self.what = what
-        super().__init__(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            f"{path} is damaged at byte {position}: {what}. Nothing was changed. Restore the file from a copy or a "
-            "replica; to give up everything from there on instead, stop the broker, cut the file to "
-            f"{position} bytes, remove the later segments of the partition and the data directory's "
-            f"{RECOVERY_POINTS}, and start again.",
-        )
 
 
 @dataclass(slots=True)
@@ -107,6 +91,8 @@ class Circumstances:
     #: The machine went down, and nobody was promised what had not been fsynced: a segment may lack its end although
     #: the next one is there. Otherwise what was written is there, unless something is wrong with the disk.
     unsynced_may_be_lost: bool = False
+    #: The files as the last clean stop left them, where that is known.
+    expected: Marks | None = None
 
 
 def replay(producers: ProducerStates, batch: Batch, heard_ms: int) -> CompletedTransaction | None:
@@ -177,6 +163,13 @@ class _Loader:
     def _load(self) -> Loaded:
         if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
             self._settle_interrupted_changes()
+        if self.given.expected is not None:
+            check_segments(self.directory, self.sizes, self.given.expected)
+            gone = [name for name in self.given.expected if name.endswith(SNAPSHOT_SUFFIX) and name not in self.sizes]
+            if gone:
+                self.repairs.append(
+                    f"{self.directory}/{gone[-1]} is missing; who wrote is found out from the records that are left"
+                )
         segments = self.segments = self._segments()
         snapshots = self._offsets(SNAPSHOT_SUFFIX)
         if len(segments) == 1 and segments[0].size_bytes == 0:
@@ -187,9 +180,11 @@ class _Loader:
                 segments[0].rewrite_indexes()
             return self._loaded(segments, segments[0].base_offset, snapshots)
         suspect = self._first_suspect(segments)
+        if self.given.expected is None:
+            suspect = self._first_that_does_not_join(segments, suspect)
         if suspect is None:
             end_offset = self._tail(segments[-1])
-            if end_offset is not None:
+            if end_offset is not None and end_offset == (self.given.recovery_point or end_offset):
                 if end_offset not in snapshots or not self._take_snapshot(end_offset):
                     self._rebuild_producers(segments, snapshots, end_offset)
                 return self._loaded(segments, end_offset, snapshots)
@@ -258,13 +253,36 @@ class _Loader:
             Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
             for base in sorted(bases)
         ]
+        contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
         for segment in segments:
-            if file_stem(segment.base_offset) + TRANSACTION_INDEX_SUFFIX not in self.sizes:
+            stem = file_stem(segment.base_offset)
+            segment.has_no_gaps = segment.base_offset >= contiguous_from
+            if stem + TRANSACTION_INDEX_SUFFIX not in self.sizes:
                 segment.transaction_index.hold([])
+            if segment.size_bytes:
+                segment.offset_index.crc = known_crc(self.given.expected, stem + INDEX_SUFFIX)
+                segment.time_index.crc = known_crc(self.given.expected, stem + TIME_INDEX_SUFFIX)
         if not segments:
             segments.append(Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms))
             self.is_fresh = True
         return segments
+
+    def _contiguous_from(self, bases: list[int]) -> int:
+        """From here on offsets have no gaps."""
+        if self.given.compacted and bases:
+            return max(self.given.contiguous_from, bases[-1])
+        return self.given.contiguous_from
+
+    def _first_that_does_not_join(self, segments: list[Segment], suspect: int | None) -> int | None:
+        """The first segment, before those that are read anyway, whose last batch does not reach to the next one."""
+        contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
+        for number in range(len(segments) - 1 if suspect is None else suspect):
+            segment, following = segments[number], segments[number + 1].base_offset
+            end_offset = self._tail(segment)
+            segment.rest()
+            if end_offset is None or end_offset > following or following > end_offset >= contiguous_from:
+                return number
+        return suspect
 
     def _first_suspect(self, segments: list[Segment]) -> int | None:
         """The first segment that has to be read from end to end."""
@@ -279,7 +297,8 @@ class _Loader:
             if suspect is not None and number >= suspect:
                 break
             if self._index_is_missing(segment):
-                self.repairs.append(f"an index of segment {file_stem(segment.base_offset)} is missing or cut short")
+                stem = file_stem(segment.base_offset)
+                self.repairs.append(f"an index of segment {stem} is missing or damaged: all from there on are rebuilt")
                 return number
         return suspect
 
@@ -298,6 +317,14 @@ class _Loader:
         aborts = self.sizes.get(stem + TRANSACTION_INDEX_SUFFIX, 0)
         if index is None or times is None:
             return True
+        expected = self.given.expected
+        if expected is not None:
+            named = (stem + suffix for suffix in SEGMENT_SUFFIXES[1:])
+            if any(name in expected and self.sizes.get(name) != expected[name].size_bytes for name in named):
+                return True
+            # The other two are read when they are first needed, and rebuilt then.
+            if not is_as_left(self.files, self.directory, stem + TRANSACTION_INDEX_SUFFIX, expected):
+                return True
         return bool(index % OFFSET_ENTRY_SIZE or times % TIME_ENTRY_SIZE or aborts % TRANSACTION_ENTRY_SIZE)
 
     def _tail(self, segment: Segment) -> int | None:
@@ -306,8 +333,8 @@ class _Loader:
             return segment.base_offset
         try:
             return segment.load_tail()
-        except DamagedIndex as error:
-            self.repairs.append(error.why)
+        except (DamagedIndex, DamagedLog) as error:
+            self.repairs.append(f"{error.why}; the log is read again")
             return None
 
     # Producers
@@ -359,8 +386,7 @@ class _Loader:
     # Recovery
 
     def _recover(self, segments: list[Segment], suspect: int, snapshots: list[int]) -> Loaded:
-        if self.given.compacted:
-            self.contiguous_from = max(self.contiguous_from, segments[-1].base_offset)
+        self.contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
         start = self._start_producers(snapshots, segments[suspect].base_offset)
         self._replay(segments, suspect, start)
         end_offset = segments[suspect].base_offset
@@ -419,7 +445,7 @@ class _Loader:
             expected = batch.next_offset
             valid_bytes = position + batch.size_bytes
         segment.size_bytes = size
-        segment.synced_bytes = 0
+        segment.synced_bytes = segment.cold_bytes = 0
         segment.transaction_index.hold(aborts)
         return expected, valid_bytes, what
 

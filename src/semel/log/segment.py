@@ -1,27 +1,33 @@
 """One segment: a run of record batches in a file, with the indexes that find them again.
 
 It guarantees that a batch is written with one call at the end of the file, that `size_bytes` never counts a byte that
-was not written, and that what the indexes say can be rebuilt from the log byte for byte. It knows nothing of
-producers, transactions or durability: those are the partition's.
+was not written, and that what the indexes say can be rebuilt from the log byte for byte: an offset or time index that
+turns out to be damaged is, and it is said. Bytes that an earlier process wrote are checked when they are first read. It
+knows nothing of producers, transactions or durability: those are the partition's.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from semel.errors import ErrorCode, Refused
+from semel.log.damage import DamagedLog
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
     RELATIVE_OFFSET_MAX,
     TIME_ENTRY_SIZE,
+    DamagedIndex,
     OffsetIndex,
     TimeIndex,
     TransactionIndex,
 )
 from semel.records.batch import HEADER_SIZE, Batch, check
+
+logger = logging.getLogger(__name__)
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -35,6 +41,8 @@ _PLACE = struct.Struct(">qi11xi")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _WALK_BYTES = 32 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
+#: How far apart the entries of an index are that is rebuilt here; a start knows what the topic wants.
+_REBUILT_INTERVAL_BYTES = 4096
 #: Batches may have no timestamp, which is -1.
 _NOT_LOOKED_AT = -2
 
@@ -57,13 +65,16 @@ class Segment:
     """A segment of the log; the last one of a partition is the active one and grows."""
 
     __slots__ = (
+        "_checked",
         "_descriptor",
         "_first_timestamp_ms",
         "_indexed_position",
         "_largest_known",
         "base_offset",
+        "cold_bytes",
         "created_ms",
         "files",
+        "has_no_gaps",
         "indexes_synced",
         "max_timestamp_ms",
         "offset_index",
@@ -87,6 +98,12 @@ class Segment:
         self.synced_bytes = size_bytes
         #: Whether the index files say all that they should, and were fsynced.
         self.indexes_synced = True
+        #: What was there when the segment was opened: nobody in this process has seen it whole.
+        self.cold_bytes = size_bytes
+        #: Whether its offsets follow each other: compaction leaves gaps.
+        self.has_no_gaps = False
+        #: What of it was checked since: from, to, and the offset that comes next there.
+        self._checked = (0, 0, base_offset)
         fresh = size_bytes == 0
         self.offset_index = OffsetIndex(stem + INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
         self.time_index = TimeIndex(stem + TIME_INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
@@ -225,10 +242,39 @@ class Segment:
     # Reading
 
     def load_indexes(self) -> None:
-        self.offset_index.load(self.files)
-        self.time_index.load(self.files)
+        self._load_offsets()
+        try:
+            self.time_index.load(self.files)
+        except DamagedIndex as damage:
+            self._rebuild(damage.why)
         self.transaction_index.load(self.files)
         self._indexed_position = self.offset_index.last_position
+
+    def _load_offsets(self) -> None:
+        try:
+            self.offset_index.load(self.files)
+        except DamagedIndex as damage:
+            self._rebuild(damage.why)
+
+    def _rebuild(self, why: str) -> None:
+        """Read the whole segment for the sake of its offset and time index; what it holds is untouched."""
+        size, largest_known = self.size_bytes, self._largest_known
+        before = self.offset_index, self.time_index, self.transaction_index
+        self.forget_indexes()
+        self.transaction_index = before[2]
+        end = 0
+        for position, batch in self.batches_with_positions():
+            self.note(position, batch.size_bytes, batch.last_offset, batch.max_timestamp, _REBUILT_INTERVAL_BYTES)
+            end = position + batch.size_bytes
+        self.size_bytes = size
+        if end < size:
+            self.offset_index, self.time_index, self._largest_known = before[0], before[1], largest_known
+            raise self.no_batch_at(end)
+        if self.max_timestamp_ms >= 0:
+            self.time_index.append(self.max_timestamp_ms, self.offset_of_max_timestamp)
+        logger.warning("%s; it is rebuilt from the log", why)
+        self.offset_index.rewrite(self.files)
+        self.time_index.rewrite(self.files)
 
     def load_largest_timestamp(self) -> None:
         """The last entry of the time index covers all but the last few batches: those are looked at."""
@@ -240,13 +286,68 @@ class Segment:
         in a whole batch."""
         self.load_indexes()
         self.max_timestamp_ms, self.offset_of_max_timestamp = self.time_index.last
-        end, next_offset = self.offset_index.last_position, self.base_offset
+        next_offset = self.base_offset
+        end, expected = self.offset_index.last_entry
         for position, batch in self.batches_with_positions(end, _WALK_BYTES):
+            if expected >= 0 and batch.last_offset != expected:
+                raise DamagedIndex(f"{self.offset_index.path} is damaged: its last entry is not where a batch begins")
+            expected = -1
             if batch.max_timestamp > self.max_timestamp_ms:
                 self.max_timestamp_ms, self.offset_of_max_timestamp = batch.max_timestamp, batch.last_offset
             end, next_offset = position + batch.size_bytes, batch.next_offset
         self._largest_known = True
         return next_offset if end == self.size_bytes else None
+
+    def check_cold(self, data: bytes | memoryview, position: int, wanted: int, end_offset: int) -> None:
+        """Check whole batches that an earlier process wrote, before they are given to whoever wants to read from the
+        offset `wanted` on: `DamagedLog` if they are not what was written. What was checked once is not checked again.
+        `end_offset`: where the segment ends."""
+        checked_from, checked_to, next_offset = self._checked
+        end = position + len(data)
+        if checked_from <= position and end <= checked_to:
+            return
+        joins = checked_from <= position <= checked_to
+        here = checked_to if joins else position
+        expected = next_offset if joins else -1
+        view = memoryview(data)
+        if self.has_no_gaps and _OFFSET_AND_LENGTH.unpack_from(view)[0] > wanted:
+            raise self.cannot_find(wanted)
+        while here < end:
+            try:
+                batch = Batch.parse(view, here - position)
+                check(batch, stored=True)
+            except Refused as refused:
+                raise DamagedLog(self.log_path, here, refused.why, code=ErrorCode.CORRUPT_MESSAGE) from None
+            self._check_offset(batch.base_offset, expected, here)
+            here, expected = here + batch.size_bytes, batch.next_offset
+        following = end_offset
+        if end < self.size_bytes:
+            following = int.from_bytes(self.read(end, 8), "big", signed=True)
+        self._check_offset(following, expected, end)
+        self._checked = (checked_from if joins else position, end, expected)
+
+    def cannot_find(self, wanted: int) -> DamagedLog:
+        """The segment must hold this offset, and no batch of it says so: the one that does not say what it should."""
+        here, expected = 0, self.base_offset
+        for position, batch in self.batches_with_positions():
+            try:
+                check(batch, stored=True)
+                self._check_offset(batch.base_offset, expected, position)
+            except DamagedLog as damage:
+                return damage
+            except Refused as refused:
+                return DamagedLog(self.log_path, position, refused.why, code=ErrorCode.CORRUPT_MESSAGE)
+            here, expected = position + batch.size_bytes, batch.next_offset
+        what = f"no batch holds offset {wanted}"
+        return DamagedLog(self.log_path, here, what, code=ErrorCode.CORRUPT_MESSAGE)
+
+    def _check_offset(self, base_offset: int, expected: int, position: int) -> None:
+        """A batch's offset is outside its CRC: what comes before and after it must agree."""
+        wrong = base_offset < max(expected, self.base_offset)
+        if wrong or (self.has_no_gaps and 0 <= expected < base_offset):
+            due = expected if expected >= 0 else self.base_offset
+            what = f"a batch claims offset {base_offset} where {due} must stand"
+            raise DamagedLog(self.log_path, position, what, code=ErrorCode.CORRUPT_MESSAGE)
 
     def read(self, position: int, size_bytes: int) -> bytes:
         return self.files.read_at(self.descriptor, size_bytes, position)
@@ -260,31 +361,52 @@ class Segment:
                 start = position
                 chunk = self.read(start, min(_WALK_BYTES, end - start))
                 if len(chunk) < HEADER_SIZE:
-                    raise self._no_batch_at(position)
+                    raise self.no_batch_at(position)
             base_offset, length, last_delta = _PLACE.unpack_from(chunk, position - start)
             size = length + 12
             if size < HEADER_SIZE or position + size > end:
-                raise self._no_batch_at(position)
+                raise self.no_batch_at(position)
             yield Placed(position, size, base_offset, base_offset + last_delta)
             position += size
 
-    def _no_batch_at(self, position: int) -> Refused:
+    def no_batch_at(self, position: int) -> Refused:
         """What was written whole is not whole any more: whoever reads on would skip records without knowing."""
-        return Refused(ErrorCode.CORRUPT_MESSAGE, f"{self.log_path} is damaged: no batch begins at byte {position}")
+        return DamagedLog(self.log_path, position, "no batch begins there", code=ErrorCode.CORRUPT_MESSAGE)
 
     def locate(self, offset: int) -> Placed | None:
         """The first batch that ends at or after `offset`."""
-        self.offset_index.load(self.files)
-        for placed in self.walk(self.offset_index.position_before(offset)):
+        self._load_offsets()
+        start, expected = self.offset_index.entry_before(offset)
+        if expected >= 0 and not self._begins_at(start, expected):
+            # From a wrong place batches would be skipped, or taken out of the middle of others.
+            self._rebuild(f"{self.offset_index.path} is damaged: an entry is not where a batch begins")
+            start, _ = self.offset_index.entry_before(offset)
+        least = self.base_offset
+        for placed in self.walk(start):
+            if placed.base_offset < least:
+                self._check_offset(placed.base_offset, least, placed.position)
             if placed.last_offset >= offset:
                 return placed
+            least = placed.last_offset + 1
         return None
+
+    def _begins_at(self, position: int, last_offset: int) -> bool:
+        """Whether a batch that ends with this offset begins at this position, going by its header."""
+        head = self.read(position, HEADER_SIZE)
+        if len(head) < HEADER_SIZE:
+            return False
+        base_offset, _, last_delta = _PLACE.unpack_from(head)
+        return bool(base_offset + last_delta == last_offset)
 
     def whole_batches(self, data: bytes | memoryview, position: int) -> tuple[int, int]:
         """How many bytes of `data`, read at `position`, are whole batches, and the offset that comes after them."""
-        self.offset_index.load(self.files)
-        end = position + len(data)
-        here = max(self.offset_index.batch_start_at_or_before(end - HEADER_SIZE) - position, 0)
+        self._load_offsets()
+        known, last_offset = self.offset_index.batch_start_at_or_before(position + len(data) - HEADER_SIZE)
+        here = max(known - position, 0)
+        if here:
+            base_offset, _, last_delta = _PLACE.unpack_from(data, here)
+            if base_offset + last_delta != last_offset:
+                here = 0  # the index is wrong there: go by the batches themselves
         next_offset = -1
         while here + HEADER_SIZE <= len(data):
             base_offset, length, last_delta = _PLACE.unpack_from(data, here)
@@ -334,7 +456,7 @@ class Segment:
             yield batch
             end = here + batch.size_bytes
         if end < self.size_bytes:
-            raise self._no_batch_at(end)
+            raise self.no_batch_at(end)
 
     def checked_batches(self) -> Iterator[Batch]:
         """The same from the beginning, each with its CRC checked."""

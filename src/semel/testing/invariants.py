@@ -456,7 +456,7 @@ def _compacted_topics(root: Path) -> set[str]:
     names = set()
     stored = root / ".metadata" / "topics"
     if stored.exists():
-        topics = json.loads(stored.read_text().partition("\n")[2])["topics"]
+        topics = json.loads(stored.read_text().splitlines()[1])["topics"]
         names = {name for name, row in topics.items() if "compact" in row["configs"].get("cleanup.policy", "")}
     cleaned = root / "cleaner-offset-checkpoint"
     if cleaned.exists():

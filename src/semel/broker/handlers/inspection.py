@@ -31,7 +31,13 @@ def describe_log_dirs(
 ) -> Generator[None, None, DescribeLogDirsResponse]:
     """The one data directory and the partitions asked for in it, each once."""
     directory = broker.data_path.resolve()
-    usage = shutil.disk_usage(directory)
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        offline = DescribeLogDirsResponse.DescribeLogDirsResult(
+            error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory)
+        )
+        return DescribeLogDirsResponse(results=[offline])
     result = DescribeLogDirsResponse.DescribeLogDirsResult(
         log_dir=str(directory), total_bytes=usage.total, usable_bytes=usage.free
     )

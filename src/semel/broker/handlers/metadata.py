@@ -149,13 +149,15 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
             planned.append((topic, partition_count))
             flat_names[flat_name(name)] = name
         except Refused as error:
-            logger.warning("topic %s was asked for and cannot be created: %s", name, error)
+            if broker.topics.gone is None:  # that was told, and clients ask again and again
+                logger.warning("topic %s was asked for and cannot be created: %s", name, error)
     if planned:
         try:
             await broker.topics.create_all(planned, pace.rest)
             broker.open_soon([partition for topic, _ in planned for partition in topic.partitions])
         except Refused as error:
-            logger.warning("%d topics were asked for and cannot be created: %s", len(planned), error)
+            if broker.topics.gone is None:
+                logger.warning("%d topics were asked for and cannot be created: %s", len(planned), error)
 
 
 def _described(

@@ -1,0 +1,95 @@
+"""What is told about files that are not what was written: which file, what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from semel.errors import ErrorCode, Refused
+from semel.log.checkpoints import RECOVERY_POINTS
+
+#: What a damaged partition had at the last clean stop, kept in its directory until it has it again.
+EXPECTED_FILES = ".semel_expected"
+
+
+class DamagedLog(Refused):
+    """Bytes that were once written whole are not whole any more, and later ones still are.
+
+    A refusal, because that is what it means to whoever asks for the partition: KAFKA_STORAGE_ERROR. A reader who comes
+    across it while the partition is served gets CORRUPT_MESSAGE, which clients do not retry in silence.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        position: int,
+        what: str,
+        *,
+        code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR,
+        remedy: str | None = None,
+    ) -> None:
+        self.path = path
+        self.position = position
+        self.what = what
+        if remedy is None:
+            remedy = (
+                "Restore the file from a copy or a replica; to give up everything from there on instead, stop the "
+                f"broker, cut the file to {position} bytes, remove the later segments of the partition, its "
+                f"{EXPECTED_FILES} if it has one, and the data directory's {RECOVERY_POINTS}, and start again."
+            )
+        super().__init__(code, f"{path} is damaged at byte {position}: {what}. Nothing was changed. {remedy}")
+
+
+class MissingFiles(DamagedLog):
+    """A segment or a whole partition that was there at the last stop is not there any more."""
+
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(path, 0, what)
+        self.why = f"{path} is missing: {what}. Nothing was changed. {remedy}"
+
+
+class ForeignPartition(DamagedLog):
+    """A directory that belongs to another topic than the metadata store says."""
+
+    def __init__(self, path: str, stored: UUID, wanted: UUID) -> None:
+        super().__init__(path, 0, "it names another topic")
+        self.code = ErrorCode.INCONSISTENT_TOPIC_ID
+        self.why = (
+            f"{path} belongs to topic id {stored}, the topic of this name has {wanted}. Nothing was changed. Restore "
+            "the directory, or the data directory's .metadata/topics, from the same copy; if the directory is the "
+            "right one, stop the broker, remove the file, and start again."
+        )
+
+
+def missing_segment(path: str, size_bytes: int) -> MissingFiles:
+    directory = path.rsplit("/", 1)[0]
+    return MissingFiles(
+        path,
+        f"it had {size_bytes} bytes when the broker last stopped",
+        "Restore the file from a copy or a replica; to go on without its records instead, stop the broker, remove the "
+        f"later segments of the partition, {directory}/{EXPECTED_FILES}, and the data directory's {RECOVERY_POINTS}, "
+        "and start again.",
+    )
+
+
+def missing_partition(directory: str, end_offset: int | None = None) -> MissingFiles:
+    had = "it was there when the broker last stopped"
+    if end_offset is not None:
+        had = f"everything below offset {end_offset} was safely on disk"
+    return MissingFiles(
+        directory,
+        had,
+        "Restore the directory from a copy or a replica; to go on without its records instead, stop the broker, remove "
+        f"its line from the data directory's {RECOVERY_POINTS} (the second line of that file counts the lines), and "
+        "start again.",
+    )
+
+
+class DirectoryGone(Refused):
+    """Files were removed under the running broker: what is written now would be lost, however well it is answered."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"{path} was removed or replaced while the broker runs; nothing in it is served any more. Stop the broker, "
+            "restore the directory from a copy, and start again.",
+        )

@@ -1,0 +1,212 @@
+"""What a clean stop leaves on disk, written down by it, so that the next start sees at a glance what is gone.
+
+A start after a clean stop scans nothing. It compares names and sizes instead, and of small files a CRC-32C: a segment
+that was cut or removed is damage and told; an index that is not what was written is rebuilt; a checkpoint of the data
+directory is put back from here. The manifest is removed when a start begins to write, so it never speaks of an older
+stop than the last. A start without one, or with a damaged one, looks at the files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS
+from semel.log.damage import EXPECTED_FILES, DamagedLog, missing_segment
+from semel.log.files import Files
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = ".semel_manifest"
+#: Small files of the data directory whose text is kept whole.
+KEPT_WHOLE = (LOG_START_OFFSETS, RECOVERY_POINTS, CLEANER_OFFSETS)
+#: Files that are on their way out, or not yet in.
+_PASSING = (".deleted", ".cleaned", ".swap", ".tmp")
+_LOG_SUFFIX = ".log"
+
+
+class FileMark(NamedTuple):
+    """A file as it was left. The CRC-32C is None where nobody knew it."""
+
+    size_bytes: int
+    crc: int | None
+
+
+Marks = dict[str, FileMark]
+
+
+@dataclass(slots=True)
+class Manifest:
+    """A data directory as a clean stop left it."""
+
+    #: Text of the checkpoints of the data directory.
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    #: Entries of the metadata store.
+    entries: list[str] = field(default_factory=list)
+    #: Directory name of each partition -> its files, encoded.
+    partitions: dict[str, str] = field(default_factory=dict)
+
+    def of_partition(self, directory: str) -> Marks | None:
+        line = self.partitions.get(os.path.basename(directory))
+        return None if line is None else decode_marks(line)
+
+
+# One partition
+
+
+def encode_marks(marks: Mapping[str, FileMark]) -> str:
+    return " ".join(
+        f"{name}:{mark.size_bytes}:{'' if mark.crc is None else format(mark.crc, '08x')}"
+        for name, mark in sorted(marks.items())
+    )
+
+
+def decode_marks(line: str) -> Marks:
+    marks = {}
+    for word in line.split():
+        name, size, crc = word.rsplit(":", 2)
+        marks[name] = FileMark(int(size), int(crc, 16) if crc else None)
+    return marks
+
+
+def marks_of(files: Files, directory: str, known_crcs: Mapping[str, int], read: Iterable[str]) -> Marks:
+    """Every file of a partition that was just closed, with the CRCs that are known and those of files to `read`."""
+    marks = {}
+    for name, size in files.sizes(directory).items():
+        if name.endswith(_PASSING) or name == EXPECTED_FILES:
+            continue
+        crc = crc32c(files.read(f"{directory}/{name}")) if name in read else known_crcs.get(name)
+        marks[name] = FileMark(size, crc)
+    return marks
+
+
+def check_segments(directory: str, sizes: Mapping[str, int], expected: Marks) -> None:
+    """Raise `DamagedLog` if a segment is not as long as it was left."""
+    for name, mark in expected.items():
+        if not name.endswith(_LOG_SUFFIX):
+            continue
+        path, size = f"{directory}/{name}", sizes.get(name)
+        if size is None:
+            raise missing_segment(path, mark.size_bytes)
+        if size != mark.size_bytes:
+            what = f"it has {size} bytes, and had {mark.size_bytes} when the broker last stopped"
+            raise DamagedLog(path, min(size, mark.size_bytes), what)
+
+
+def known_crc(expected: Marks | None, name: str) -> int | None:
+    """The CRC-32C a file was left with, if anybody knows."""
+    mark = None if expected is None else expected.get(name)
+    return None if mark is None else mark.crc
+
+
+def differs(sizes: Mapping[str, int], expected: Marks) -> bool:
+    """Whether any file is missing or has another size: whoever opens the partition then looks closer."""
+    return any(sizes.get(name) != mark.size_bytes for name, mark in expected.items())
+
+
+def is_as_left(files: Files, directory: str, name: str, expected: Marks | None) -> bool:
+    """Whether a small file holds what it held; True where that is not known."""
+    mark = None if expected is None else expected.get(name)
+    if mark is None or mark.crc is None:
+        return True
+    try:
+        data = files.read(f"{directory}/{name}")
+    except FileNotFoundError:
+        return False
+    return len(data) == mark.size_bytes and crc32c(data) == mark.crc
+
+
+def keep_expected(files: Files, directory: str, expected: Marks) -> None:
+    """The next start follows no clean stop, and must find the same damage as this one."""
+    path = f"{directory}/{EXPECTED_FILES}"
+    data = _with_crc(encode_marks(expected) + "\n")
+    try:
+        if not (files.exists(path) and files.read(path) == data):
+            files.replace(path, data)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error)
+
+
+def kept_expected(files: Files, directory: str) -> Marks | None:
+    """What `keep_expected` kept, if this partition was found damaged before."""
+    path = f"{directory}/{EXPECTED_FILES}"
+    if not files.exists(path):
+        return None
+    text = _without_crc(files.read(path))
+    if text is None:
+        logger.warning("%s is done without: it is not what was written", path)
+        return None
+    return decode_marks(text)
+
+
+def forget_expected(files: Files, directory: str) -> None:
+    files.remove(f"{directory}/{EXPECTED_FILES}")
+
+
+# The data directory
+
+
+def write_manifest(files: Files, data_directory: Path | str, manifest: Manifest) -> None:
+    for name in KEPT_WHOLE:
+        path = os.path.join(data_directory, name)
+        if files.exists(path):
+            manifest.checkpoints[name] = files.read(path).decode()
+    head = {"version": 1, "checkpoints": manifest.checkpoints, "entries": manifest.entries}
+    lines = [json.dumps(head, separators=(",", ":"))]
+    lines += [f"{name} {line}" for name, line in sorted(manifest.partitions.items())]
+    files.replace(os.path.join(data_directory, MANIFEST), _with_crc("\n".join(lines) + "\n"))
+
+
+def read_manifest(files: Files, data_directory: Path | str) -> Manifest | None:
+    """What the last clean stop wrote; None where there is none that can be relied on."""
+    path = os.path.join(data_directory, MANIFEST)
+    if not files.exists(path):
+        return None
+    text = _without_crc(files.read(path))
+    if text is None:
+        logger.warning("%s is done without: it is not what was written. The files are looked at instead", path)
+        return None
+    head, *lines = text.splitlines()
+    stored = json.loads(head)
+    if stored["version"] != 1:
+        logger.warning("%s is done without: version %s is not known", path, stored["version"])
+        return None
+    partitions = dict(line.split(" ", 1) for line in lines)
+    return Manifest(stored["checkpoints"], stored["entries"], partitions)
+
+
+def remove_manifest(files: Files, data_directory: Path | str) -> None:
+    files.remove(os.path.join(data_directory, MANIFEST))
+
+
+def restore_checkpoints(files: Files, data_directory: Path | str, manifest: Manifest) -> None:
+    """Put back what is missing or changed: a wrong start offset would hide records, or bring deleted ones back."""
+    for name, text in manifest.checkpoints.items():
+        path = os.path.join(data_directory, name)
+        found = files.read(path) if files.exists(path) else None
+        if found != text.encode():
+            what = "missing" if found is None else "not what was written at the last stop"
+            logger.warning("%s is %s; it is written anew from %s", path, what, MANIFEST)
+            files.replace(path, text.encode())
+
+
+def _with_crc(text: str) -> bytes:
+    data = text.encode()
+    return data + f"crc32c={crc32c(data):08x}\n".encode()
+
+
+def _without_crc(data: bytes) -> str | None:
+    """The text before the last line; None when that line does not vouch for it."""
+    end = data.rfind(b"\ncrc32c=") + 1
+    if end == 0 or data[end:] != f"crc32c={crc32c(data[:end]):08x}\n".encode():
+        return None
+    return data[:end].decode()
+
+
