@@ -35,7 +35,7 @@ ENVIRONMENT = {"PYTHONPATH": str(CHECKOUT / "src")}
 
 def program(source: str, *arguments: str) -> Process:
     """A program that uses the client and forgets to close it."""
-    command = [sys.executable, "-X", "dev", "-c", textwrap.dedent(source), *arguments]
+    command = [sys.executable, "-W", "default", "-c", textwrap.dedent(source), *arguments]
     return Process(command, name="program", environment=ENVIRONMENT)
 
 
@@ -46,7 +46,8 @@ def end_offset(bootstrap: str, topic: str) -> int:
 
 SENDS_AND_ENDS = """
     import sys, semel
-    producer = semel.Producer({"bootstrap.servers": sys.argv[1], "linger.ms": 100, "buffer.memory": 100_000_000})
+    settings = {"linger.ms": 100, "buffer.memory": 100_000_000, "semel.exit.timeout.ms": 60_000}
+    producer = semel.Producer({"bootstrap.servers": sys.argv[1], **settings})
     for number in range(int(sys.argv[3])):
         producer.send(sys.argv[2], b"%d" % number)
 """
@@ -164,7 +165,8 @@ def test_a_client_that_is_dropped_warns_and_leaves_neither_thread_nor_descriptor
 
 
 def test_records_of_a_producer_that_is_dropped_are_delivered(session_broker: Broker, name: str) -> None:
-    kept = [Producer({"bootstrap.servers": session_broker.bootstrap_servers, "linger.ms": 200})]
+    more = {"linger.ms": 200, "semel.exit.timeout.ms": 60_000}
+    kept = [Producer({"bootstrap.servers": session_broker.bootstrap_servers, **more})]
     deliveries = [kept[0].send(name, b"%d" % number) for number in range(100)]
     with pytest.warns(ResourceWarning):
         drop(kept)
@@ -236,7 +238,8 @@ def test_a_producer_for_asyncio_that_is_dropped_warns_delivers_and_lets_go(broke
     async def run() -> None:
         loop = asyncio.get_running_loop()
         before = len(asyncio.all_tasks())
-        kept = [AsyncProducer({"bootstrap.servers": broker_process.bootstrap_servers, "linger.ms": 50})]
+        more = {"linger.ms": 50, "semel.exit.timeout.ms": 60_000}
+        kept = [AsyncProducer({"bootstrap.servers": broker_process.bootstrap_servers, **more})]
         opened = len(descriptors())
         delivery = await kept[0].send(name, b"x")
         assert len(descriptors()) > opened
@@ -298,7 +301,7 @@ def test_a_record_that_a_close_failed_does_not_say_try_again(
 
 def test_a_producer_that_is_dropped_in_the_midst_of_a_transaction_aborts_it(session_broker: Broker, name: str) -> None:
     config = {"bootstrap.servers": session_broker.bootstrap_servers}
-    kept = [Producer({**config, "transactional.id": name})]
+    kept = [Producer({**config, "transactional.id": name, "semel.exit.timeout.ms": 60_000})]
     kept[0].init_transactions()
     kept[0].begin_transaction()
     kept[0].send(name, b"never").result(30)
@@ -338,11 +341,12 @@ def test_a_child_of_multiprocessing_that_ends_without_close_delivers_what_it_sen
         kept = []
 
         def work(address, topic):
-            producer = semel.Producer({"bootstrap.servers": address, "linger.ms": 100})
+            settings = {"bootstrap.servers": address, "linger.ms": 100, "semel.exit.timeout.ms": 60_000}
+            producer = semel.Producer(settings)
             for number in range(100):
                 producer.send(topic, b"%d" % number)
             kept.append(producer)
-            dropped = semel.Producer({"bootstrap.servers": address, "linger.ms": 100})
+            dropped = semel.Producer(settings)
             for number in range(100):
                 dropped.send(topic, b"%d" % number)
             late = threading.Timer(0.3, producer.send, (topic, b"from a thread that goes on"))
