@@ -452,7 +452,7 @@ def test_what_quotas_count_is_forgotten_of_clients_that_are_gone(tmp_path: Path)
     now_ms = 0
     connection = Peer(echo).connection
     store = QuotaStore(LocalMetadataStore(tmp_path, Files()))
-    store.replace({((CLIENT_ID, None),): {PRODUCER_BYTE_RATE: 1000.0, CONTROLLER_MUTATION_RATE: 1000.0}})
+    asyncio.run(store.replace({((CLIENT_ID, None),): {PRODUCER_BYTE_RATE: 1000.0, CONTROLLER_MUTATION_RATE: 1000.0}}))
     quotas = Quotas(store, BROKER.parse({}), Metrics(), lambda: now_ms)
     for number in range(10 * MANY_CLIENTS):
         now_ms += 100

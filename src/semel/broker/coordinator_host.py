@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -86,12 +86,13 @@ class CoordinatorHost:
         """Load the partition this group or transactional id lives in; whether it can be served."""
         return self.ready(self.machine_to_drive.partition_for(key))
 
-    def load_all(self) -> None:
-        """Load every partition, for questions about all of them."""
+    def load_all(self) -> Generator[None, None, None]:
+        """Load every partition, for questions about all of them, one at a time."""
         topic = self.broker.topics.topics.get(self.topic_name)
         if topic is not None:
             for partition in topic.partitions:
                 self.ready(partition.index)
+                yield
 
     async def load_stored(self) -> None:
         """Load what the last run left, a partition at a time so that clients are served in between."""
@@ -255,6 +256,17 @@ class CoordinatorHost:
         """Return once everything written of these keys so far is durable (nothing to do without fsync)."""
         if not await self._flushed(self._partitions_of(keys)):
             raise self._not_on_disk()
+
+    def once_on_disk(self, reply: Any, indexes: Iterable[int]) -> Any:
+        """The reply, or a coroutine that gives it once everything written to these partitions so far is durable."""
+        if self.broker.flusher is None or not any(self._unflushed(indexes)):
+            return reply
+        return self._reply_once_on_disk(reply, tuple(indexes))
+
+    async def _reply_once_on_disk(self, reply: Any, indexes: tuple[int, ...]) -> Any:
+        if not await self._flushed(indexes):
+            raise self._not_on_disk()
+        return reply
 
     def _partitions_of(self, keys: Iterable[str]) -> set[int]:
         return {self.machine_to_drive.partition_for(key) for key in keys}

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1000
+#: So many markers are written in one turn of the loop.
+PARTITIONS_AT_ONCE = 200
 #: The partition has seen a newer epoch or coordinator than ours.
 _OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
@@ -60,8 +62,25 @@ class MarkerSender:
         self._host = host
 
     def send(self, markers: SendMarkers) -> None:
-        """Write what can be written now, report it, and come back for the rest."""
-        self._send(markers, markers.partitions)
+        """Write what can be written now, report it, and come back for the rest.
+
+        A transaction over very many partitions is told to them in later turns of the loop: those who ask for the same
+        transactional id wait for it, and nobody else.
+        """
+        if len(markers.partitions) > PARTITIONS_AT_ONCE:
+            self._broker.spawn(self._send_in_turns(markers))
+        else:
+            self._send(markers, markers.partitions)
+
+    async def _send_in_turns(self, markers: SendMarkers) -> None:
+        targets = markers.partitions
+        for start in range(0, len(targets), PARTITIONS_AT_ONCE):
+            await self._broker.turns.next()
+            since = self._broker.turns.clock()
+            if self._broker.fatal_error is not None:
+                return
+            self._send(markers, targets[start : start + PARTITIONS_AT_ONCE])
+            self._broker.turns.worked(since)
 
     def _send(self, markers: SendMarkers, targets: tuple[TopicPartition, ...]) -> None:
         done, left = [], []

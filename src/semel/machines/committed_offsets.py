@@ -10,7 +10,7 @@ kept packed, and a group that holds one position only pays for one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from sys import intern
 from typing import NamedTuple
@@ -58,6 +58,26 @@ class CommittedOffset(NamedTuple):
 _Held = tuple[Place, bytes] | dict[Place, bytes]
 
 
+class GroupView:
+    """The offsets of one group as they are now, whatever is committed later."""
+
+    __slots__ = ("_committed", "_pending")
+
+    def __init__(self, committed: _Held | None, pending: Iterable[Place]) -> None:
+        self._committed = dict((committed,)) if isinstance(committed, tuple) else dict(committed or {})
+        self._pending = frozenset(pending)
+
+    def committed(self, topic: str, partition: int) -> CommittedOffset | None:
+        packed = self._committed.get((topic, partition))
+        return None if packed is None else CommittedOffset.unpacked(packed)
+
+    def is_pending(self, topic: str, partition: int) -> bool:
+        return (topic, partition) in self._pending
+
+    def without_committed(self) -> GroupView:
+        return GroupView(None, self._pending)
+
+
 class CommittedOffsets:
     """Every committed and pending offset of the groups this broker coordinates; changed by replay alone."""
 
@@ -78,6 +98,9 @@ class CommittedOffsets:
     def committed(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         packed = self._packed(group_id, (topic, partition))
         return None if packed is None else CommittedOffset.unpacked(packed)
+
+    def view(self, group_id: str) -> GroupView:
+        return GroupView(self._committed.get(group_id), self._pending_producers.get(group_id, ()))
 
     def of_group(self, group_id: str) -> dict[Place, CommittedOffset]:
         held = self._committed.get(group_id)

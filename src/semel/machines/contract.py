@@ -8,11 +8,30 @@ the stored records, so there is no second code path to go wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 Reply = TypeVar("Reply", covariant=True)
+
+Answered = TypeVar("Answered")
+
+#: A question whose answer takes long, in steps: whoever asks may do other things in between. What is told of one group
+#: or one transaction is told as it was at one moment.
+Steps = Generator[None, None, Answered]
+#: So many things are looked at in one step.
+AT_ONCE = 100
+
+
+def done(steps: Steps[Answered]) -> Answered:
+    """All steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as last:
+            answer: Answered = last.value
+            return answer
+
 
 #: Identifies a parked request. The host maps it to whoever waits for the answer.
 Token = int

@@ -21,7 +21,7 @@ from semel.machines.classic_records import empty_group_record
 from semel.machines.committed_offsets import CommittedOffsets
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.consumer_rebalance import ConsumerRebalance
-from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
+from semel.machines.contract import AT_ONCE, Answer, Decision, Effect, StateRecord, Steps, Token, done
 from semel.machines.group_offsets import GroupOffsets
 from semel.machines.group_records import group_tombstone, read
 from semel.machines.group_registry import (
@@ -270,6 +270,10 @@ class GroupCoordinator:
         self._offsets.complete(partition, producer_id, commit=commit)
 
     def offset_fetch(self, request: OffsetFetchRequest, version: int, now_ms: int) -> Decision[OffsetFetchResponse]:
+        return Decision(done(self.offsets_fetched(request, version)))
+
+    def offsets_fetched(self, request: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
+        """The same in steps; of each group it tells what was so at one moment."""
         return self._offset_requests.fetch(request, version)
 
     def offset_delete(self, request: OffsetDeleteRequest, version: int, now_ms: int) -> Decision[OffsetDeleteResponse]:
@@ -318,7 +322,7 @@ class GroupCoordinator:
                 if not isinstance(group, ConsumerGroup):
                     raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
                 assignor = self._consumer.assignor_name(group.members.values())
-                groups.append(group_views.described_consumers(group, assignor, self._registry.topics or {}))
+                groups.append(group_views.described_consumers(group, assignor, self._registry.topic_name))
             except Refused as refused:
                 groups.append(
                     ConsumerGroupDescribeResponse.DescribedGroup(
@@ -328,10 +332,21 @@ class GroupCoordinator:
         return Decision(ConsumerGroupDescribeResponse(groups=groups))
 
     def list_groups(self, request: ListGroupsRequest, version: int, now_ms: int) -> Decision[ListGroupsResponse]:
+        return Decision(done(self.groups_listed(request)))
+
+    def groups_listed(self, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
+        """The same in steps."""
         if self._registry.loading:
-            return Decision(ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        listed = (group_views.listed(group, request) for group in self._registry.groups.values())
-        return Decision(ListGroupsResponse(groups=[group for group in listed if group is not None]))
+            return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        states = {wanted.lower() for wanted in request.states_filter}
+        types = {wanted.lower() for wanted in request.types_filter}
+        listed = []
+        for number, group in enumerate(list(self._registry.groups.values())):
+            if (found := group_views.listed(group, states, types)) is not None:
+                listed.append(found)
+            if number % AT_ONCE == 0:
+                yield
+        return ListGroupsResponse(groups=listed)
 
     # Time
 

@@ -13,8 +13,14 @@ from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.classic_group import ClassicGroup, State
-from semel.machines.committed_offsets import NO_EXPIRY, NO_TOPIC_ID, CommittedOffset, CommittedOffsets
-from semel.machines.contract import Decision, ProducerIdentity, StateRecord
+from semel.machines.committed_offsets import (
+    NO_EXPIRY,
+    NO_TOPIC_ID,
+    CommittedOffset,
+    CommittedOffsets,
+    GroupView,
+)
+from semel.machines.contract import AT_ONCE, Decision, ProducerIdentity, StateRecord, Steps
 from semel.machines.group_records import offset_record, offset_tombstone
 from semel.machines.group_registry import Group, GroupRegistry
 from semel.wire.messages.offsets import (
@@ -238,47 +244,38 @@ class GroupOffsets:
 
     # OffsetFetch
 
-    def fetch(self, request: OffsetFetchRequest, version: int) -> Decision[OffsetFetchResponse]:
+    def fetch(self, request: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
         if version >= FETCH_GROUPS_SINCE:
-            return Decision(
-                OffsetFetchResponse(
-                    groups=[self._fetch_group(group, version, request.require_stable) for group in request.groups]
-                )
-            )
+            groups = []
+            for group in request.groups:
+                groups.append((yield from self._fetch_group(group, version, request.require_stable)))
+                yield
+            return OffsetFetchResponse(groups=groups)
         reply = OffsetFetchResponse()
-        code = self._fetchable(request.group_id, None, UNKNOWN_EPOCH)
+        group_id = request.group_id
+        code = self._fetchable(group_id, None, UNKNOWN_EPOCH)
         wanted = None if request.topics is None else [(t.name, t.partition_indexes) for t in request.topics]
         if code is not ErrorCode.NONE:
             reply.error_code = code
             if version >= 2:
                 wanted = []
-        for name, indexes in self._wanted(request.group_id, wanted):
-            reply.topics.append(
-                OffsetFetchResponse.OffsetFetchResponseTopic(
-                    name=name,
-                    partitions=[
-                        self._fetched(
-                            OffsetFetchResponse.OffsetFetchResponsePartition,
-                            request.group_id,
-                            name,
-                            index,
-                            request.require_stable,
-                            code,
-                        )
-                        for index in indexes
-                    ],
-                )
-            )
-        return Decision(reply)
+        view, stable = self._view(group_id), request.require_stable
+        row = OffsetFetchResponse.OffsetFetchResponsePartition
+        for name, indexes in list(self._wanted(group_id, wanted)):
+            partitions = yield from _fetched(row, view, name, indexes, stable, code)
+            reply.topics.append(OffsetFetchResponse.OffsetFetchResponseTopic(name=name, partitions=partitions))
+        return reply
 
     def _fetch_group(
         self, group: OffsetFetchRequest.OffsetFetchRequestGroup, version: int, require_stable: bool
-    ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    ) -> Steps[OffsetFetchResponse.OffsetFetchResponseGroup]:
         reply = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
         code = self._fetchable(group.group_id, group.member_id, group.member_epoch)
         if code is not ErrorCode.NONE:
             reply.error_code = code
             return reply
+        topic_row = OffsetFetchResponse.OffsetFetchResponseTopics
+        row = OffsetFetchResponse.OffsetFetchResponsePartitions
         wanted = None
         unknown = []
         if group.topics is not None:
@@ -287,41 +284,24 @@ class GroupOffsets:
                 name = self._registry.topic_name(topic.topic_id) if version >= TOPIC_IDS_SINCE else topic.name
                 if name is not None:
                     wanted.append((name, topic.partition_indexes))
-                    continue
-                unknown.append(
-                    OffsetFetchResponse.OffsetFetchResponseTopics(
-                        topic_id=topic.topic_id,
-                        partitions=[
-                            _no_offset(
-                                OffsetFetchResponse.OffsetFetchResponsePartitions, index, ErrorCode.UNKNOWN_TOPIC_ID
-                            )
-                            for index in topic.partition_indexes
-                        ],
-                    )
-                )
-        for name, indexes in self._wanted(group.group_id, wanted):
+                else:
+                    unknown.append(topic)
+        view = self._view(group.group_id)
+        for name, indexes in list(self._wanted(group.group_id, wanted)):
             topic_id = self._topic_id(name)
-            if version >= TOPIC_IDS_SINCE and topic_id == NO_TOPIC_ID:
-                continue
-            reply.topics.append(
-                OffsetFetchResponse.OffsetFetchResponseTopics(
-                    name=name,
-                    topic_id=topic_id,
-                    partitions=[
-                        self._fetched(
-                            OffsetFetchResponse.OffsetFetchResponsePartitions,
-                            group.group_id,
-                            name,
-                            index,
-                            require_stable,
-                            ErrorCode.NONE,
-                        )
-                        for index in indexes
-                    ],
-                )
-            )
-        reply.topics += unknown  # after those that are known, as Kafka puts them
+            if version < TOPIC_IDS_SINCE or topic_id != NO_TOPIC_ID:
+                partitions = yield from _fetched(row, view, name, indexes, require_stable, ErrorCode.NONE)
+                reply.topics.append(topic_row(name=name, topic_id=topic_id, partitions=partitions))
+        for topic in unknown:  # after those that are known, as Kafka puts them
+            code = ErrorCode.UNKNOWN_TOPIC_ID
+            partitions = yield from _fetched(row, view, "", topic.partition_indexes, require_stable, code)
+            reply.topics.append(topic_row(topic_id=topic.topic_id, partitions=partitions))
         return reply
+
+    def _view(self, group_id: str) -> GroupView:
+        """What the group has committed now. One that is forgotten has nothing but what is pending."""
+        view = self._offsets.view(group_id)
+        return view if group_id in self._registry.groups else view.without_committed()
 
     def _fetchable(self, group_id: str, member_id: str | None, member_epoch: int) -> ErrorCode:
         try:
@@ -342,24 +322,6 @@ class GroupOffsets:
         for topic, partition in sorted(self._offsets.places(group_id)):
             by_topic.setdefault(topic, []).append(partition)
         yield from by_topic.items()
-
-    def _fetched(
-        self, partition_class: Any, group_id: str, topic: str, index: int, require_stable: bool, code: ErrorCode
-    ) -> Any:
-        if code is not ErrorCode.NONE:
-            return _no_offset(partition_class, index, code)
-        if require_stable and self._offsets.is_pending(group_id, topic, index):
-            return _no_offset(partition_class, index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
-        offset = self._offsets.committed(group_id, topic, index) if group_id in self._registry.groups else None
-        if offset is None:
-            return _no_offset(partition_class, index, ErrorCode.NONE)
-        return partition_class(
-            partition_index=index,
-            committed_offset=offset.offset,
-            committed_leader_epoch=offset.leader_epoch,
-            metadata=offset.metadata,
-            error_code=ErrorCode.NONE,
-        )
 
     # OffsetDelete and the end of offsets
 
@@ -437,6 +399,32 @@ class GroupOffsets:
 
     def _tombstone(self, group_id: str, topic: str, partition: int) -> StateRecord:
         return offset_tombstone(self._registry.partition_for(group_id), group_id, topic, partition)
+
+
+def _fetched(
+    partition_class: Any, view: GroupView, topic: str, indexes: list[int], require_stable: bool, code: ErrorCode
+) -> Steps[list[Any]]:
+    partitions = []
+    for number, index in enumerate(indexes):
+        if number % AT_ONCE == AT_ONCE - 1:
+            yield
+        if code is not ErrorCode.NONE:
+            partitions.append(_no_offset(partition_class, index, code))
+        elif require_stable and view.is_pending(topic, index):
+            partitions.append(_no_offset(partition_class, index, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+        elif (offset := view.committed(topic, index)) is None:
+            partitions.append(_no_offset(partition_class, index, ErrorCode.NONE))
+        else:
+            partitions.append(
+                partition_class(
+                    partition_index=index,
+                    committed_offset=offset.offset,
+                    committed_leader_epoch=offset.leader_epoch,
+                    metadata=offset.metadata,
+                    error_code=ErrorCode.NONE,
+                )
+            )
+    return partitions
 
 
 def _no_offset(partition_class: Any, index: int, code: ErrorCode) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -11,9 +11,9 @@ from semel.errors import ErrorCode
 from semel.machines.classic_group import ClassicGroup, State
 from semel.machines.consumer_group import ConsumerGroup
 from semel.machines.coordination import after_failed_append
-from semel.machines.group_registry import Group, TopicsView
+from semel.machines.group_registry import Group
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
-from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
+from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsResponse
 from semel.wire.messages.offsets import OffsetCommitResponse
 from semel.wire.messages.transactions import TxnOffsetCommitResponse
 
@@ -59,18 +59,17 @@ def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> Des
 
 
 def described_consumers(
-    group: ConsumerGroup, assignor: str, topics: TopicsView
+    group: ConsumerGroup, assignor: str, name_of: Callable[[UUID], str | None]
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
     """What members have, and what they are to have."""
     response = ConsumerGroupDescribeResponse
-    names = {info.topic_id: name for name, info in topics.items()}
 
     def assignment(places: Mapping[UUID, Iterable[int]]) -> ConsumerGroupDescribeResponse.Assignment:
         return response.Assignment(
             topic_partitions=[
-                response.TopicPartitions(topic_id=topic_id, topic_name=names[topic_id], partitions=sorted(partitions))
+                response.TopicPartitions(topic_id=topic_id, topic_name=name, partitions=sorted(partitions))
                 for topic_id, partitions in places.items()
-                if topic_id in names
+                if (name := name_of(topic_id)) is not None
             ]
         )
 
@@ -99,13 +98,13 @@ def described_consumers(
     )
 
 
-def listed(group: Group, request: ListGroupsRequest) -> ListGroupsResponse.ListedGroup | None:
+def listed(group: Group, states: set[str], types: set[str]) -> ListGroupsResponse.ListedGroup | None:
     """The group in the list, unless a filter leaves it out."""
     kind = "classic" if isinstance(group, ClassicGroup) else "consumer"
     state = group.state.value
-    if request.states_filter and state.lower() not in {wanted.lower() for wanted in request.states_filter}:
+    if states and state.lower() not in states:
         return None
-    if request.types_filter and kind not in {wanted.lower() for wanted in request.types_filter}:
+    if types and kind not in types:
         return None
     return ListGroupsResponse.ListedGroup(
         group_id=group.group_id,

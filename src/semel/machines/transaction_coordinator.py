@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from semel.errors import ErrorCode, Refused, invariant
-from semel.machines.contract import Decision, ProducerIdentity, SendMarkers, StateRecord, TopicPartition
+from semel.machines.contract import (
+    Decision,
+    ProducerIdentity,
+    SendMarkers,
+    StateRecord,
+    Steps,
+    TopicPartition,
+    done,
+)
 from semel.machines.coordination import after_failed_append, partition_for
 from semel.machines.transaction_fencing import (
     expected_identity,
@@ -515,12 +523,16 @@ class TransactionCoordinator:
 
     def list_transactions(self, request: ListTransactionsRequest, now_ms: int) -> Decision[ListTransactionsResponse]:
         """The ids that pass every filter; a state nobody knows is named in the answer."""
+        return Decision(done(self.transactions_listed(request, now_ms)))
+
+    def transactions_listed(self, request: ListTransactionsRequest, now_ms: int) -> Steps[ListTransactionsResponse]:
+        """The same in steps."""
         if any(shard.loading for shard in self._shards.values()):
-            return Decision(ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+            return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         try:
-            return Decision(listed(self.entries(), request, now_ms))
+            return (yield from listed(self.entries(), request, now_ms))
         except Refused as refusal:
-            return Decision(ListTransactionsResponse(error_code=refusal.code))
+            return ListTransactionsResponse(error_code=refusal.code)
 
     def is_completing(self, transactional_id: str) -> bool:
         """Whether a decided transaction of this id still has markers or its last record to come."""

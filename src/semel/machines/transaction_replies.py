@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from semel.errors import ErrorCode
-from semel.machines.contract import ProducerIdentity, TopicPartition, by_topic
+from semel.machines.contract import AT_ONCE, ProducerIdentity, Steps, TopicPartition, by_topic
 from semel.machines.name_pattern import NamePattern
 from semel.machines.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
 from semel.machines.transaction_states import STATES_BY_TITLE
@@ -101,7 +101,7 @@ def described(
 
 def listed(
     entries: Iterable[TransactionMetadata], request: ListTransactionsRequest, now_ms: int
-) -> ListTransactionsResponse:
+) -> Steps[ListTransactionsResponse]:
     """Those that pass every filter of the request; an empty filter lets everything pass."""
     states = {STATES_BY_TITLE[title] for title in request.state_filters if title in STATES_BY_TITLE}
     response = ListTransactionsResponse(
@@ -109,7 +109,9 @@ def listed(
     )
     producer_ids = set(request.producer_id_filters)
     pattern = NamePattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
-    for metadata in entries:
+    for number, metadata in enumerate(list(entries)):
+        if number % AT_ONCE == 0 or pattern is not None:
+            yield
         if producer_ids and metadata.producer_id not in producer_ids:
             continue
         if request.state_filters and metadata.state not in states:

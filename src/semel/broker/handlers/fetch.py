@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.dispatch import Pace
 from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession, TopicName
 from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.partitions import Partition
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 _PartitionData = FetchResponse.PartitionData
 _TopicResponse = FetchResponse.FetchableTopicResponse
 _Aborted = FetchResponse.AbortedTransaction
+_Read = list[tuple[tuple[TopicName, int], FetchedPartition, FetchResponse.PartitionData]]
+
+#: So many partitions are read in one piece.
+PARTITIONS_AT_ONCE = 200
 
 
 class _Round:
@@ -34,7 +41,7 @@ class _Round:
     __slots__ = ("data", "failed", "size_bytes")
 
     def __init__(self) -> None:
-        self.data: list[tuple[tuple[TopicName, int], FetchedPartition, FetchResponse.PartitionData]] = []
+        self.data: _Read = []
         self.size_bytes = 0
         self.failed = False
 
@@ -48,13 +55,63 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
     except Refused as error:
         return FetchResponse(error_code=error.code)
-    round_ = _read(broker, request, fetched)
+    if len(fetched) > PARTITIONS_AT_ONCE:
+        return _fetch_many(broker, request, call, fetched, session, incremental)
+    round_ = _read(broker, request, fetched.items())
     if round_.failed or round_.size_bytes >= _enough_bytes(broker, request) or request.max_wait_ms <= 0 or not fetched:
         return _response(broker, call, round_, session, incremental)
     # Before anybody else can append: a coroutine starts later, and what happens until then must not be missed.
     partitions = [_find(broker, one) for one in fetched.values()]
     progress = _Progress(partitions, request.isolation_level)
     return _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
+
+
+async def _fetch_many(
+    broker: BrokerServer,
+    request: FetchRequest,
+    call: Call,
+    fetched: Fetched,
+    session: FetchSession | None,
+    incremental: bool,
+) -> FetchResponse:
+    """The same over very many partitions, some at a time."""
+    progress = None
+    if request.max_wait_ms > 0:
+        # Looked at before anything is read: what is appended behind the reader's back is found to be new.
+        with suppress(Refused):
+            progress = _Progress([_find(broker, one) for one in fetched.values()], request.isolation_level)
+    round_ = await _read_many(broker, request, call, fetched)
+    if round_.failed or progress is None or round_.size_bytes >= _enough_bytes(broker, request):
+        return await _response_of_many(broker, call, round_, session, incremental)
+    return await _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
+
+
+async def _read_many(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
+    pace = Pace(broker, call)
+    round_ = _Round()
+    # Others may use the same session meanwhile.
+    wanted = list(fetched.items())
+    for start in range(0, len(wanted), PARTITIONS_AT_ONCE):
+        _read(broker, request, wanted[start : start + PARTITIONS_AT_ONCE], round_)
+        await pace.rest()
+    return round_
+
+
+async def _response_of_many(
+    broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
+) -> FetchResponse:
+    call.is_long = True
+    pace = Pace(broker, call)
+    data, round_.data = round_.data, []
+    response = _response(broker, call, round_, session, incremental)
+    if response.throttle_time_ms:
+        return response
+    topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
+    for start in range(0, len(data), PARTITIONS_AT_ONCE):
+        _fill(topics, data[start : start + PARTITIONS_AT_ONCE], session, incremental)
+        await pace.rest()
+    response.responses = list(topics.values())
+    return response
 
 
 def _refuse_replica(replica_id: int) -> None:
@@ -121,9 +178,9 @@ async def _wait(
         while not bell.is_late:
             enough_bytes = _enough_bytes(broker, request)
             if progress.is_worth_a_look(enough_bytes - size_bytes):
-                round_ = _read(broker, request, fetched)
+                round_ = await _look_again(broker, request, call, fetched)
                 if round_.failed or round_.size_bytes >= enough_bytes:
-                    return _response(broker, call, round_, session, incremental)
+                    return await _answer(broker, call, round_, session, incremental)
                 size_bytes = round_.size_bytes
             await bell.rung
             bell.rung = broker.loop.create_future()
@@ -131,7 +188,21 @@ async def _wait(
         timer.cancel()
         for partition in progress.partitions:
             partition.watchers.discard(ring)
-    return _response(broker, call, _read(broker, request, fetched), session, incremental)
+    return await _answer(broker, call, await _look_again(broker, request, call, fetched), session, incremental)
+
+
+async def _look_again(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
+    if len(fetched) > PARTITIONS_AT_ONCE:
+        return await _read_many(broker, request, call, fetched)
+    return _read(broker, request, fetched.items())
+
+
+async def _answer(
+    broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
+) -> FetchResponse:
+    if len(round_.data) > PARTITIONS_AT_ONCE:
+        return await _response_of_many(broker, call, round_, session, incremental)
+    return _response(broker, call, round_, session, incremental)
 
 
 class _Bell:
@@ -159,11 +230,17 @@ def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
     return broker.topics.partition(one.topic, one.partition)
 
 
-def _read(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Round:
-    round_ = _Round()
-    left_bytes = min(request.max_bytes, broker.fetch_max_bytes, broker.unread.answer_bytes)
+def _read(
+    broker: BrokerServer,
+    request: FetchRequest,
+    fetched: Iterable[tuple[tuple[TopicName, int], FetchedPartition]],
+    round_: _Round | None = None,
+) -> _Round:
+    """Read these partitions, and go on with what was read before, if anything was."""
+    round_ = round_ or _Round()
+    left_bytes = min(request.max_bytes, broker.fetch_max_bytes, broker.unread.answer_bytes) - round_.size_bytes
     isolation = request.isolation_level
-    for key, one in fetched.items():
+    for key, one in fetched:
         data = _PartitionData(partition_index=one.partition, records=b"", aborted_transactions=None)
         try:
             partition = _find(broker, one)
@@ -208,7 +285,18 @@ def _response(
         # Others are served before this is encoded and written.
         call.connection.reserve(round_.size_bytes)
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
-    for key, one, data in round_.data:
+    _fill(topics, round_.data, session, incremental)
+    return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
+
+
+def _fill(
+    topics: dict[TopicName, FetchResponse.FetchableTopicResponse],
+    read: _Read,
+    session: FetchSession | None,
+    incremental: bool,
+) -> None:
+    """Put what was read into the answer, unless the client knows it already."""
+    for key, one, data in read:
         if session is not None:
             has_data = bool(data.records)
             same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
@@ -226,7 +314,6 @@ def _response(
             topic = _TopicResponse(topic_id=name) if isinstance(name, uuid.UUID) else _TopicResponse(topic=name)
             topics[name] = topic
         topic.partitions.append(data)
-    return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
 
 
 def _nothing_yet(broker: BrokerServer, session: FetchSession | None, incremental: bool, wait_ms: int) -> FetchResponse:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from copy import copy
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.dispatch import Pace
 from semel.broker.partitions import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
@@ -23,10 +25,88 @@ ABORTABLE_SINCE = 4
 IMPLICIT_ADD_SINCE = 5
 
 
+#: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
+PARTITIONS_AT_ONCE = 500
+GROUPS_AT_ONCE = 20
+
+
 def _served(broker: BrokerServer, request: Any, call: Call, command: Callable[..., Any], groups: Iterable[str]) -> Any:
     for group_id in groups:
         broker.groups.ready_for(group_id)
     return broker.groups.answer(command(request, call.version, broker.now_ms()), *groups)
+
+
+def _about_groups(
+    broker: BrokerServer, call: Call, command: Callable[..., Any], request: Any, field: str, answers: str
+) -> Generator[None, None, Any]:
+    """A request about many groups, some at a time. Each is named once, and what is done to it is done at once."""
+    host = broker.groups
+    names = list(dict.fromkeys(getattr(request, field)))
+    reply = None
+    indexes = set()
+    for start in range(0, max(len(names), 1), GROUPS_AT_ONCE):
+        some = names[start : start + GROUPS_AT_ONCE]
+        for group_id in some:
+            host.ready_for(group_id)
+            indexes.add(host.machine.partition_for(group_id))
+            yield
+        part = copy(request)
+        setattr(part, field, some)
+        answered = host.settle(command(part, call.version, broker.now_ms()))
+        if reply is None:
+            reply = answered
+        else:
+            getattr(reply, answers).extend(getattr(answered, answers))
+        yield
+    return host.once_on_disk(reply, indexes)
+
+
+def _parts(request: Any) -> list[Any]:
+    """A commit or deletion of offsets, cut into such as are carried out at once."""
+    parts: list[Any] = []
+    room = 0
+    for topic in request.topics:
+        for start in range(0, max(len(topic.partitions), 1), PARTITIONS_AT_ONCE):
+            piece = copy(topic)
+            piece.partitions = topic.partitions[start : start + PARTITIONS_AT_ONCE]
+            size = len(piece.partitions) + 1
+            if size > room:
+                parts.append(copy(request))
+                parts[-1].topics = []
+                room = PARTITIONS_AT_ONCE + 1
+            parts[-1].topics.append(piece)
+            room -= size
+    return parts
+
+
+def _is_large(request: Any) -> bool:
+    return len(request.topics) + sum(len(topic.partitions) for topic in request.topics) > PARTITIONS_AT_ONCE
+
+
+async def _in_parts(broker: BrokerServer, request: Any, call: Call, serve: Callable[[Any], Any]) -> Any:
+    """Part by part, each decided by itself and with what is known then: others may have changed it in between."""
+    pace = Pace(broker, call)
+    reply = None
+    for part in _parts(request):
+        answered = serve(part)
+        if type(answered) is CoroutineType:
+            answered = await answered
+        if getattr(answered, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
+            return answered
+        if reply is None:
+            reply = answered
+            continue
+        last, first = reply.topics[-1:], answered.topics[:1]
+        if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
+            last[0].partitions.extend(first[0].partitions)
+            del answered.topics[:1]
+        reply.topics.extend(answered.topics)
+        await pace.rest()
+    return reply
+
+
+def _id(topic: Any) -> Any:
+    return getattr(topic, "topic_id", None)
 
 
 def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -65,18 +145,26 @@ def leave_group(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Offsets, at once."""
-    return _served(broker, request, call, broker.groups.machine.offset_commit, (request.group_id,))
+    """Offsets, at once; very many of them in parts."""
+
+    def serve(part: Any) -> Any:
+        return _served(broker, part, call, broker.groups.machine.offset_commit, (request.group_id,))
+
+    return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
 
 def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     """Offsets that count when the transaction commits. Before any is written the coordinator must know of them."""
     if not request.group_id:
         return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
-    if call.version >= IMPLICIT_ADD_SINCE:
-        serve = partial(_txn_offset_commit, broker, request, call)
-        return broker.transactions.once_settled((request.transactional_id,), serve)
-    return _txn_offset_commit(broker, request, call)
+
+    def serve(part: TxnOffsetCommitRequest) -> Any:
+        commit = partial(_txn_offset_commit, broker, part, call)
+        if call.version >= IMPLICIT_ADD_SINCE:
+            return broker.transactions.once_settled((request.transactional_id,), commit)
+        return commit()
+
+    return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
 
 def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
@@ -127,31 +215,42 @@ def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode)
     )
 
 
-def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Any:
+def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
     """Committed offsets; with fsync, once they are on disk: a consumer may go on from them at once."""
+    host = broker.groups
     groups = [group.group_id for group in request.groups] if call.version >= 8 else [request.group_id]
-    return _served(broker, request, call, broker.groups.machine.offset_fetch, groups)
+    indexes = set()
+    for group_id in groups:
+        host.ready_for(group_id)
+        indexes.add(host.machine.partition_for(group_id))
+        yield
+    reply = yield from host.machine.offsets_fetched(request, call.version)
+    return host.once_on_disk(reply, indexes)
 
 
 def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Forget committed offsets."""
-    return _served(broker, request, call, broker.groups.machine.offset_delete, (request.group_id,))
+
+    def serve(part: Any) -> Any:
+        return _served(broker, part, call, broker.groups.machine.offset_delete, (request.group_id,))
+
+    return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
 
 def describe_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Members and assignments."""
-    return _served(broker, request, call, broker.groups.machine.describe_groups, request.groups)
+    return _about_groups(broker, call, broker.groups.machine.describe_groups, request, "groups", "groups")
 
 
-def list_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
+def list_groups(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
     """Every group."""
-    broker.groups.load_all()
-    return _served(broker, request, call, broker.groups.machine.list_groups, ())
+    yield from broker.groups.load_all()
+    return (yield from broker.groups.machine.groups_listed(request))
 
 
 def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Forget groups without members."""
-    return _served(broker, request, call, broker.groups.machine.delete_groups, request.groups_names)
+    return _about_groups(broker, call, broker.groups.machine.delete_groups, request, "groups_names", "results")
 
 
 _NOT_SERVED = "group.coordinator.rebalance.protocols leaves the consumer protocol out"
@@ -177,6 +276,8 @@ def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> A
     """Groups under the consumer protocol."""
     if not _serves_consumer_protocol(broker):
         code, group = ErrorCode.UNSUPPORTED_VERSION, ConsumerGroupDescribeResponse.DescribedGroup
-        refused = [group(group_id=name, error_code=code, error_message=_NOT_SERVED) for name in request.group_ids]
+        names = dict.fromkeys(request.group_ids)
+        refused = [group(group_id=name, error_code=code, error_message=_NOT_SERVED) for name in names]
         return ConsumerGroupDescribeResponse(groups=refused)
-    return _served(broker, request, call, broker.groups.machine.consumer_group_describe, request.group_ids)
+    command = broker.groups.machine.consumer_group_describe
+    return _about_groups(broker, call, command, request, "group_ids", "groups")

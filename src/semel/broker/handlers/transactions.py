@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+from copy import copy
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.dispatch import Pace
 from semel.broker.marker_sender import write_marker
 from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partition
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import TopicPartition
+from semel.machines.contract import AT_ONCE, TopicPartition
 from semel.machines.transaction_metadata import TransactionMetadata
 from semel.machines.transaction_states import State
 from semel.wire.messages.transactions import (
@@ -17,6 +21,7 @@ from semel.wire.messages.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     EndTxnRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
@@ -49,45 +54,75 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
     """Partitions join a transaction; one that does not exist keeps the others out as well, as in Kafka."""
-    host = broker.transactions
     if call.version < BATCHED_SINCE:
-        ids = [request.v3_and_below_transactional_id]
-    else:
-        ids = [transaction.transactional_id for transaction in request.transactions]
+        return _add_of_a_client(broker, request, call)
+    if len(request.transactions) > 1:
+        return _add_to_each(broker, request, call)
+    return _add(broker, request, call, [transaction.transactional_id for transaction in request.transactions])
+
+
+def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, ids: list[str]) -> Any:
+    host = broker.transactions
 
     def serve() -> Any:
-        if call.version < BATCHED_SINCE and (refused := _refused_partitions(broker, request)) is not None:
-            return refused
         return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
     return host.once_settled(ids, serve)
 
 
-def _refused_partitions(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> Any:
+def _add_of_a_client(
+    broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call
+) -> Generator[None, None, Any]:
+    refused = yield from _refused_partitions(broker, request)
+    return refused or _add(broker, request, call, [request.v3_and_below_transactional_id])
+
+
+async def _add_to_each(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
+    """One transaction after the other, each decided by itself."""
+    pace = Pace(broker, call)
+    response = AddPartitionsToTxnResponse()
+    for transaction in request.transactions:
+        part = copy(request)
+        part.transactions = [transaction]
+        reply = _add(broker, part, call, [transaction.transactional_id])
+        if type(reply) is CoroutineType:
+            reply = await reply
+        response.results_by_transaction += reply.results_by_transaction
+        await pace.rest()
+    return response
+
+
+def _refused_partitions(
+    broker: BrokerServer, request: AddPartitionsToTxnRequest
+) -> Generator[None, None, AddPartitionsToTxnResponse | None]:
     """The refusal, if any of the partitions is not there or is the broker's own."""
     codes: dict[tuple[str, int], ErrorCode] = {}
     for asked in request.v3_and_below_topics:
         topic = broker.topics.topics.get(asked.name)
-        for index in asked.partitions:
+        yield
+        for number, index in enumerate(asked.partitions):
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield
             if asked.name in INTERNAL_TOPICS:
                 codes[asked.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif topic is None or not 0 <= index < len(topic.partitions):
                 codes[asked.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not codes:
         return None
-    results = [
-        AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
-            name=asked.name,
-            results_by_partition=[
+    results = []
+    for asked in request.v3_and_below_topics:
+        row = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(name=asked.name)
+        results.append(row)
+        yield
+        for number, index in enumerate(asked.partitions):
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield
+            row.results_by_partition.append(
                 AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
                     partition_index=index,
                     partition_error_code=codes.get((asked.name, index), ErrorCode.OPERATION_NOT_ATTEMPTED),
                 )
-                for index in asked.partitions
-            ],
-        )
-        for asked in request.v3_and_below_topics
-    ]
+            )
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
@@ -117,22 +152,32 @@ def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
     return host.once_settled((request.transactional_id,), serve)
 
 
-def describe_transactions(broker: BrokerServer, request: DescribeTransactionsRequest, call: Call) -> Any:
-    """What the coordinator knows of these transactional ids."""
+def describe_transactions(
+    broker: BrokerServer, request: DescribeTransactionsRequest, call: Call
+) -> Generator[None, None, Any]:
+    """What the coordinator knows of these transactional ids, of each once."""
     host = broker.transactions
-    for transactional_id in request.transactional_ids:
+    response = DescribeTransactionsResponse()
+    for transactional_id in dict.fromkeys(request.transactional_ids):
         host.ready_for(transactional_id)
-    return host.answer(host.machine.describe_transactions(request))
+        asked = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+        response.transaction_states += host.answer(host.machine.describe_transactions(asked)).transaction_states
+        yield
+    return response
 
 
-def list_transactions(broker: BrokerServer, request: ListTransactionsRequest, call: Call) -> Any:
+def list_transactions(
+    broker: BrokerServer, request: ListTransactionsRequest, call: Call
+) -> Generator[None, None, Any]:
     """All transactional ids, filtered."""
     host = broker.transactions
-    host.load_all()
-    return host.answer(host.machine.list_transactions(request, broker.now_ms()))
+    yield from host.load_all()
+    return (yield from host.machine.transactions_listed(request, broker.now_ms()))
 
 
-def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> Any:
+def write_txn_markers(
+    broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call
+) -> Generator[None, None, Any]:
     """Markers from an administrator, who ends a transaction that hangs: no coordinator but ours is there to send any.
 
     None of them may say anything else than the coordinator. Only it commits, so a commit is written where it has been
@@ -151,6 +196,7 @@ def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, cal
         for topic in marker.topics:
             answers = []
             for index in topic.partition_indexes:
+                yield
                 code = ErrorCode.NONE
                 target = TopicPartition(topic.name, index)
                 try:
