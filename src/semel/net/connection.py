@@ -20,7 +20,15 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-from semel.net.memory import HURRIED_PART, HURRIED_TIME, RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, UnreadAnswers
+from semel.net.memory import (
+    HURRIED_PART,
+    HURRIED_TIME,
+    RECEIVE_BUFFER_BYTES,
+    STEP_BYTES,
+    MemoryPool,
+    UnreadAnswers,
+    new_buffer,
+)
 from semel.net.turns import Turns
 
 #: What goes onto the socket: buffers that are written one after the other, the length prefix included.
@@ -230,7 +238,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
             if not self._pool.take(size - len(buffer), self):
                 return
             self._held_bytes += size - len(buffer)
-            grown = memoryview(bytearray(size))
+            grown = new_buffer(size)
             grown[:pending] = buffer[:pending]
             self._buffer = grown
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import islice
+from mmap import mmap
 from typing import Protocol
 
 #: What a connection reads into: one for all of them, kept by one only while it needs it.
@@ -32,6 +33,12 @@ ANSWER_PART = 4
 WOKEN_TOGETHER = 16
 
 NO_LIMIT = 2**63 - 1
+
+
+def new_buffer(size_bytes: int) -> memoryview:
+    """A buffer of its own pages: they are taken when something is read into them, and given back with it, where an
+    allocator would keep the holes that connections leave."""
+    return memoryview(mmap(-1, size_bytes))
 
 
 class Sender(Protocol):
@@ -73,7 +80,7 @@ class MemoryPool:
         self._ahead: Sender | None = None
         self._spare: list[memoryview] = []
         #: What every connection that holds nothing reads into.
-        self.scratch = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self.scratch = new_buffer(RECEIVE_BUFFER_BYTES)
         #: Who holds a buffer or a part of a request.
         self.watched: set[Sender] = set()
         self.used_bytes = 0
@@ -108,7 +115,7 @@ class MemoryPool:
     def take_buffer(self) -> memoryview:
         """A receive buffer."""
         self.used_bytes += RECEIVE_BUFFER_BYTES
-        return self._spare.pop() if self._spare else memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        return self._spare.pop() if self._spare else new_buffer(RECEIVE_BUFFER_BYTES)
 
     def give_back(self, size_bytes: int, holder: Sender | None = None, buffer: memoryview | None = None) -> None:
         """Return what was taken and let those go on who were refused."""
