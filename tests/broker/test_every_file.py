@@ -323,6 +323,38 @@ def test_the_remedy_works(whole: Path, tmp_path: Path, name: str, caplog: pytest
     assert found is not None and found["a new producer id"]
 
 
+@pytest.mark.parametrize("harm", ["cut in half", "flipped at 60% by 0x1", "removed"])
+@pytest.mark.parametrize("starts", [1, 2])
+def test_what_is_behind_damage_can_be_given_up(
+    whole: Path, tmp_path: Path, harm: str, starts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(whole, data)
+    directory = data / "t-0"
+    segments = sorted(directory.glob("*.log"))
+    harmed = segments[len(segments) // 2]
+    HARM[harm](harmed)
+    for _ in range(starts):
+        _, said = look(data, caplog)
+    place = re.search(rf"{harmed} is damaged at byte ([0-9]+)", said)
+    if place is not None:
+        with harmed.open("r+b") as file:
+            file.truncate(int(place[1]))
+    else:
+        assert f"{harmed} is missing" in said
+    for segment in segments[segments.index(harmed) + 1 :]:
+        segment.unlink()
+    for path in (directory / ".semel_expected", data / "recovery-point-offset-checkpoint", data / ".semel_manifest"):
+        path.unlink(missing_ok=True)
+    for _ in range(2):
+        with Broker(data, settings=SETTINGS) as broker, Raw(broker) as raw:
+            end = raw.produce("t", batch(b"goes on"))
+            assert end.error_code == ErrorCode.NONE
+            records = list(_records(raw, "t", [_offset(raw, "t", -2), _offset(raw, "t", -1)]))
+            assert records[-1][:2] == (end.base_offset, b"goes on")
+            assert not [row for row in records if row[0] == "error"]
+
+
 def test_an_identity_that_is_lost_is_given_again_by_whoever_knows_it(
     whole: Path, expected: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

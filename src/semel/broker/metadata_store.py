@@ -22,8 +22,8 @@ from typing import Any
 from crc32c import crc32c
 
 from semel.errors import ErrorCode, Refused
+from semel.log.checkpoints import MANIFEST
 from semel.log.files import Files
-from semel.log.manifest import MANIFEST
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import click
 
 from semel.cli.output import show
-from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN
-from semel.log.damage import EXPECTED_FILES
+from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN, EXPECTED_FILES, MANIFEST
 from semel.log.inspection import Inspection, inspect
-from semel.log.manifest import MANIFEST
 from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60

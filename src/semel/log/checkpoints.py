@@ -6,6 +6,7 @@
   `cleaner-offset-checkpoint`: one offset per partition, for the whole data directory.
 - `.kafka_cleanshutdown`: the last stop was orderly.
 - `.semel_boot_id` (our own): in which life of the machine the logs were last written.
+- `.semel_manifest` (our own, see `manifest`): what the last clean stop left.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 OF_PARTITIONS = (LOG_START_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 BOOT_ID = ".semel_boot_id"
+MANIFEST = ".semel_manifest"
+#: What a damaged partition had at the last clean stop, kept in its directory until it has it again.
+EXPECTED_FILES = ".semel_expected"
 
 _BOOT_ID_OF_LINUX = "/proc/sys/kernel/random/boot_id"
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import RECOVERY_POINTS
-
-#: What a damaged partition had at the last clean stop, kept in its directory until it has it again.
-EXPECTED_FILES = ".semel_expected"
+from semel.log.checkpoints import EXPECTED_FILES, MANIFEST, RECOVERY_POINTS
 
 
 class DamagedLog(Refused):
@@ -34,7 +31,8 @@ class DamagedLog(Refused):
             remedy = (
                 "Restore the file from a copy or a replica; to give up everything from there on instead, stop the "
                 f"broker, cut the file to {position} bytes, remove the later segments of the partition, its "
-                f"{EXPECTED_FILES} if it has one, and the data directory's {RECOVERY_POINTS}, and start again."
+                f"{EXPECTED_FILES} if it has one, and the data directory's {RECOVERY_POINTS} and {MANIFEST}, and start "
+                "again."
             )
         super().__init__(code, f"{path} is damaged at byte {position}: {what}. Nothing was changed. {remedy}")
 
@@ -66,8 +64,8 @@ def missing_segment(path: str, size_bytes: int) -> MissingFiles:
         path,
         f"it had {size_bytes} bytes when the broker last stopped",
         "Restore the file from a copy or a replica; to go on without its records instead, stop the broker, remove the "
-        f"later segments of the partition, {directory}/{EXPECTED_FILES}, and the data directory's {RECOVERY_POINTS}, "
-        "and start again.",
+        f"later segments of the partition, {directory}/{EXPECTED_FILES}, and the data directory's {RECOVERY_POINTS} "
+        f"and {MANIFEST}, and start again.",
     )
 
 

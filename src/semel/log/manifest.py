@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from semel.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS
-from semel.log.damage import EXPECTED_FILES, DamagedLog, missing_segment
+from semel.log.checkpoints import CLEANER_OFFSETS, EXPECTED_FILES, LOG_START_OFFSETS, MANIFEST, RECOVERY_POINTS
+from semel.log.damage import DamagedLog, missing_segment
 from semel.log.files import Files
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = ".semel_manifest"
 #: Small files of the data directory whose text is kept whole.
 KEPT_WHOLE = (LOG_START_OFFSETS, RECOVERY_POINTS, CLEANER_OFFSETS)
 #: Files that are on their way out, or not yet in.

@@ -26,6 +26,8 @@ READ_COMMITTED = 1
 
 #: How many older segments stay open, with their indexes in memory.
 _OPEN_READERS = 8
+#: The most that is read at once of what has to be checked.
+_COLD_READ_BYTES = 1 << 20
 #: Where recent reads ended: the next read of a consumer begins there.
 _REMEMBERED_POSITIONS = 256
 
@@ -117,6 +119,9 @@ class Reading:
         available = end_position - position
         if available <= 0:
             return b"", offset
+        if position < segment.cold_bytes and not segment.is_checked(position, min(available, max_bytes)):
+            # It will be checked, and others wait meanwhile.
+            max_bytes = min(max_bytes, _COLD_READ_BYTES)
         data: bytes | memoryview = segment.read(position, min(available, max(max_bytes, 0)))
         if len(data) < available:
             whole, end_offset = segment.whole_batches(data, position)
