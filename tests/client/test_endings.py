@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,24 @@ def test_a_consumer_that_is_dropped_leaves_its_group_and_commits_nothing(session
             drop(kept)
         until(lambda: not admin.describe_groups([name])[name].members, what="the member to leave")
         assert admin.list_group_offsets(name) == {}
+
+
+def test_a_client_that_has_raised_is_let_go_of_without_a_garbage_collection(session_broker: Broker) -> None:
+    consumer = Consumer({"bootstrap.servers": session_broker.bootstrap_servers})
+    with pytest.raises(TypeError):
+        consumer.assign(["t"])  # type: ignore[list-item]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(TypeError) as raised:
+            consumer.assign(["t"])  # type: ignore[list-item]
+        del raised
+        gone = weakref.ref(consumer)
+        with pytest.warns(ResourceWarning):
+            del consumer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_was_closed_or_never_made_does_not_warn(session_broker: Broker) -> None:

@@ -102,6 +102,7 @@ class AsyncConsumer:
         self._closed = False
         #: What iteration hands out next, if it may without a poll.
         self._ahead: Ahead | None = None
+        self._auto_commits = bool(values["enable.auto.commit"]) and values["group.id"] is not None
         #: The group wants this member to come to `poll`.
         self._summoned = False
         #: Set by whoever called `poll` and was interrupted before it had the answer. From any thread.
@@ -614,10 +615,6 @@ class AsyncConsumer:
         self._next_auto_commit = self._loop.time() + self.config["auto.commit.interval.ms"] / 1000
         if self._positions.positions() and not self._committing:
             self.commit_soon(self._done())
-
-    @property
-    def _auto_commits(self) -> bool:
-        return bool(self.config["enable.auto.commit"]) and self.config["group.id"] is not None
 
     async def _commit_before_revoke(self) -> None:
         await asyncio.gather(*self._committing, return_exceptions=True)

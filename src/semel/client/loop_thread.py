@@ -69,6 +69,9 @@ class LoopThread:
             raise
         finally:
             self._awaited.discard(future)
+            del (
+                future
+            )  # what is raised keeps this frame, which must not keep what is raised: clients are dropped at once
 
     def _hand_over(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         self.origin.check(self.name)
