@@ -28,6 +28,7 @@ from semel.wire.messages.configs import (
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.metadata import DescribeClusterRequest
 from semel.wire.messages.offsets import OffsetFetchRequest
+from semel.wire.messages.security import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from semel.wire.messages.transactions import DescribeProducersRequest, InitProducerIdRequest, ListTransactionsRequest
 from tests.broker.raw import Raw, batch, stored_batches
 from tests.broker.test_topics import delete_records
@@ -71,6 +72,11 @@ def fill(path: Path) -> None:
         change = AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=1e9, remove=False)
         entry = AlterClientQuotasRequest.EntryData(entity=[entity], ops=[change])
         assert raw.ask(AlterClientQuotasRequest(entries=[entry])).entries[0].error_code == 0
+        user = AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
+            name="user", mechanism=1, iterations=4096, salt=b"salt", salted_password=b"salted"
+        )
+        made = raw.ask(AlterUserScramCredentialsRequest(upsertions=[user])).results[0]
+        assert made.error_code == 0
         log = broker.server.topics.partition("c", 0).log
         broker.call(_compact(broker, log))
         until(lambda: _stable(broker), what="the markers")
@@ -105,6 +111,10 @@ def answers(broker: Broker) -> dict[str, Any]:
         ]
         quotas = raw.ask(DescribeClientQuotasRequest(components=[], strict=False))
         told["quotas"] = [[(value.key, value.value) for value in row.values] for row in quotas.entries or ()]
+        users = raw.ask(DescribeUserScramCredentialsRequest(users=None))
+        told["users"] = [
+            (row.user, [(one.mechanism, one.iterations) for one in row.credential_infos]) for row in users.results
+        ]
         described = DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0])
         producers = raw.ask(DescribeProducersRequest(topics=[described])).topics[0].partitions[0]
         told["producers"] = (
@@ -211,7 +221,7 @@ def expected(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         told = answers(broker)
     assert len(told["records of t"]) > 12
     assert sum(bool(row[1]) for row in told["records of t"] if row[0] == "aborted") > 0
-    assert told["a new producer id"]
+    assert told["a new producer id"] and told["users"] and told["quotas"]
     return told
 
 

@@ -129,6 +129,11 @@ class LocalMetadataStore:
         """An entry is not what was written."""
         return DamagedStore(self._directory / name, f"is damaged: {why}", self._remedy(name, missing=False))
 
+    def check_rest(self, read: Iterable[str]) -> None:
+        """Look at the entries that nobody has `read` yet: damage is told at a start, not when somebody first asks."""
+        for name in sorted({*self.entries()} - {*read}):
+            self.get(name)
+
     def missing(self, name: str, evidence: str) -> DamagedStore:
         """An entry is not there, and something else says that it was."""
         return DamagedStore(self._directory / name, f"is missing, but {evidence}", self._remedy(name, missing=True))

@@ -29,7 +29,7 @@ from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.group_settings import GroupSettingsStore
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
-from semel.broker.metadata_store import LocalMetadataStore, ProducerIds
+from semel.broker.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore, ProducerIds
 from semel.broker.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
 from semel.broker.quota_store import QuotaStore
@@ -174,6 +174,7 @@ class BrokerServer:
             data.path, store, self.settings, self._files, self.now_ms, clean=clean, manifest=manifest
         )
         self.topics.learn()
+        store.check_rest(read=(TOPICS, PRODUCER_ID_BLOCK))
         # What is refused up to here leaves everything as it was, for the next start to refuse again.
         data.open_for_writing()
         self.topics.load()

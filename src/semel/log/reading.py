@@ -94,17 +94,16 @@ class Reading:
                 aborted = self._aborted_within(offset, upper_bound) if data else []
         except OSError as error:
             raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the log cannot be read: {error}") from error
-        except DamagedIndex as damage:
-            self._tell(damage, "", 0)
-            raise
-        except DamagedLog as damage:
-            self._tell(damage, damage.path, damage.position)
+        except (DamagedIndex, DamagedLog) as damage:
+            self.tell(damage)
             raise
         return Read(data, aborted, self.high_watermark, last_stable_offset, self.log_start_offset)
 
-    def _tell(self, damage: Refused, path: str, position: int) -> None:
-        if (path, position) not in self._told:
-            self._told.add((path, position))
+    def tell(self, damage: DamagedIndex | DamagedLog) -> None:
+        """Say once, in the broker's log, what somebody came across."""
+        place = (damage.path, damage.position) if isinstance(damage, DamagedLog) else (damage.why, 0)
+        if place not in self._told:
+            self._told.add(place)
             logger.error("%s-%d: %s", self.topic, self.partition, damage.why)
 
     def _read_batches(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
+from semel.log.damage import DamagedLog
+from semel.log.indexes import DamagedIndex
 from semel.log.timestamps import Found
 from semel.wire.messages.fetch import (
     ListOffsetsRequest,
@@ -100,7 +102,11 @@ def _found(partition: Partition, timestamp: int, isolation_level: int, version: 
         return Found(-1, log.log_start_offset, log.leader_epochs.epoch_at(log.log_start_offset))
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING
-    found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    try:
+        found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    except (DamagedIndex, DamagedLog) as damage:
+        log.tell(damage)
+        raise
     return found if found is not None and found.offset < visible_end else _NOTHING
 
 
