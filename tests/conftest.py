@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import BrokerProcess
 from tests.support.requirements import require_kafka
+
+# Tests share the machine: how long an example takes, or takes to be made up, says nothing about the code.
+settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("semel")
 
 
 @pytest.fixture(scope="session")

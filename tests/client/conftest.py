@@ -6,13 +6,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 import semel
-
-# Tests share the machine: how long an example takes says nothing.
-settings.register_profile("client", deadline=None)
-settings.load_profile("client")
 
 
 @pytest.fixture(scope="session")
