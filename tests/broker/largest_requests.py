@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,7 @@ from semel.wire.messages.metadata import (
 )
 from semel.wire.messages.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from semel.wire.messages.produce import ProduceRequest
+from semel.wire.messages.quorum import DescribeQuorumRequest
 from semel.wire.messages.security import (
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
@@ -133,6 +134,16 @@ class Largest:
         large = batch(*[b"v" * 1000] * 900)
         for _ in range(20):
             self.raw.produce("wide", large)
+        self._first_use()
+
+    def _first_use(self) -> None:
+        """What is done once in a broker's life: its own topics are created, its coordinators imported."""
+        for kind in (0, 1):
+            self.raw.ask(FindCoordinatorRequest(key_type=kind, coordinator_keys=[str(n) for n in range(500)]))
+        small = Largest(self.raw, replace(self.size, elements=1, partitions=1))
+        for requests in (small.offset_commit, small.txn_offset_commit, small.consumer_group_heartbeat):
+            for message, version in requests():
+                self.raw.ask(message, version)
 
     def indexes(self) -> list[int]:
         """Every partition there is, then as many that are not there."""
@@ -192,6 +203,12 @@ class Largest:
 
     def describe_cluster(self) -> Requests:
         yield DescribeClusterRequest(), None
+
+    def describe_quorum(self) -> Requests:
+        partition = DescribeQuorumRequest.PartitionData(partition_index=0)
+        partitions = [partition] * self.size.elements
+        topic = DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=partitions)
+        yield DescribeQuorumRequest(topics=[topic]), None
 
     def api_versions(self) -> Requests:
         yield ApiVersionsRequest(client_software_name="n" * LONG, client_software_version="1"), None
@@ -487,7 +504,7 @@ class Largest:
     def consumer_group_heartbeat(self) -> Requests:
         yield ConsumerGroupHeartbeatRequest(
             group_id="consumers", member_id=str(uuid.uuid4()), member_epoch=0, rebalance_timeout_ms=10_000,
-            subscribed_topic_names=[*self.names("t"), "many"][1:], topic_partitions=[],
+            subscribed_topic_names=["many", *self.names("t")][:5000], topic_partitions=[],
         ), None
         yield ConsumerGroupHeartbeatRequest(
             group_id="patterns", member_id=str(uuid.uuid4()), member_epoch=0, rebalance_timeout_ms=10_000,

@@ -26,7 +26,10 @@ IMPLICIT_ADD_SINCE = 5
 
 
 #: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
-PARTITIONS_AT_ONCE = 500
+PARTITIONS_AT_ONCE = 200
+MEMBERS_AT_ONCE = 200
+#: What a member under the consumer protocol subscribes to is one record, written and read at once.
+MOST_SUBSCRIBED = 5000
 GROUPS_AT_ONCE = 20
 
 
@@ -140,8 +143,29 @@ def heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def leave_group(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Members go."""
+    """Members go; very many of them in parts."""
+    if len(request.members) > MEMBERS_AT_ONCE:
+        return _leave_in_parts(broker, request, call)
     return _served(broker, request, call, broker.groups.machine.leave_group, (request.group_id,))
+
+
+async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any:
+    pace = Pace(broker, call)
+    reply = None
+    for start in range(0, len(request.members), MEMBERS_AT_ONCE):
+        part = copy(request)
+        part.members = request.members[start : start + MEMBERS_AT_ONCE]
+        answered = _served(broker, part, call, broker.groups.machine.leave_group, (request.group_id,))
+        if type(answered) is CoroutineType:
+            answered = await answered
+        if answered.error_code != ErrorCode.NONE:
+            return answered
+        if reply is None:
+            reply = answered
+        else:
+            reply.members.extend(answered.members)
+        await pace.rest()
+    return reply
 
 
 def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -264,6 +288,11 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
     """A member under the consumer protocol (KIP-848) reports, and hears what it owns."""
     if not _serves_consumer_protocol(broker):
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, _NOT_SERVED)
+    if len(request.subscribed_topic_names or ()) > MOST_SUBSCRIBED:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"a member subscribes to {MOST_SUBSCRIBED} topics by name at most: subscribe with a regular expression",
+        )
     host = broker.groups
     host.ready_for(request.group_id)
     decision = host.machine.consumer_group_heartbeat(

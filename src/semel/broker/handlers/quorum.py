@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from semel.broker.listeners import SERVED_PROTOCOL
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 METADATA_TOPIC = "__cluster_metadata"
 
 
-def describe_quorum(broker: BrokerServer, request: DescribeQuorumRequest, call: Call) -> DescribeQuorumResponse:
+def describe_quorum(
+    broker: BrokerServer, request: DescribeQuorumRequest, call: Call
+) -> Generator[None, None, DescribeQuorumResponse]:
     """This node leads, votes and has everything. Any partition but that of the metadata is unknown, as in Kafka."""
     topics, partition_class = [], DescribeQuorumResponse.PartitionData
     for topic in request.topics:
         partitions = []
+        yield
         for asked in topic.partitions:
+            yield
             row = partition_class(partition_index=asked.partition_index, error_message=None)
             partitions.append(row)
             if (topic.topic_name, asked.partition_index) != (METADATA_TOPIC, 0):

@@ -1,0 +1,161 @@
+"""Whatever is asked for, the loop turns: the work of one turn is counted beside the largest request of every API.
+
+Time would be flaky, so the broker's turns run on a clock that counts what its thread calls: a turn is 10,000 calls,
+and none may do ten times as much. On a quiet machine 100,000 calls take less than 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from semel.broker.embedded import Broker
+from semel.broker.handlers import SERVED
+from semel.errors import ErrorCode
+from semel.net import turns
+from semel.wire.apis import ApiKey
+from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.metadata import MetadataRequest
+from tests.broker.largest_requests import SMALL, Largest, method_of
+from tests.broker.raw import Raw
+from tests.support.processes import BrokerProcess
+from tests.support.waiting import until
+
+CALLS_IN_A_TURN = 10_000
+MOST_CALLS_IN_A_TURN = 10 * CALLS_IN_A_TURN
+
+
+class Work:
+    """Counts what the broker's thread calls, in all and between two looks at the loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.calls = 0
+        self.most = 0
+        self._before = 0
+        self._stopped = False
+        self._loop = broker.server.loop
+        broker.server.turns.clock = self.clock
+        self.on_the_loop(self._begin)
+
+    def clock(self) -> float:
+        return self.calls * turns.TURN_S / CALLS_IN_A_TURN
+
+    def on_the_loop(self, function: Any) -> None:
+        async def called() -> None:
+            function()
+
+        asyncio.run_coroutine_threadsafe(called(), self._loop).result()
+
+    def _begin(self) -> None:
+        sys.setprofile(self._called)
+        self._loop.call_soon(self._turned)
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" or event == "c_call":
+            self.calls += 1
+
+    def _turned(self) -> None:
+        self.most = max(self.most, self.calls - self._before)
+        self._before = self.calls
+        if not self._stopped:
+            self._loop.call_later(0.001, self._turned)
+
+    def most_in_a_turn(self) -> int:
+        """Since this was last asked."""
+        found = 0
+
+        def take() -> None:
+            nonlocal found
+            self._turned()
+            found, self.most = self.most, 0
+
+        self.on_the_loop(take)
+        return found
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.on_the_loop(lambda: sys.setprofile(None))
+
+
+@pytest.fixture(scope="module")
+def sent_to() -> Iterator[tuple[Largest, Work]]:
+    with Broker(settings={"node.id": 1, "auto.create.topics.enable": "true"}) as broker, Raw(broker) as raw:
+        largest = Largest(raw, SMALL)
+        largest.prepare()
+        work = Work(broker)
+        yield largest, work
+        work.stop()
+
+
+def in_order(key: ApiKey) -> tuple[bool, int]:
+    from tests.broker.largest_requests import FIRST
+
+    return key not in FIRST, FIRST.index(key) if key in FIRST else int(key)
+
+
+@pytest.mark.parametrize("key", sorted(SERVED, key=in_order), ids=lambda key: method_of(key))
+def test_no_turn_of_the_loop_does_more_than_its_share(sent_to: tuple[Largest, Work], key: ApiKey) -> None:
+    largest, work = sent_to
+    for message, version in getattr(largest, method_of(key))():
+        frame, _ = largest.raw._frame(message, version)
+        work.most_in_a_turn()
+        largest.raw.socket.sendall(frame)
+        assert largest.raw.receive_frame(), "it is legal, so it is answered"
+        assert work.most_in_a_turn() < MOST_CALLS_IN_A_TURN
+
+
+def test_requests_that_arrive_together_share_turns_with_everybody(sent_to: tuple[Largest, Work]) -> None:
+    largest, work = sent_to
+    count = 2000
+    frames = [largest.raw._frame(ApiVersionsRequest(), 2)[0] for _ in range(count)]
+    work.most_in_a_turn()
+    sender = threading.Thread(target=largest.raw.socket.sendall, args=(b"".join(frames),))
+    sender.start()
+    correlation_ids = [struct.unpack_from(">i", largest.raw.receive_frame())[0] for _ in range(count)]
+    sender.join()
+    assert correlation_ids == [struct.unpack_from(">i", frame, 8)[0] for frame in frames], "in their order"
+    assert work.most_in_a_turn() < MOST_CALLS_IN_A_TURN
+
+
+# What is too large
+
+
+def metadata_of(count: int) -> MetadataRequest:
+    row = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(topics=[row(name=f"t{number}") for number in range(count)], allow_auto_topic_creation=False)
+
+
+def test_a_request_with_more_elements_than_allowed_closes_its_connection_and_says_which_setting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "semel")
+    with Broker(settings={"semel.request.max.elements": 5000}) as broker, Raw(broker) as raw, Raw(broker) as other:
+        assert len(raw.ask(metadata_of(5000), 12).topics) == 5000
+        raw.send(metadata_of(5001), 12)
+        assert raw.is_closed()
+        assert "semel.request.max.elements" in caplog.text
+        assert "Metadata with more than 5000 elements" in caplog.text
+        assert other.ask(metadata_of(1), 12).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_stop_is_heard_while_thousands_of_topics_are_created(tmp_path: Path) -> None:
+    row = MetadataRequest.MetadataRequestTopic
+    asked = MetadataRequest(topics=[row(name=f"t{number}") for number in range(4000)])
+    with (
+        BrokerProcess(tmp_path, settings={"auto.create.topics.enable": "true"}) as broker,
+        Raw(broker.bootstrap_servers) as raw,
+    ):
+        raw.send(asked, 12)
+        until(lambda: (tmp_path / ".metadata" / "topics").exists(), what="topics to be written down")
+        assert broker.stop() == 0
+    with BrokerProcess(tmp_path) as broker, Raw(broker.bootstrap_servers) as raw:
+        found = raw.ask(MetadataRequest(topics=None), 12).topics
+        assert len(found) == 4000, "what was written down is there, all of it"
