@@ -9,7 +9,11 @@ import time
 import pytest
 
 from semel import Admin, Consumer
+from semel.client.cluster import Cluster
 from semel.client.consumer import AsyncConsumer
+from semel.client.group_member import ClassicMember
+from semel.client.member import Hooks
+from semel.config import CONSUMER
 from semel.errors import CommitFailed
 from semel.machines.contract import TopicPartition
 from tests.support.waiting import until
@@ -118,4 +122,31 @@ def test_a_commit_does_not_wait_behind_a_join(bootstrap: str, name: str) -> None
 
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.create_topic(name, 2)
+    asyncio.run(run())
+
+
+def test_partitions_that_are_to_change_hands_call_the_user_to_poll() -> None:
+    """One who takes records one by one comes to `poll` only when called, or after hundreds of them."""
+
+    async def run() -> None:
+        called: list[bool] = []
+
+        async def nothing() -> None:
+            return None
+
+        async with Cluster({"bootstrap.servers": "127.0.0.1:1"}) as cluster:
+            hooks = Hooks(lambda partitions: None, nothing, lambda: called.append(True))
+            member = ClassicMember(cluster, CONSUMER.parse({"group.id": "g"}), hooks)
+
+            async def hand_over() -> None:
+                async with member._hand_over():
+                    pass
+
+            handing_over = asyncio.ensure_future(hand_over())
+            await asyncio.sleep(0)
+            assert called == [True]
+            assert not handing_over.done()
+            member.polled()
+            await asyncio.wait_for(handing_over, 10)
+
     asyncio.run(run())
