@@ -613,6 +613,23 @@ def test_what_is_left_of_a_refused_batch_does_not_come_behind_what_followed_it()
     assert sender.manager.identity.producer_epoch == 1
 
 
+def test_a_batch_whose_answer_is_lost_is_settled_before_what_follows_a_refused_one_starts_over() -> None:
+    """Or it would be written a second time, under the new epoch."""
+    sender, broker = make(idempotent()), ModelBroker()
+    kept = [put(sender, b"%d" % number) for number in range(3)]
+    first, second, third = poll(sender)[0], poll(sender)[0], poll(sender)[0]
+    broker.append(first.batches[0].data or b"")
+    sender.on_no_answer(first, ErrorCode.NETWORK_EXCEPTION, 0)
+    sender.on_answers(second, [Answer(ErrorCode.INVALID_RECORD)], 0)
+    sender.on_answers(third, [broker.append(third.batches[0].data or b"")], 0)
+    sender.stale_leaders.clear()
+    for now_ms in (1_000, 2_000, 3_000):
+        for request in poll(sender, now_ms):
+            sender.on_answers(request, [broker.append(request.batches[0].data or b"")], now_ms)
+    assert broker.log == [b"0", b"2"]
+    assert [(batch.done, batch.error is None) for batch in kept] == [(True, True), (True, False), (True, True)]
+
+
 @pytest.mark.timeout(240)
 @settings(max_examples=60, deadline=None)
 @given(st.data())

@@ -73,13 +73,23 @@ class _Lane:
     #: How many batches were given a sequence.
     sent: int = 0
     unresolved: bool = False
-    #: The broker lost what came before: unfinished batches start over under a new epoch.
+    #: The broker lost what came before: unfinished batches start over under a new epoch, from this place on.
     restart: bool = False
+    restart_from: int = 0
 
     def begin_sequences(self) -> None:
         """From 0 again, under another identity."""
         self.next_sequence = self.acknowledged_up_to = 0
         self.acknowledged.clear()
+
+    def start_over_from(self, place: int) -> None:
+        """Nothing from this place on was written. What was sent before may have been, and is settled first."""
+        self.restart_from = min(place, self.restart_from) if self.restart else place
+        self.restart = True
+
+    @property
+    def may_start_over(self) -> bool:
+        return self.restart and all(batch.place >= self.restart_from for batch in self.unfinished)
 
     @property
     def is_quiet(self) -> bool:
@@ -178,12 +188,12 @@ class Sender:
         if lane is not None and any(not batch.on_wire for batch in lane.unfinished):
             # Something needs a retry: the oldest alone goes, and only if it is not on its way already.
             oldest = lane.unfinished[0]
-            return None if oldest.on_wire or lane.restart else oldest.not_before_ms
+            return None if oldest.on_wire or lane.may_start_over else oldest.not_before_ms
         if self.manager is not None:
             if not self.manager.may_send_to(partition):
                 return None
             if lane is not None:
-                if lane.unresolved:
+                if lane.unresolved or lane.restart:
                     return None
                 if lane.identity != self.manager.identity and (lane.unfinished or lane.abandoned):
                     return None
@@ -317,7 +327,7 @@ class Sender:
             return
         transactional = self.manager is not None and self.manager.is_transactional
         if code in _EPOCH_IN_DOUBT and self.manager is not None and not transactional and not lane.unresolved:
-            lane.restart = True
+            lane.start_over_from(batch.place)
             return
         lane.unfinished.remove(batch)
         hole = self.manager is not None and not self._take_back(lane, batch)
@@ -326,7 +336,7 @@ class Sender:
             if transactional or lane.unresolved or code is ErrorCode.UNKNOWN_SERVER_ERROR:
                 lane.unresolved = True
             else:
-                lane.restart = True
+                lane.start_over_from(batch.place)
         self._finish(batch, answer, error)
         if self.manager is not None:
             self.manager.fail(error, renew=hole)
@@ -392,7 +402,7 @@ class Sender:
             if self._take_back(lane, batch):
                 lane.next_sequence = next_sequence(batch.base_sequence, good.record_count)
             else:
-                lane.restart = True  # what follows was numbered for the whole batch
+                lane.start_over_from(batch.place)  # what follows was numbered for the whole batch
         why = f"{batch.partition}: {answer.message or answer.code.meaning}"
         self._finish(bad, answer, error_for(answer.code, why))
 
@@ -458,7 +468,7 @@ class Sender:
         for lane in doubtful:
             if lane.unresolved and not lane.unfinished and lane.acknowledged_up_to == lane.next_sequence:
                 lane.unresolved = False
-        doubtful = [lane for lane in doubtful if lane.restart or (lane.unresolved and not lane.unfinished)]
+        doubtful = [lane for lane in doubtful if lane.may_start_over or (lane.unresolved and not lane.unfinished)]
         if not manager.is_transactional and any(lane.identity == manager.identity for lane in doubtful):
             manager.bump_epoch()
         if manager.identity == NO_IDENTITY:
