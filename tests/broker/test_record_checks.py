@@ -213,6 +213,17 @@ def test_what_clients_usually_send_is_looked_into_at_once(
     assert looked_into() == 0
 
 
+@pytest.mark.parametrize("codec", COMPRESSED, ids=NAMES[1:])
+def test_a_batch_has_only_so_many_records_however_small_they_get(
+    raw: Raw, topic: str, codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "COMPRESSED_RECORDS_LIMIT", 5000)
+    raw.create(topic)
+    assert raw.produce(topic, batch_of(payload(5000), codec, 5000)).error_code == 0
+    assert raw.produce(topic, batch_of(payload(5001), codec, 5001)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert raw.produce(topic, batch_of(payload(5001), 0, 5001)).error_code == 0
+
+
 @pytest.mark.parametrize("codec", range(5), ids=NAMES)
 def test_a_large_batch_is_looked_into_elsewhere_and_stored_as_it_was_sent(
     raw: Raw, topic: str, codec: int, looked_into: Callable[[], int], monkeypatch: pytest.MonkeyPatch
@@ -264,7 +275,7 @@ def test_a_topic_with_a_codec_of_its_own_gets_the_same_records(
     if values == 1:
         assert looked_into() <= 1, "the size of lz4 is a coarse guess, that of the others is not"
     else:
-        assert looked_into() == 5 - (target == "uncompressed"), "all but what comes uncompressed and stays so"
+        assert looked_into() >= 5 - (target == "uncompressed"), "all but what comes uncompressed and stays so"
 
 
 # Order, and what was checked is what is written
@@ -365,7 +376,8 @@ def test_what_was_sent_without_wanting_an_answer_is_written_though_its_sender_ha
 def test_one_request_has_no_more_than_its_share_unfolded_and_the_rest_may_come_again(
     raw: Raw, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_checks, "DECOMPRESSED_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "UNFOLDED_MIN_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "UNFOLDED_RATIO_LIMIT", 1)
     monkeypatch.setattr(record_checks, "UNFOLDED_MAX_BYTES", 10 << 20)
     raw.create(topic, partitions=8, cleanup_policy="compact")
     fine = bomb(3 << 20)
@@ -382,7 +394,8 @@ def test_one_request_has_no_more_than_its_share_unfolded_and_the_rest_may_come_a
 def test_a_batch_that_unfolds_too_far_is_refused(
     raw: Raw, topic: str, codec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_checks, "DECOMPRESSED_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "UNFOLDED_MIN_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "UNFOLDED_RATIO_LIMIT", 1)
     raw.create(topic)
     assert raw.produce(topic, bomb(3 << 20, codec)).error_code == 0
     assert raw.produce(topic, bomb(5 << 20, codec)).error_code == ErrorCode.MESSAGE_TOO_LARGE
@@ -423,7 +436,7 @@ def test_others_are_served_beside_as_many_bombs_as_a_request_may_bring(broker: B
 
     def ask() -> None:
         raw.socket.settimeout(60)
-        rows = raw.ask(many_partitions(topic, [bomb(60 << 20)] * 50), 12).responses[0].partition_responses
+        rows = raw.ask(many_partitions(topic, [bomb(30 << 20)] * 50), 12).responses[0].partition_responses
         codes.extend(row.error_code for row in rows)
         done.set()
 
@@ -487,8 +500,13 @@ def test_a_stop_does_not_wait_for_what_is_being_looked_into(gate: Gate) -> None:
         raw.create("t")
         raw.send(produce_request("t", heavy()), 12)
         gate.wait()
-        stopped.call(asyncio.wait_for(stopped.server.stop(), 20))
-        assert not gate.opened.is_set()
+        stopping = threading.Thread(target=stopped.stop)
+        stopping.start()
+        stopping.join(30)
+        still_waits = stopping.is_alive()
+        gate.opened.set()
+        stopping.join()
+    assert not still_waits
 
 
 def test_a_batch_built_of_many_records_is_walked_whole(raw: Raw, topic: str) -> None:

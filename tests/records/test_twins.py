@@ -121,7 +121,7 @@ def walked(walk_class: Any, payload: bytes, pieces: list[int], *arguments: Any) 
     except ValueError as error:
         return ("ValueError", str(error))
     said += [walk.keyless, walk.far_off, bool(walk.has_keyless), bool(walk.has_far_off), walk.largest_timestamp]
-    return said
+    return [*said, walk.first_offset_delta]
 
 
 WALKS = st.tuples(
@@ -132,6 +132,7 @@ WALKS = st.tuples(
     INT64 | st.just(-(2**63)),
     INT64 | st.just(2**63 - 1),
     st.integers(0, 3),
+    st.integers(0, 5),
 )
 
 
@@ -144,7 +145,7 @@ def test_walking_records_piece_by_piece(damaged: tuple[bytes, int], pieces: list
     # However it comes, the same is found; only which of several flaws is met first may differ.
     assert (whole[0] == "ValueError") == (answer[0] == "ValueError")
     if whole[0] != "ValueError":
-        assert answer[-5:] == whole[-5:]
+        assert answer[-6:] == whole[-6:]
 
 
 @given(record_lists, st.integers(0, 2**41), st.integers(0, 2**41), st.integers(0, 2**41))
@@ -160,8 +161,9 @@ def test_a_walk_finds_what_a_reader_would(given_records: list[Record], base: int
         for record in read
         if record.key is not None and record.timestamp != -1 and not oldest <= record.timestamp <= newest
     ]
-    assert said[-5:-3] == [keyless, far_off]
-    assert said[-1] == max(-1, *(record.timestamp for record in read))
+    assert said[-6:-4] == [keyless, far_off]
+    assert said[-1] == 0
+    assert said[-2] == max(-1, *(record.timestamp for record in read))
 
 
 @given(damaged_payloads(), INT64, INT64, st.just(-1) | st.integers(0, 2**62))

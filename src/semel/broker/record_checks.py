@@ -20,8 +20,8 @@ from semel.records.batch import Batch, Meter
 from semel.records.compression import UnfoldsTooFar
 from semel.records.layout import DECOMPRESSED_LIMIT
 
-#: A batch may unfold to `DECOMPRESSED_LIMIT`, and several of the largest may come together.
-UNFOLDED_MAX_BYTES = 2 * DECOMPRESSED_LIMIT
+#: No topic takes a batch that unfolds to more.
+UNFOLDED_MAX_BYTES = DECOMPRESSED_LIMIT
 #: Honest data rarely gets as small.
 UNFOLDED_RATIO = 64
 THREADS = 2
@@ -53,7 +53,7 @@ class RecordChecks:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semel-records")
         self.batches += 1
-        limit = min(DECOMPRESSED_LIMIT, share.left_bytes)
+        limit = min(admission.unfolded_limit, share.left_bytes)
         meter = Meter()
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -61,7 +61,7 @@ class RecordChecks:
             )
         except UnfoldsTooFar:
             meter.unfolded_bytes = limit
-            if limit < DECOMPRESSED_LIMIT:
+            if limit < admission.unfolded_limit:
                 raise _used_up() from None
             raise
         finally:

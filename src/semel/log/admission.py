@@ -25,6 +25,7 @@ from semel.records.layout import (
     CODEC_MASK,
     DECOMPRESSED_LIMIT,
     HEADER_SIZE,
+    RECORD_SIZE_MIN,
     seal,
     with_header_room,
 )
@@ -33,12 +34,17 @@ from semel.records.layout import (
 #: most, their Python twins as long for a small part of it.
 LIGHT_BYTES = 4 * 1024 * 1024 if _select.COMPILED else 64 * 1024
 #: The same for what is to be unfolded first, and for what is to be compressed anew.
-LIGHT_UNFOLDED_BYTES = 128 * 1024 if _select.COMPILED else 32 * 1024
+LIGHT_UNFOLDED_BYTES = 128 * 1024 if _select.COMPILED else 64 * 1024
 LIGHT_COMPRESSED_BYTES = 4 * 1024
 #: Into so many pieces at most: each costs something, however little is in it.
 LIGHT_PIECES = 32
 #: What is to be compressed anew is held whole meanwhile, so it may not unfold as far.
 COMPRESSED_ANEW_LIMIT = 32 * 1024 * 1024
+#: A batch may unfold to so much, or to so many times `max.message.bytes` if that is more, and never to more than
+#: readers take. Its records may be as many as would fit uncompressed, or so many: who reads makes an object of each.
+UNFOLDED_MIN_LIMIT = 32 * 1024 * 1024
+UNFOLDED_RATIO_LIMIT = 32
+COMPRESSED_RECORDS_LIMIT = 1_000_000
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -55,10 +61,15 @@ class Admission:
         "append_time",
         "codec",
         "level",
+        "unfolded_limit",
     )
 
     def __init__(self, config: Values) -> None:
         self._max_message_bytes: int = config["max.message.bytes"]
+        #: What a batch may unfold to.
+        self.unfolded_limit = min(
+            DECOMPRESSED_LIMIT, max(UNFOLDED_MIN_LIMIT, UNFOLDED_RATIO_LIMIT * self._max_message_bytes)
+        )
         self._most_bytes: int = min(self._max_message_bytes, config["segment.bytes"])
         self._after_max_ms: int = config["message.timestamp.after.max.ms"]
         self._before_max_ms: int = config["message.timestamp.before.max.ms"]
@@ -76,7 +87,7 @@ class Admission:
         data: bytes | bytearray | memoryview,
         now_ms: int,
         *,
-        limit: int = DECOMPRESSED_LIMIT,
+        limit: int | None = None,
         pieces_max: int | None = None,
         meter: Meter | None = None,
     ) -> Batch:
@@ -97,10 +108,15 @@ class Admission:
             require_keys=self._compacted,
             oldest=INT64_MIN if self.append_time else max(now_ms - self._before_max_ms, INT64_MIN),
             newest=INT64_MAX if self.append_time else min(now_ms + self._after_max_ms, INT64_MAX),
-            limit=limit,
+            limit=self.unfolded_limit if limit is None else limit,
             pieces_max=pieces_max,
             meter=meter,
         )
+        if batch.record_count > max(COMPRESSED_RECORDS_LIMIT, size // RECORD_SIZE_MIN):
+            raise Refused(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"{batch.record_count} records in a batch of {size} bytes, {COMPRESSED_RECORDS_LIMIT} are the most",
+            )
         if walk.has_keyless or (walk.has_far_off and not self.append_time):
             raise self._for_records(walk, now_ms)
         if not self.append_time and walk.largest_timestamp != batch.max_timestamp:

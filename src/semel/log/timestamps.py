@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from semel.records.batch import Batch, read_records
+from semel.records.batch import APPEND_TIME, INT64_MIN, Batch, look_into
 
 if TYPE_CHECKING:
     from semel.log.segment import Segment
@@ -84,14 +84,34 @@ class TimestampSearch:
                 continue
             timestamp_ms = batch.max_timestamp
             if batch.base_offset < self.log_start_offset:
-                left = [record for record in read_records(batch) if record.offset >= self.log_start_offset]
-                timestamp_ms = max((record.timestamp for record in left), default=-1)
+                walk = look_into(
+                    batch,
+                    stored=True,
+                    named_max=0,
+                    from_offset_delta=self.log_start_offset - batch.base_offset,
+                    strict=False,
+                )
+                if batch.timestamp_type != APPEND_TIME or walk.first_offset_delta < 0:
+                    timestamp_ms = walk.largest_timestamp
             if timestamp_ms > largest[0]:
                 largest = timestamp_ms, batch.last_offset
         return largest
 
     def _first_as_late(self, batch: Batch, timestamp_ms: int) -> Found | None:
-        for record in read_records(batch):
-            if record.timestamp >= timestamp_ms and record.offset >= self.log_start_offset:
-                return Found(record.timestamp, record.offset, batch.leader_epoch)
+        """Nothing is made of the records on the way: there may be very many, and large ones."""
+        has_one_time = batch.timestamp_type == APPEND_TIME
+        walk = look_into(
+            batch,
+            stored=True,
+            newest=max(timestamp_ms - 1, INT64_MIN),
+            named_max=0 if has_one_time else 1,
+            from_offset_delta=max(self.log_start_offset - batch.base_offset, 0),
+            strict=False,
+        )
+        if has_one_time:
+            if walk.first_offset_delta < 0 or batch.max_timestamp < timestamp_ms:
+                return None
+            return Found(batch.max_timestamp, batch.base_offset + walk.first_offset_delta, batch.leader_epoch)
+        for offset_delta, found_ms in walk.far_off:
+            return Found(found_ms, batch.base_offset + offset_delta, batch.leader_epoch)
         return None

@@ -133,7 +133,8 @@ class RecordWalk:
 
     `dense` and `last_offset_delta` are those of `check_framing`. A record whose time lies outside of `oldest` to
     `newest` is far off, unless it has none (-1); a time that 64 bits cannot hold always is. With `require_keys` a
-    record without a key is noted as that and not as far off. Of both kinds together `named_max` are named.
+    record without a key is noted as that and not as far off. Of both kinds together `named_max` are named. Nothing is
+    noted of records before `from_offset_delta`; they are walked like the others.
     """
 
     def __init__(
@@ -146,7 +147,9 @@ class RecordWalk:
         oldest: int,
         newest: int,
         named_max: int,
+        from_offset_delta: int = 0,
     ) -> None:
+        self._from_offset_delta = from_offset_delta
         self._count = count
         self._dense = dense
         self._last_offset_delta = last_offset_delta
@@ -158,10 +161,13 @@ class RecordWalk:
         self._previous = -1
         #: How many records were walked so far.
         self.walked = 0
+        #: Of the first record of which something was noted; -1 before there is one.
+        self.first_offset_delta = -1
         #: -1 as long as there is no later time.
         self.largest_timestamp = -1
         #: How many bytes the next piece needs to bring at least, with what was left of this one; 0 when all is walked.
         self.wanted = 0
+        #: Offset deltas, and times.
         self.keyless: list[int] = []
         self.far_off: list[tuple[int, int]] = []
         self.has_keyless = self.has_far_off = False
@@ -190,14 +196,17 @@ class RecordWalk:
             ):
                 raise ValueError("a record is out of its place in the batch")
             self._previous = offset_delta
-            self._note(timestamp_delta, key_from < 0)
             position = end
             self.walked += 1
+            if offset_delta >= self._from_offset_delta:
+                self._note(offset_delta, timestamp_delta, key_from < 0)
         if self.walked == self._count and position != size:
             raise ValueError("bytes are left over after the last record")
         return position
 
-    def _note(self, timestamp_delta: int, is_keyless: bool) -> None:
+    def _note(self, offset_delta: int, timestamp_delta: int, is_keyless: bool) -> None:
+        if self.first_offset_delta < 0:
+            self.first_offset_delta = offset_delta
         exact = self._base_timestamp + timestamp_delta
         timestamp = ((exact + 2**63) & (2**64 - 1)) - 2**63
         self.largest_timestamp = max(self.largest_timestamp, timestamp)
@@ -205,11 +214,11 @@ class RecordWalk:
         if self._require_keys and is_keyless:
             self.has_keyless = True
             if named:
-                self.keyless.append(self.walked)
+                self.keyless.append(offset_delta)
         elif timestamp != -1 and (not self._oldest <= timestamp <= self._newest or exact != timestamp):
             self.has_far_off = True
             if named:
-                self.far_off.append((self.walked, timestamp))
+                self.far_off.append((offset_delta, timestamp))
 
 
 def _wanted(piece: Buffer, position: int, size: int) -> int:

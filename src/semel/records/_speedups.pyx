@@ -291,25 +291,26 @@ def check_framing(
 
 cdef class RecordWalk:
     cdef readonly int64_t walked
+    cdef readonly int64_t first_offset_delta
     cdef readonly int64_t largest_timestamp
     cdef readonly Py_ssize_t wanted
     cdef readonly list keyless
     cdef readonly list far_off
     cdef readonly bint has_keyless
     cdef readonly bint has_far_off
-    cdef int64_t count, last_offset_delta, base_timestamp, oldest, newest, previous
+    cdef int64_t count, last_offset_delta, base_timestamp, oldest, newest, previous, from_offset_delta
     cdef bint dense, require_keys
     cdef Py_ssize_t named, named_max
 
     def __init__(
         self, int64_t count, bint dense, int64_t last_offset_delta, bint require_keys,
-        int64_t base_timestamp, int64_t oldest, int64_t newest, Py_ssize_t named_max,
+        int64_t base_timestamp, int64_t oldest, int64_t newest, Py_ssize_t named_max, int64_t from_offset_delta=0,
     ):
         self.count, self.dense, self.last_offset_delta, self.require_keys = count, dense, last_offset_delta, require_keys
         self.base_timestamp, self.oldest, self.newest, self.named_max = base_timestamp, oldest, newest, named_max
+        self.from_offset_delta = from_offset_delta
         self.walked = self.named = 0
-        self.previous = -1
-        self.largest_timestamp = -1
+        self.previous = self.first_offset_delta = self.largest_timestamp = -1
         self.wanted = 0
         self.keyless = []
         self.far_off = []
@@ -352,6 +353,12 @@ cdef class RecordWalk:
                     flaw = OUT_OF_PLACE
                     break
                 self.previous = record.offset_delta
+                position = record.end
+                self.walked += 1
+                if record.offset_delta < self.from_offset_delta:
+                    continue
+                if self.first_offset_delta < 0:
+                    self.first_offset_delta = record.offset_delta
                 timestamp = <int64_t> (<uint64_t> self.base_timestamp + <uint64_t> record.timestamp_delta)
                 if timestamp > self.largest_timestamp:
                     self.largest_timestamp = timestamp
@@ -370,11 +377,9 @@ cdef class RecordWalk:
                     self.named += 1
                     with gil:
                         if is_keyless:
-                            self.keyless.append(self.walked)
+                            self.keyless.append(record.offset_delta)
                         else:
-                            self.far_off.append((self.walked, timestamp))
-                position = record.end
-                self.walked += 1
+                            self.far_off.append((record.offset_delta, timestamp))
         if not flaw and self.walked == self.count and position != size:
             flaw = LEFT_OVER
         if flaw:

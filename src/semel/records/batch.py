@@ -265,10 +265,14 @@ def look_into(
     limit: int = DECOMPRESSED_LIMIT,
     pieces_max: int | None = None,
     meter: Meter | None = None,
+    named_max: int = RECORD_ERRORS_MAX,
+    from_offset_delta: int = 0,
+    strict: bool = True,
 ) -> _select.RecordWalk:
     """Walk every record, unfolding piece by piece, and say what was found; refused at the first that cannot be one.
 
     `UnfoldsTooFar` at more than `limit` bytes, or `pieces_max` pieces: each costs something, however little is in it.
+    `strict`: what we read and Java clients do not is refused as well.
     """
     try:
         walk = _select.RecordWalk(
@@ -279,11 +283,12 @@ def look_into(
             batch.base_timestamp,
             oldest,
             newest,
-            RECORD_ERRORS_MAX,
+            named_max,
+            from_offset_delta,
         )
         left = bytearray()
         is_last = False
-        for number, (piece, is_last) in enumerate(_pieces(batch, limit)):
+        for number, (piece, is_last) in enumerate(_pieces(batch, limit, strict)):
             if number == pieces_max:
                 raise UnfoldsTooFar(limit)
             if meter is not None:
@@ -314,12 +319,12 @@ def look_into(
     return walk
 
 
-def _pieces(batch: Batch, limit: int) -> Iterator[tuple[Buffer, bool]]:
+def _pieces(batch: Batch, limit: int, strict: bool) -> Iterator[tuple[Buffer, bool]]:
     codec = batch.attributes & CODEC_MASK
     if codec == NONE or batch.record_count == 0:
         # Compaction may leave nothing, and then nothing was compressed.
         return iter(((batch.payload, True),))
-    return unfolded(codec, batch.payload, limit)
+    return unfolded(codec, batch.payload, limit, strict=strict)
 
 
 def _check_produced(batch: Batch) -> None:

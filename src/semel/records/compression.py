@@ -103,17 +103,17 @@ class UnfoldsTooFar(Refused):
         super().__init__(ErrorCode.MESSAGE_TOO_LARGE, f"a compressed batch unfolds to more than {limit} bytes")
 
 
-def unfolded(codec: int, data: Buffer, limit: int) -> Iterator[tuple[Buffer, bool]]:
+def unfolded(codec: int, data: Buffer, limit: int, *, strict: bool = True) -> Iterator[tuple[Buffer, bool]]:
     """What `data` unfolds to, piece by piece, each with whether it is the last; refused as soon as it is known.
 
-    A piece holds until the next is asked for. What Java clients could not read is corrupt here too.
+    A piece holds until the next is asked for. `strict`: what Java clients could not read is corrupt here too.
     """
     if codec == GZIP:
         yield from _gzip_pieces(data, limit)
     elif codec == SNAPPY:
         yield from _snappy_pieces(memoryview(data), limit)
     elif codec == LZ4:
-        if len(data) > 4 and not data[4] & _LZ4_INDEPENDENT:
+        if strict and len(data) > 4 and not data[4] & _LZ4_INDEPENDENT:
             raise _corrupt("its lz4 blocks depend on each other, which no Java client reads")
         if len(data) > len(_LZ4_HEADER) and data[4] == _LZ4_PLAIN_FLAGS:
             yield from _lz4_pieces(memoryview(data), limit)
