@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.dispatch import Call
+from semel.broker.dispatch import Call, Pace
 from semel.broker.embedded import Broker
 from semel.broker.fetch_sessions import EVICTION_MS, FetchSessions
 from semel.broker.metadata_store import LocalMetadataStore
@@ -570,6 +570,32 @@ def test_an_answer_that_is_written_in_a_later_turn_counts_meanwhile(tmp_path: Pa
         # Decoding, then encoding.
         assert [size > MB for size in counted] == [False, True]
         assert broker.server.unread.used_bytes < MB
+
+
+def test_what_a_fetch_has_read_counts_while_others_are_served_and_not_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw, Raw(broker) as other:
+        unread = broker.server.unread
+        raw.create("t", 450)
+        raw.produce("t", batch(bytes(MB)))
+        counted: list[int] = []
+
+        class Watched(Pace):
+            async def rest(self) -> None:
+                counted.append(unread.used_bytes)
+                await super().rest()
+
+        monkeypatch.setattr("semel.broker.handlers.fetch.Pace", Watched)
+        places = {("t", index): 0 for index in range(450)}
+        asked = raw.send(fetch_request(places, min_bytes=1_500_000, max_wait_ms=60_000, isolation_level=1), 12)
+        until(lambda: len(counted) >= 3 and unread.used_bytes == 0, what="the fetch to wait")
+        other.produce("t", batch(bytes(1_000)), partition=1)
+        until(lambda: len(counted) >= 6 and unread.used_bytes == 0, what="the fetch to wait again")
+        assert min(counted) > MB
+        other.produce("t", batch(bytes(900_000)), partition=2)
+        assert sum(len(one.records) for one in raw.receive(asked).responses[0].partitions) > 1_900_000
+        assert unread.used_bytes == 0
 
 
 def test_where_fetches_wait_who_does_not_read_is_given_up(readers: tuple[Broker, list[Raw]]) -> None:

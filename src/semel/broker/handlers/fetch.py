@@ -83,6 +83,7 @@ async def _fetch_many(
     round_ = await _read_many(broker, request, call, fetched)
     if round_.failed or progress is None or round_.size_bytes >= _enough_bytes(broker, request):
         return await _response_of_many(broker, call, round_, session, incremental)
+    call.connection.reserve(0)
     return await _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
 
 
@@ -93,6 +94,8 @@ async def _read_many(broker: BrokerServer, request: FetchRequest, call: Call, fe
     wanted = list(fetched.items())
     for start in range(0, len(wanted), PARTITIONS_AT_ONCE):
         _read(broker, request, wanted[start : start + PARTITIONS_AT_ONCE], round_)
+        # Others are served meanwhile, and have to see what is taken.
+        call.connection.reserve(round_.size_bytes)
         await pace.rest()
     return round_
 
@@ -182,6 +185,8 @@ async def _wait(
                 if round_.failed or round_.size_bytes >= enough_bytes:
                     return await _answer(broker, call, round_, session, incremental)
                 size_bytes = round_.size_bytes
+                if len(fetched) > PARTITIONS_AT_ONCE:
+                    call.connection.reserve(0)
             await bell.rung
             bell.rung = broker.loop.create_future()
     finally:
