@@ -56,6 +56,8 @@ def spark() -> Iterator[Any]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        # On a busy machine a worker may take longer than 15 s to be let in.
+        .config("spark.python.authenticate.socketTimeout", "120s")
         # Short runs gain nothing from the second compiler, and two cores have better things to do.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()

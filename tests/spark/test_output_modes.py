@@ -145,7 +145,7 @@ def test_drivers_killed_before_and_after_the_commit_leave_each_count_once(
             "--mode", mode, "--die-at", die_at,
         ]  # fmt: skip
         with Process(command, name="counting", environment={"PYTHONPATH": source}, directory=tmp_path) as process:
-            code = process.wait(within_s=120)
+            code = process.wait(within_s=130)
             said += process.output()
             assert code == (-signal.SIGKILL if die_at else 0), process.output()[-4000:]
     assert said.count("SKIPPED") == 1
