@@ -11,6 +11,7 @@ from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.wire.messages.admin import DeleteTopicsRequest
 from semel.wire.messages.groups import DeleteGroupsRequest
+from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from tests.broker.raw import Raw
 
@@ -67,3 +68,10 @@ def test_topics_whose_id_nobody_knows_come_after_those_that_are_known(tmp_path: 
         assert [row.topic_id for row in answered] == [known[1], known[0], *unknown]
         codes = [row.partitions[0].error_code for row in answered]
         assert codes == [ErrorCode.NONE] * 2 + [ErrorCode.UNKNOWN_TOPIC_ID] * 2
+        place = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+        topics = [OffsetCommitRequest.OffsetCommitRequestTopic(topic_id=one, partitions=[place]) for one in asked]
+        committed = raw.ask(OffsetCommitRequest(group_id="g", topics=topics), 10).topics
+        assert [row.topic_id for row in committed] == [*unknown, known[1], known[0]], "a commit has them first"
+        rows = [MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in asked]
+        described = raw.ask(MetadataRequest(topics=rows)).topics
+        assert [row.topic_id for row in described] == [*unknown, known[1], known[0]], "and so has Metadata"

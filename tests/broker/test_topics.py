@@ -394,7 +394,7 @@ def test_automatic_creation_can_be_switched_off(semel_broker: Broker, topic: str
 def test_a_topic_can_be_asked_for_by_id(raw: Raw, topic: str) -> None:
     topic_id = raw.create(topic)
     row = MetadataRequest.MetadataRequestTopic
-    found, missing = raw.ask(
+    missing, found = raw.ask(
         MetadataRequest(topics=[row(topic_id=topic_id, name=None), row(topic_id=uuid.uuid4(), name=None)])
     ).topics
     assert found.name == topic

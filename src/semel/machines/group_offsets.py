@@ -42,6 +42,8 @@ GROUP_NOT_FOUND_SINCE = 9
 TOPIC_IDS_SINCE = 10
 FETCH_GROUPS_SINCE = 8
 
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
 
 class GroupOffsets:
     """Answers offset requests over the groups of a registry."""
@@ -92,6 +94,8 @@ class GroupOffsets:
                     name=topic.name, topic_id=topic.topic_id, partitions=partitions
                 )
             )
+        # Those that nobody knows come first, as Kafka has them: it looks for them before it commits.
+        reply.topics.sort(key=lambda topic: not all(row.error_code in _UNKNOWN for row in topic.partitions))
         return Decision(reply, tuple(records))
 
     def _group_for_commit(self, request: OffsetCommitRequest, version: int) -> Group | None:

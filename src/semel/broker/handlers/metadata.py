@@ -71,7 +71,8 @@ def _asked_for(
     call: Call,
     request: MetadataRequest,
 ) -> Generator[None, None, tuple[list[MetadataResponse.MetadataResponseTopic], list[str]]]:
-    """Each topic once, however often it was named: those that are there first, then those that are not.
+    """Each topic once, however often it was named: ids that nobody knows, topics that are there, then names that
+    are not: Kafka's order.
 
     Also the names that are not there and could be.
     """
@@ -97,7 +98,9 @@ def _asked_for(
             known[topic.name] = _described(broker, topic, version, request)
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     could_be = [name for name, answer in missing.items() if answer.error_code == unknown]
-    return [*known.values(), *missing.values(), *by_neither], could_be
+    ids = [answer for answer in missing.values() if answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID]
+    names = [answer for answer in missing.values() if answer.error_code != ErrorCode.UNKNOWN_TOPIC_ID]
+    return [*ids, *known.values(), *names, *by_neither], could_be
 
 
 def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> MetadataResponse.MetadataResponseTopic:
