@@ -96,13 +96,23 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, request: FetchRequest, version: int) -> tuple[Fetched, FetchSession | None, bool]:
-        """What to fetch, the session if there is one, and whether the answer may leave out what did not change."""
+    @classmethod
+    def named(cls, request: FetchRequest, version: int) -> Fetched:
+        """The partitions that a request names; this looks at nothing else, so it may be done beside the loop."""
+        return cls._merge({}, request, version >= 13)
+
+    def begin(
+        self, request: FetchRequest, version: int, named: Fetched | None = None
+    ) -> tuple[Fetched, FetchSession | None, bool]:
+        """What to fetch, the session if there is one, and whether the answer may leave out what did not change.
+
+        `named` is what the request names, where somebody has found it out already.
+        """
         uses_topic_ids = version >= 13
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             if request.session_id:
                 self._drop(request.session_id)
-            partitions = self._merge({}, request, uses_topic_ids)
+            partitions = self._merge({}, request, uses_topic_ids) if named is None else named
             if request.session_epoch == FINAL_EPOCH or version < 7 or not partitions:
                 return partitions, None, False
             return partitions, self._create(partitions, uses_topic_ids), False

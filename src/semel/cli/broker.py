@@ -122,7 +122,7 @@ def tidy_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(20_000, 10, 500)
 
 
 def _allow_many_files() -> None:

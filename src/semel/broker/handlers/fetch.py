@@ -13,10 +13,20 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.fetch_sessions import Fetched, FetchedPartition, FetchSession, TopicName
+from semel.broker.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    Fetched,
+    FetchedPartition,
+    FetchSession,
+    FetchSessions,
+    TopicName,
+)
 from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.partitions import Partition
 from semel.errors import ErrorCode, Refused
@@ -48,11 +58,22 @@ class _Round:
 
 def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     """Answer now if there is enough or the client will not wait, else wait for more."""
+    if call.is_long and request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+        return _fetch_long(broker, request, call)
+    return _fetch(broker, request, call)
+
+
+async def _fetch_long(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
+    reply = _fetch(broker, request, call, await broker.beside(partial(FetchSessions.named, request, call.version)))
+    return await reply if type(reply) is CoroutineType else reply
+
+
+def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetched | None = None) -> Any:
     try:
         _refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
         if broker.quotas is not None:
             broker.quotas.bound_fetch(request, call)
-        fetched, session, incremental = broker.fetch_sessions.begin(request, call.version)
+        fetched, session, incremental = broker.fetch_sessions.begin(request, call.version, named)
     except Refused as error:
         return FetchResponse(error_code=error.code)
     if len(fetched) > PARTITIONS_AT_ONCE:
