@@ -478,6 +478,32 @@ def test_many_partitions_are_written_in_many_turns_of_the_loop(
     assert max(per_turn.values()) <= most < 100
 
 
+def test_others_are_served_between_partitions_that_are_refused_because_the_share_is_used_up(
+    broker: Broker, raw: Raw, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_checks, "UNFOLDED_MAX_BYTES", 1 << 20)
+    raw.create(topic, partitions=40)
+    turn, per_turn = 0, Counter[int]()
+    is_light = Admission.is_light
+
+    def counted(given: Admission, data: Any) -> bool:
+        per_turn[turn] += 1
+        return is_light(given, data)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while sum(per_turn.values()) < 40:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Admission, "is_light", counted)
+    counting = asyncio.run_coroutine_threadsafe(count_turns(), broker.server.loop)
+    rows = raw.ask(many_partitions(topic, [bomb(2 << 20)] * 40), 12).responses[0].partition_responses
+    counting.result(30)
+    assert {row.error_code for row in rows} == {ErrorCode.REQUEST_TIMED_OUT}
+    assert max(per_turn.values()) <= 2
+
+
 @pytest.mark.parametrize("codec", range(5), ids=NAMES)
 def test_an_internal_topic_is_repaired_in_small_steps(broker: Broker, raw: Raw, codec: int) -> None:
     raw.topic_id("__consumer_offsets")

@@ -49,6 +49,8 @@ class RecordChecks:
     ) -> Batch:
         """The batch as it is to be written, or `Refused`."""
         if share.left_bytes <= 0:
+            # Very many may be refused like this: others are served between them.
+            await asyncio.sleep(0)
             raise _used_up()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semel-records")
