@@ -27,7 +27,8 @@ def test_topics_are_made_described_widened_and_deleted(admin: Admin, name: str) 
         (number, (info.partitions[number].leader,)) for number in range(2)
     ]
     admin.create_partitions({name: 4})
-    assert len(admin.describe_topics([name])[name].partitions) == 4
+    # Apache Kafka's controller answers before the broker that is asked next has heard of it.
+    until(lambda: len(admin.describe_topics([name])[name].partitions) == 4, what="four partitions")
     admin.delete_topics([name, f"{name}-b"])
     until(lambda: name not in admin.list_topics(), what="the topic to be gone")
 
