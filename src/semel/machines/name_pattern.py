@@ -29,7 +29,7 @@ _Positions = frozenset[int]
 class NamePattern:
     """A compiled expression; `matches` asks for the whole name, as Kafka does."""
 
-    __slots__ = ("_following", "_reached", "_remembered", "_start", "_steps", "_takers")
+    __slots__ = ("_begin", "_following", "_reached", "_remembered", "_start", "_steps", "_takers")
 
     def __init__(self, expression: str) -> None:
         try:
@@ -45,9 +45,11 @@ class NamePattern:
         self._following: dict[tuple[_Positions, str, bool], _Positions] = {}
         self._reached: dict[_Positions, _Positions] = {}
         self._remembered = 0
+        self._begin = self._closure({self._start}, at_start=True, at_end=False)
 
     def matches(self, name: str) -> bool:
-        positions = self._closure({self._start}, at_start=True, at_end=not name)
+        # The same for every name, and the largest of all where much may be left out.
+        positions = self._begin if name else self._closure({self._start}, at_start=True, at_end=True)
         last = len(name) - 1
         for index, character in enumerate(name):
             key = (positions, character, index == last)
