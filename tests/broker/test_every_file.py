@@ -376,3 +376,19 @@ def test_an_identity_that_is_lost_is_given_again_by_whoever_knows_it(
     with Broker(data, settings={**SETTINGS, "semel.cluster.id": expected["cluster"]}):
         pass
     assert look(data, caplog)[0] == expected
+
+
+def test_what_apache_kafka_wrote_since_our_last_stop_is_no_damage(tmp_path: Path) -> None:
+    manifest, mark = tmp_path / ".semel_manifest", tmp_path / ".kafka_cleanshutdown"
+    with Broker(tmp_path, settings=SETTINGS) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(b"ours"))
+    left_by_us = manifest.read_bytes()
+    with Broker(tmp_path, settings=SETTINGS) as broker, Raw(broker) as raw:
+        raw.produce("t", batch(b"theirs"))
+    # Kafka leaves our manifest as it is, and a mark with its own epoch.
+    manifest.write_bytes(left_by_us)
+    mark.write_bytes(b'{"version":0,"brokerEpoch":12}')
+    with Broker(tmp_path, settings=SETTINGS) as broker, Raw(broker) as raw:
+        stored = stored_batches(raw.fetch("t"))
+        assert [record.value for one in stored for record in read_records(one)] == [b"ours", b"theirs"]

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.log.checkpoints import decode_partition_metadata
+from semel.log.checkpoints import CLEAN_SHUTDOWN, decode_partition_metadata, marked_by_semel
 from semel.log.inspection import inspect
 from semel.log.partition_log import PartitionLog
 from tests.log.disk import NOW, InlineFiles, batch, crash, read_all, settings
@@ -131,3 +131,4 @@ def test_what_we_wrote_is_read_by_kafka(tmp_path: Path, clean: bool) -> None:
         kafka.stop()
         said = (kafka.directory / "server.log").read_text()
         assert "orrupt" not in said and f"{name}-0 is offline" not in said
+        assert (kafka.data / CLEAN_SHUTDOWN).exists() and not marked_by_semel(InlineFiles(), kafka.data)

@@ -23,7 +23,13 @@ from crc32c import crc32c
 
 from semel.broker.metadata_store import DamagedStore
 from semel.config import ConfigError
-from semel.log.checkpoints import CLEAN_SHUTDOWN, mark_clean_shutdown, take_clean_shutdown_mark, topic_id_text
+from semel.log.checkpoints import (
+    CLEAN_SHUTDOWN,
+    mark_clean_shutdown,
+    marked_by_semel,
+    take_clean_shutdown_mark,
+    topic_id_text,
+)
 from semel.log.files import Files
 from semel.log.manifest import Manifest, read_manifest, remove_manifest, write_manifest
 from semel.properties import read_properties
@@ -119,8 +125,8 @@ class DataDirectory:
         return (self.path / CLEAN_SHUTDOWN).exists()
 
     def manifest(self) -> Manifest | None:
-        """What the last stop left, if it was clean."""
-        return read_manifest(self._files, self.path) if self.was_closed_cleanly else None
+        """What the last stop left, if it was clean and Semel's own: Apache Kafka changes files and not the manifest."""
+        return read_manifest(self._files, self.path) if marked_by_semel(self._files, self.path) else None
 
     def is_there(self) -> bool:
         """Whether this is still the directory that was opened: somebody may have removed or replaced it."""

@@ -38,6 +38,7 @@ MANIFEST = ".semel_manifest"
 #: What a damaged partition had at the last clean stop, kept in its directory until it has it again.
 EXPECTED_FILES = ".semel_expected"
 
+_OUR_MARK = b'{"version":0,"brokerEpoch":-1}'
 _BOOT_ID_OF_LINUX = "/proc/sys/kernel/random/boot_id"
 
 NO_TOPIC_ID = uuid.UUID(int=0)
@@ -231,7 +232,13 @@ def _rows(data: bytes, width: int) -> list[list[str]]:
 
 
 def mark_clean_shutdown(files: Files, data_directory: Path | str) -> None:
-    files.replace(os.path.join(data_directory, CLEAN_SHUTDOWN), b'{"version":0,"brokerEpoch":-1}')
+    files.replace(os.path.join(data_directory, CLEAN_SHUTDOWN), _OUR_MARK)
+
+
+def marked_by_semel(files: Files, data_directory: Path | str) -> bool:
+    """Whether the last orderly stop was Semel's. Apache Kafka writes the epoch it had, which is never -1."""
+    path = os.path.join(data_directory, CLEAN_SHUTDOWN)
+    return files.exists(path) and files.read(path) == _OUR_MARK
 
 
 def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
