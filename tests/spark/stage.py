@@ -25,6 +25,11 @@ class Seen:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
+#: Spark gives the source's own worker ten seconds to start, which no setting changes: too little for a Python that has
+#: both cores against it. Such a query has begun nothing, and is started again.
+_TOO_SLOW_TO_START = "Python worker failed to connect back"
+
+
 @dataclass
 class Stage:
     """One broker, one checkpoint, one transactional id."""
@@ -35,6 +40,8 @@ class Stage:
     transactional_id: str = "pipeline"
     checkpoint: str = ""
     steps: list[tuple[Step, int]] = field(default_factory=list)
+    #: What the last `run` ran.
+    query: Any = None
 
     def __post_init__(self) -> None:
         self.checkpoint = self.checkpoint or str(self.folder / "checkpoint")
@@ -85,11 +92,16 @@ class Stage:
     def run(self, frame: Any, **settings: Any) -> list[tuple[Step, int]]:
         """Run the pipeline until its input is used up; the steps of this run."""
         before = len(self.steps)
-        query = self.start(frame, **settings)
-        try:
-            assert query.awaitTermination(150), "the query did not end in 150 s"
-        finally:
-            query.stop()
+        for attempt in range(5):
+            query = self.query = self.start(frame, **settings)
+            try:
+                assert query.awaitTermination(150), "the query did not end in 150 s"
+                break
+            except Exception as error:
+                if attempt == 4 or len(self.steps) > before or _TOO_SLOW_TO_START not in str(error):
+                    raise
+            finally:
+                query.stop()
         return self.steps[before:]
 
     def forget_commits_from(self, batch_id: int) -> None:

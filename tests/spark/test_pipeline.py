@@ -466,8 +466,8 @@ def test_a_checkpoint_set_back_is_refused_where_its_source_lies_elsewhere(stage:
 
 def test_the_progress_of_a_query_says_what_is_read_and_written(stage: Stage) -> None:
     stage.put_numbers(6)
-    query = stage.start(stage.source())
-    assert query.awaitTermination(150)
+    stage.run(stage.source())
+    query = stage.query
     for progress in (query.lastProgress, *query.recentProgress):
         assert progress is not None
         assert progress.sources[0].description == f"semel[subscribe=payments at {stage.bootstrap_servers}]"
