@@ -472,7 +472,7 @@ class Largest:
 
     def join_group(self) -> Requests:
         row = JoinGroupRequest.JoinGroupRequestProtocol
-        protocols = [row(name=name, metadata=b"m") for name in self.names("p")]
+        protocols = [row(name=name, metadata=b"m") for name in self.names("p")[:1000]]
         yield JoinGroupRequest(
             group_id="classic", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="",
             protocol_type="consumer", protocols=protocols,

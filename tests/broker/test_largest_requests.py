@@ -22,7 +22,9 @@ from semel.broker.handlers import SERVED
 from semel.errors import ErrorCode
 from semel.net import turns
 from semel.wire.apis import ApiKey
+from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.groups import JoinGroupRequest
 from semel.wire.messages.metadata import MetadataRequest
 from tests.broker.largest_requests import SMALL, Largest, method_of
 from tests.broker.raw import Raw
@@ -144,6 +146,23 @@ def test_a_request_with_more_elements_than_allowed_closes_its_connection_and_say
         assert "semel.request.max.elements" in caplog.text
         assert "Metadata with more than 5000 elements" in caplog.text
         assert other.ask(metadata_of(1), 12).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_member_names_so_many_protocols_and_topics_and_no_more(raw: Raw, topic: str) -> None:
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol
+    for count, code in ((1001, ErrorCode.INCONSISTENT_GROUP_PROTOCOL), (1000, ErrorCode.MEMBER_ID_REQUIRED)):
+        protocols = [protocol(name=f"p{number}", metadata=b"") for number in range(count)]
+        join = JoinGroupRequest(
+            group_id=topic, session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="",
+            protocol_type="consumer", protocols=protocols,
+        )
+        assert raw.ask(join, 5).error_code == code
+    for count, code in ((5001, ErrorCode.INVALID_REQUEST), (5000, ErrorCode.NONE)):
+        beat = ConsumerGroupHeartbeatRequest(
+            group_id=f"{topic}-consumers", member_id="m", member_epoch=0, rebalance_timeout_ms=10_000,
+            subscribed_topic_names=[f"t{number}" for number in range(count)], topic_partitions=[],
+        )
+        assert raw.ask(beat).error_code == code
 
 
 def test_a_stop_is_heard_while_thousands_of_topics_are_created(tmp_path: Path) -> None:

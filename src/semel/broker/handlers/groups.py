@@ -28,6 +28,8 @@ IMPLICIT_ADD_SINCE = 5
 #: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
 PARTITIONS_AT_ONCE = 200
 MEMBERS_AT_ONCE = 200
+#: Every member's are held against all others' whenever somebody joins; clients name two or three.
+MOST_PROTOCOLS = 1000
 #: What a member under the consumer protocol subscribes to is one record, written and read at once.
 MOST_SUBSCRIBED = 5000
 GROUPS_AT_ONCE = 20
@@ -114,6 +116,9 @@ def _id(topic: Any) -> Any:
 
 def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Join, or wait for the others to."""
+    if len(request.protocols) > MOST_PROTOCOLS:
+        why = f"a member names {MOST_PROTOCOLS} assignment protocols at most, not {len(request.protocols)}"
+        raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, why)
     host = broker.groups
     host.ready_for(request.group_id)
     token = host.new_token()

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode
@@ -67,32 +68,33 @@ def describe_acls(broker: BrokerServer, request: DescribeAclsRequest, call: Call
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
 
 
-def create_acls(broker: BrokerServer, request: CreateAclsRequest, call: Call) -> CreateAclsResponse | None:
+def create_acls(
+    broker: BrokerServer, request: CreateAclsRequest, call: Call
+) -> Generator[None, None, CreateAclsResponse | None]:
     """No rule is taken that nobody would keep to."""
     for rule in request.creations:
+        yield
         if not _is_understood(
             call, rule.resource_type, rule.resource_pattern_type, rule.operation, rule.permission_type
         ):
             return None
-    row = CreateAclsResponse.AclCreationResult
-    return CreateAclsResponse(
-        results=[row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER) for _ in request.creations]
-    )
+    refused = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+    return CreateAclsResponse(results=[refused] * len(request.creations))
 
 
-def delete_acls(broker: BrokerServer, request: DeleteAclsRequest, call: Call) -> DeleteAclsResponse | None:
+def delete_acls(
+    broker: BrokerServer, request: DeleteAclsRequest, call: Call
+) -> Generator[None, None, DeleteAclsResponse | None]:
     """There are no rules to delete."""
     for rule in request.filters:
+        yield
         if not _is_understood(
             call, rule.resource_type_filter, rule.pattern_type_filter, rule.operation, rule.permission_type
         ):
             return None
     row = DeleteAclsResponse.DeleteAclsFilterResult
-    return DeleteAclsResponse(
-        filter_results=[
-            row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER) for _ in request.filters
-        ]
-    )
+    refused = row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
 
 
 def sasl_handshake(broker: BrokerServer, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
@@ -59,11 +60,14 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
     return response
 
 
-def update_features(broker: BrokerServer, request: UpdateFeaturesRequest, call: Call) -> UpdateFeaturesResponse:
+def update_features(
+    broker: BrokerServer, request: UpdateFeaturesRequest, call: Call
+) -> Generator[None, None, UpdateFeaturesResponse]:
     """Every level is fixed by what is built in: asking for the present one succeeds, all else is refused."""
     results: list[Any] = []
     try:
         for update in request.feature_updates:
+            yield
             known = FEATURES.get(update.feature)
             if known is None:
                 raise Refused(ErrorCode.INVALID_UPDATE_VERSION, f"there is no feature {update.feature!r}")
