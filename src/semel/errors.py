@@ -15,6 +15,7 @@
         OutOfOrderSequence   records may be missing from what was sent
         ProducerOutdated     the epoch or id is no longer current; aborting renews it
       Fatal                close the client, it cannot go on
+        ClientClosed         it was closed before this was done
         ProducerFenced       a newer producer has the same transactional id
         MemberFenced         a newer consumer has the same group.instance.id
         AuthenticationFailed
