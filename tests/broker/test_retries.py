@@ -15,15 +15,18 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+import semel
 from semel.broker.embedded import Broker
 from semel.machines.producer_state import ProducerStates
 from semel.records.batch import read_records, split
-from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Rule, Swallow, Way
+from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Rule, Swallow, Way, nth_only
 from semel.testing.history import Outcome, Poll, Seen, Send, judge
 from semel.wire.apis import ApiKey
 from tests.broker.raw import Raw
 from tests.support import java_tools
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.reading import read_all
+from tests.support.waiting import until
 
 RECORDS = 100_000
 #: How long clients wait for an answer that does not come.
@@ -169,3 +172,34 @@ def test_librdkafka_aborts_and_goes_on_under_a_new_epoch_when_a_reused_sequence_
     producer.commit_transaction(20)
     assert epochs[-1] > epochs[0]
     assert read_all(at, "t") == [b"third"]
+
+
+def aborted_without_its_partitions(servers: str, transactional_id: str) -> str:
+    """What librdkafka is told when it aborts a transaction whose AddPartitionsToTxn never reached the broker."""
+    rule = nth_only(2, ApiKey.ADD_PARTITIONS_TO_TXN, Cut(), way=Way.REQUEST)
+    with FaultProxy(servers, rule) as proxy:
+        producer = Producer({"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": transactional_id})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("t", b"committed", partition=0)
+        producer.commit_transaction(30)
+        producer.begin_transaction()
+        producer.produce("t", b"lost", partition=0)
+        until(lambda: proxy.faults["Cut"] == 1, what="the request to be lost")
+        try:
+            producer.abort_transaction(30)
+        except KafkaException as error:
+            return f"{error.args[0].name()}, fatal: {error.args[0].fatal()}"
+        return "aborted"
+
+
+@pytest.mark.java
+@pytest.mark.timeout(120)
+def test_an_abort_of_what_never_arrived_is_answered_as_apache_kafka_does(
+    semel_broker: Broker, apache_kafka: ApacheKafka
+) -> None:
+    """It could as well be the abort of a commit whose answer got lost: success would be a lie."""
+    for servers in (semel_broker.bootstrap_servers, apache_kafka.bootstrap_servers):
+        with semel.Admin({"bootstrap.servers": servers}) as admin:
+            admin.create_topic("t", if_not_exists=True)
+        assert aborted_without_its_partitions(servers, "aborts") == "INVALID_TXN_STATE, fatal: True"

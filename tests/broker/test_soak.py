@@ -44,8 +44,7 @@ SETTINGS = {
 }
 #: What ends a client of Apache Kafka too, in the same place of the protocol. Nothing else may.
 #: INVALID_TXN_STATE: an AddPartitionsToTxn that died with the broker, and librdkafka aborts without repeating it. The
-#: coordinator knows only the committed transaction before. To answer an abort of that with success would be a lie
-#: (`V1_ROUND` in tests/machines/test_transaction_beside_kafka.py: Apache Kafka answers the same).
+#: coordinator knows only the committed transaction before (tests/broker/test_retries.py shows it on Apache Kafka).
 LAWFUL_ENDS = ("_FENCED", "at abort_transaction: INVALID_TXN_STATE")
 
 
