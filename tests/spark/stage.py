@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,13 +93,15 @@ class Stage:
     def run(self, frame: Any, **settings: Any) -> list[tuple[Step, int]]:
         """Run the pipeline until its input is used up; the steps of this run."""
         before = len(self.steps)
-        for attempt in range(5):
+        deadline = time.monotonic() + 150
+        while True:
             query = self.query = self.start(frame, **settings)
             try:
                 assert query.awaitTermination(150), "the query did not end in 150 s"
                 break
             except Exception as error:
-                if attempt == 4 or len(self.steps) > before or _TOO_SLOW_TO_START not in str(error):
+                too_slow = _TOO_SLOW_TO_START in str(error) and len(self.steps) == before
+                if not too_slow or time.monotonic() > deadline:
                     raise
             finally:
                 query.stop()
