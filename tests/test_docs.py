@@ -27,7 +27,7 @@ def public_modules() -> list[str]:
     names = ["semel", *ROOMS]
     for room in ROOMS:
         path = getattr(importlib.import_module(room), "__path__", ())
-        names += [module.name for module in pkgutil.iter_modules(path, f"{room}.") if "_speedups" not in module.name]
+        names += [module.name for module in pkgutil.walk_packages(path, f"{room}.") if "_speedups" not in module.name]
     return names
 
 

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker as Broker
-    from semel.client.admin_values import NewTopic as NewTopic
-    from semel.client.blocking import Admin as Admin
-    from semel.client.blocking import Consumer as Consumer
-    from semel.client.blocking import Producer as Producer
+    from semel.client.admin.values import NewTopic as NewTopic
+    from semel.client.blocking.clients import Admin as Admin
+    from semel.client.blocking.clients import Consumer as Consumer
+    from semel.client.blocking.clients import Producer as Producer
     from semel.client.session import TransactSession as TransactSession
-    from semel.machines.contract import TopicPartition as TopicPartition
+    from semel.machines.values import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "Broker": "semel.broker.embedded",
-    "Admin": "semel.client.blocking",
-    "Consumer": "semel.client.blocking",
-    "NewTopic": "semel.client.admin_values",
-    "Producer": "semel.client.blocking",
-    "TopicPartition": "semel.machines.contract",
+    "Admin": "semel.client.blocking.clients",
+    "Consumer": "semel.client.blocking.clients",
+    "NewTopic": "semel.client.admin.values",
+    "Producer": "semel.client.blocking.clients",
+    "TopicPartition": "semel.machines.values",
     "TransactSession": "semel.client.session",
 }
 

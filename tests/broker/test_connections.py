@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from semel.broker.embedded import Broker
+from semel.broker.net.connection import Served, ServerConnection
+from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool, UnreadAnswers
 from semel.errors import ErrorCode
-from semel.net.connection import Served, ServerConnection
-from semel.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool, UnreadAnswers
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import request_frame
 from semel.wire.messages.features import ApiVersionsRequest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from semel.client.blocking_admin import Admin
+from semel.client.blocking.admin import Admin
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 from crc32c import crc32c
 
 from semel.broker.embedded import Broker
-from semel.broker.metrics import render
+from semel.broker.observability.metrics import render
 from semel.errors import ErrorCode
 from semel.log import checkpoints
-from semel.machines.transaction_log_records import key_of
+from semel.machines.transactions.records import key_of
 from semel.wire import encode_versioned
 from semel.wire.messages.admin import CreatePartitionsRequest, CreateTopicsRequest
 from semel.wire.messages.coordinator_records import GroupMetadataKey, OffsetCommitKey

@@ -19,8 +19,8 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.broker.handlers import SERVED
+from semel.broker.net import turns
 from semel.errors import ErrorCode
-from semel.net import turns
 from semel.wire.apis import ApiKey
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.features import ApiVersionsRequest

@@ -268,7 +268,7 @@ def test_metrics_have_the_names_an_operator_of_kafka_knows(tmp_path: Path) -> No
 
 def test_prometheus_itself_can_read_the_metrics(broker: Broker) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    from semel.broker.metrics import render
+    from semel.broker.observability.metrics import render
 
     families = {family.name for family in parser.text_string_to_metric_families(render(broker.server))}
     assert "kafka_server_replicamanager_partitioncount" in families

@@ -9,7 +9,7 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
-from semel.machines.classic_rebalance import generated_member_id
+from semel.machines.groups.classic.rebalance import generated_member_id
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.groups import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest

@@ -15,15 +15,15 @@ import pytest
 from semel.broker.dispatch import Call, Pace
 from semel.broker.embedded import Broker
 from semel.broker.fetch_sessions import EVICTION_MS, FetchSessions
-from semel.broker.metadata_store import LocalMetadataStore
-from semel.broker.metrics import Metrics
-from semel.broker.quota_store import CLIENT_ID, CONTROLLER_MUTATION_RATE, PRODUCER_BYTE_RATE, QuotaStore
+from semel.broker.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, UNREAD_BYTES, Served, ServerConnection
+from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, WOKEN_TOGETHER, MemoryPool, UnreadAnswers
+from semel.broker.observability.metrics import Metrics
 from semel.broker.quotas import MANY_CLIENTS, Quotas
+from semel.broker.stored.metadata_store import LocalMetadataStore
+from semel.broker.stored.quotas import CLIENT_ID, CONTROLLER_MUTATION_RATE, PRODUCER_BYTE_RATE, QuotaStore
 from semel.config import BROKER
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
-from semel.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, UNREAD_BYTES, Served, ServerConnection
-from semel.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, WOKEN_TOGETHER, MemoryPool, UnreadAnswers
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.metadata import MetadataRequest

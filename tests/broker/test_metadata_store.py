@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from semel.broker.metadata_store import Conflict, LocalMetadataStore, ProducerIds
+from semel.broker.stored.metadata_store import Conflict, LocalMetadataStore, ProducerIds
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 

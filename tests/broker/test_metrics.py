@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.metrics import render
-from semel.broker.request_times import TimedDispatcher
+from semel.broker.observability.metrics import render
+from semel.broker.observability.request_times import TimedDispatcher
 from semel.errors import ErrorCode
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.groups import JoinGroupRequest

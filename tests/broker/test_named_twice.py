@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.metadata_store import LocalMetadataStore
+from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.errors import ErrorCode
 from semel.wire.messages.admin import (
     AlterReplicaLogDirsRequest,

@@ -8,9 +8,9 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
-from semel.machines.transaction_log_records import key_of, value_of
-from semel.machines.transaction_metadata import TransactionMetadata
-from semel.machines.transaction_states import State
+from semel.machines.transactions.metadata import TransactionMetadata
+from semel.machines.transactions.records import key_of, value_of
+from semel.machines.transactions.states import State
 from semel.records.batch import build
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import OffsetCommitKey, OffsetCommitValue

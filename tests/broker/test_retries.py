@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException, Producer
 
 import semel
 from semel.broker.embedded import Broker
-from semel.machines.producer_state import ProducerStates
+from semel.machines.producing.producer_state import ProducerStates
 from semel.records.batch import read_records, split
 from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Rule, Swallow, Way, nth_only
 from semel.testing.history import Outcome, Poll, Seen, Send, judge

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.scram_store import ScramCredential
+from semel.broker.stored.scram import ScramCredential
 from semel.errors import ErrorCode
 from semel.wire.messages.security import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from tests.broker.raw import Raw

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from semel.broker.coordinators.marker_sender import MarkerSender
 from semel.broker.embedded import Broker
-from semel.broker.marker_sender import MarkerSender
 from semel.errors import ErrorCode
 from semel.records.batch import split
 from semel.records.markers import read_marker

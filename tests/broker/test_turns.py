@@ -6,8 +6,8 @@ import asyncio
 import struct
 from typing import Any, cast
 
-from semel.net.connection import ServerConnection
-from semel.net.turns import TURN_S, Turns
+from semel.broker.net.connection import ServerConnection
+from semel.broker.net.turns import TURN_S, Turns
 from tests.broker.test_connections import FakeTransport
 
 #: So many requests fill a turn.

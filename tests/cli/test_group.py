@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from semel.broker.embedded import Broker
 from semel.cli import group_lag
 from semel.cli.group import group
-from semel.client.blocking import Consumer, Producer
-from semel.client.blocking_admin import Admin
-from semel.machines.contract import TopicPartition
+from semel.client.blocking.admin import Admin
+from semel.client.blocking.clients import Consumer, Producer
+from semel.machines.values import TopicPartition
 from tests.broker.raw import Raw, batch
 from tests.support.waiting import until
 

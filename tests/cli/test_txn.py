@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from semel.broker.embedded import Broker
 from semel.cli.txn import txn
-from semel.client.blocking import BlockingCluster
-from semel.client.cluster import Controller, Coordinator, Leader
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.cluster import Controller, Coordinator, Leader
 from semel.errors import ErrorCode
-from semel.machines.contract import ProducerIdentity
+from semel.machines.values import ProducerIdentity
 from semel.records.batch import Record
 from semel.records.building import build
 from semel.wire.messages.admin import CreateTopicsRequest

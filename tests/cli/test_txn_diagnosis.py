@@ -19,7 +19,7 @@ from semel.cli.txn_diagnosis import (
     meaning,
     moment,
 )
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 NOW_MS = 1_800_000_000_000
 LEDGER = TopicPartition("ledger", 0)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from semel import Admin, Consumer, Producer
-from semel.client.admin_values import NewTopic
+from semel.client.admin.values import NewTopic
 from semel.errors import ErrorCode, InvalidConfig, Misuse, ProducerFenced, TopicExists
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from tests.support.waiting import until
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from semel import Admin, Broker, Consumer, NewTopic, TopicPartition, TransactSession
 from semel.config import ConfigError
 from semel.errors import InvalidConfig, KafkaError, Misuse, Retriable
-from semel.machines.transaction_manager import OffsetAndMetadata
+from semel.machines.transactions.producer import OffsetAndMetadata
 from tests.support.waiting import until
 
 TOPIC = "arguments"

@@ -12,11 +12,11 @@ import confluent_kafka
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
-from semel.client.consumer import AsyncConsumer
-from semel.client.consumer_group_member import ConsumerMember
-from semel.client.metadata import Metadata
+from semel.client.cluster.metadata import Metadata
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.group.consumer_member import ConsumerMember
 from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
 from semel.wire.messages.metadata import MetadataResponse

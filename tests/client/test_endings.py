@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer, TransactSession
-from semel.client.admin import AsyncAdmin
-from semel.client.blocking import BlockingCluster
-from semel.client.consumer import AsyncConsumer
-from semel.client.face import Face
-from semel.client.producer import AsyncProducer
+from semel.client.admin.admin import AsyncAdmin
+from semel.client.blocking.blocking_client import BlockingClient
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.producer.producer import AsyncProducer
 from semel.errors import ClientClosed, ErrorCode
 from semel.testing.fault_proxy import FaultProxy, Mute, Passing, nth_only
 from semel.wire.apis import ApiKey
@@ -102,7 +102,7 @@ def test_a_program_without_a_broker_ends_at_once(name: str) -> None:
         assert ended.wait() == 0, ended.output()
 
 
-def faces(address: str, name: str) -> dict[str, Callable[[], Face]]:
+def faces(address: str, name: str) -> dict[str, Callable[[], BlockingClient]]:
     config = {"bootstrap.servers": address}
 
     def consumer() -> Consumer:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from semel.client.fetcher import ConsumerRecord, Fetcher
-from semel.client.metadata import Metadata, Node, PartitionInfo, TopicInfo
-from semel.client.troubles import Troubles
+from semel.client.cluster.metadata import Metadata, Node, PartitionInfo, TopicInfo
+from semel.client.cluster.troubles import Troubles
+from semel.client.consumer.fetcher import ConsumerRecord, Fetcher
 from semel.config import CONSUMER
 from semel.errors import ErrorCode, KafkaError
-from semel.machines.contract import TopicPartition
-from semel.machines.fetch_positions import FetchPositions
+from semel.machines.reading.fetch_positions import FetchPositions
+from semel.machines.values import TopicPartition
 from semel.records.batch import HEADER_SIZE, build, place
 from semel.records.layout import checksum
 from semel.wire.messages.fetch import FetchRequest, FetchResponse

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
-from semel.client.consumer import AsyncConsumer
-from semel.client.fetcher import ConsumerRecord
-from semel.client.loop_thread import LoopThread
-from semel.machines.contract import TopicPartition
+from semel.client.blocking.loop_thread import LoopThread
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.consumer.fetcher import ConsumerRecord
+from semel.machines.values import TopicPartition
 from tests.support.waiting import until
 
 COUNT = 20

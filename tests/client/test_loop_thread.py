@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
 from semel.errors import Misuse, RequestTimedOut
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
-from semel.client.cluster import Cluster
-from semel.client.producer import AsyncProducer
-from semel.client.send_loop import SendLoop
+from semel.client.cluster.cluster import Cluster
+from semel.client.producer.producer import AsyncProducer
+from semel.client.producer.send_loop import SendLoop
 from semel.config import ConfigError
 from semel.errors import (
     AbortTransaction,
@@ -29,9 +29,9 @@ from semel.errors import (
     UnsupportedVersion,
     error_for,
 )
-from semel.machines.contract import ProducerIdentity, TopicPartition
-from semel.machines.sender import Sender
-from semel.machines.transaction_manager import GroupMetadata
+from semel.machines.producing.sender import Sender
+from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
 from semel.testing.history import Ended, Ending, Outcome
 from semel.wire.apis import ApiKey

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel import Admin, Broker, Consumer, Producer
-from semel.client.producer import AsyncProducer
+from semel.client.producer.producer import AsyncProducer
 from semel.config import PRODUCER, ConfigError
 from semel.errors import (
     Fatal,
@@ -34,8 +34,8 @@ from semel.errors import (
     RequestTimedOut,
     Retriable,
 )
-from semel.machines.contract import ProducerIdentity, TopicPartition
-from semel.machines.transaction_manager import GroupMetadata, OffsetAndMetadata
+from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
+from semel.machines.values import ProducerIdentity, TopicPartition
 from tests.support.waiting import until
 
 

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from semel import Admin, Consumer
-from semel.client.cluster import Cluster
-from semel.client.consumer import AsyncConsumer
-from semel.client.group_member import ClassicMember
-from semel.client.member import Hooks
+from semel.client.cluster.cluster import Cluster
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.group.classic_member import ClassicMember
+from semel.client.group.member import Hooks
 from semel.config import CONSUMER
 from semel.errors import CommitFailed
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from tests.support.waiting import until
 
 SETTINGS = {

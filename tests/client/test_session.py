@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel import Admin, Broker, Consumer, Producer
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
 from semel.client.session import TransactSession
 from semel.config import ConfigError
 from semel.errors import CommitFailed, Disconnected, ErrorCode, Misuse, ProducerFenced, Retriable

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from semel.client.admin import AsyncAdmin
-from semel.client.blocking import BlockingCluster
-from semel.client.cluster import Cluster
-from semel.client.connection import Connection
-from semel.client.consumer import AsyncConsumer
-from semel.client.producer import AsyncProducer
+from semel.client.admin.admin import AsyncAdmin
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.cluster import Cluster
+from semel.client.cluster.connection import Connection
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.producer.producer import AsyncProducer
 from semel.errors import Disconnected, RequestTimedOut
-from semel.machines.accumulator import Accumulator
-from semel.machines.contract import TopicPartition
-from semel.machines.sender import Sender
+from semel.machines.producing.accumulator import Accumulator
+from semel.machines.producing.sender import Sender
+from semel.machines.values import TopicPartition
 from semel.wire import encode
 from semel.wire.apis import ApiKey
 from semel.wire.frames import parse_request, parse_response

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from semel import Consumer, TransactSession
-from semel.client.fetcher import ConsumerRecord
-from semel.machines.contract import TopicPartition
+from semel.client.consumer.fetcher import ConsumerRecord
+from semel.machines.values import TopicPartition
 from semel.testing.history import Ended, Ending, Operation, Outcome, Poll, Reached, Seen, Send, judge
 
 

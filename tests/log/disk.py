@@ -12,7 +12,7 @@ from pathlib import Path
 from semel.config import TOPIC, Values
 from semel.log.files import Buffer, Files
 from semel.log.partition_log import PartitionLog
-from semel.machines.producer_state import Guard
+from semel.machines.producing.producer_state import Guard
 from semel.records.batch import Batch, Record, build, read_records, split
 
 NOW = 1_700_000_000_000

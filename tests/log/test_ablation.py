@@ -18,13 +18,13 @@ from semel.log.compaction import Compaction
 from semel.log.indexes import AbortedTransaction, TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.segment import Segment
-from semel.machines import producer_state
-from semel.machines.producer_state import ProducerStates
+from semel.machines.producing import producer_state
+from semel.machines.producing.producer_state import ProducerStates
 from tests.log import test_compaction as compacting
 from tests.log import test_failures as failures
 from tests.log import test_reading as reading
 from tests.log import test_recovery as recovering
-from tests.machines import test_producer_state as states
+from tests.machines.producing import test_producer_state as states
 
 Ablation = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from semel.broker.coordinators.marker_sender import write_marker
 from semel.broker.embedded import Broker
-from semel.broker.marker_sender import write_marker
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 from semel.log.partition_log import PartitionLog
-from semel.machines.contract import StateRecord, TopicPartition
+from semel.machines.contract import StateRecord
+from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, read_records, split
 from semel.records.markers import read_marker
 from semel.testing import invariants

@@ -2,8 +2,8 @@
 
 The guarding tests are called as they are. What is removed is removed here, by a patch; the product has no switch for
 it. The coordinators' safeguards (epochs of owners, pending decisions, bumps, rotation, generations, visibility of
-offsets) have their own such tests in `tests/machines/test_transaction_safeguards.py` and
-`tests/machines/test_committed_offsets.py`.
+offsets) have their own such tests in `tests/machines/transactions/test_safeguards.py` and
+`tests/machines/groups/test_committed_offsets.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from semel.broker import coordinator_host, marker_sender
-from semel.broker.coordinator_host import CoordinatorHost
-from semel.broker.group_host import GroupHost
+from semel.broker.coordinators import host as coordinator_host
+from semel.broker.coordinators import marker_sender
+from semel.broker.coordinators.groups import GroupHost
+from semel.broker.coordinators.host import CoordinatorHost
 from semel.broker.partitions import TopicRegistry
 from semel.errors import ErrorCode, InvariantViolation, KafkaError, Refused
 from semel.log import durability, recovery, snapshots
@@ -26,18 +27,21 @@ from semel.log.files import Files
 from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.reading import Reading
-from semel.machines import transaction_coordinator, transaction_metadata, transaction_states
-from semel.machines.accumulator import stamped
 from semel.machines.contract import Decision, StateRecord
-from semel.machines.producer_state import ProducerEntry, ProducerStates
-from semel.machines.sender import Sender, _Lane
-from semel.machines.transaction_coordinator import TransactionCoordinator
-from semel.machines.transaction_manager import TransactionManager
-from semel.machines.transaction_shard import Shard
+from semel.machines.producing.accumulator import stamped
+from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
+from semel.machines.producing.sender import Sender, _Lane
+from semel.machines.transactions import coordinator as transaction_coordinator
+from semel.machines.transactions import metadata as transaction_metadata
+from semel.machines.transactions import states as transaction_states
+from semel.machines.transactions.coordinator import TransactionCoordinator
+from semel.machines.transactions.producer import TransactionManager
+from semel.machines.transactions.shard import Shard
 from semel.records.batch import read_records, split
-from tests.client import test_sender
 from tests.log import test_compaction, test_failures
-from tests.machines import test_producer_state, test_transaction_scenarios, transaction_host
+from tests.machines.producing import test_producer_state, test_sender
+from tests.machines.transactions import test_scenarios as test_transaction_scenarios
+from tests.machines.transactions import transaction_host
 from tests.scenarios import stage as stage_module
 from tests.scenarios import (
     test_client,
@@ -129,7 +133,7 @@ def without_telling_a_retry_from_a_sequence_used_again(patch: Patch) -> None:
 
 
 def without_wrap(patch: Patch) -> None:
-    from semel.machines import producer_state
+    from semel.machines.producing import producer_state
 
     patch.setattr(producer_state, "_SEQUENCES", 2**62)
 
@@ -314,7 +318,7 @@ def without_clearing_after_a_failed_write(patch: Patch) -> None:
 
 
 def init_refused(decision: Decision[Any]) -> Any:
-    from semel.machines.transaction_replies import refused
+    from semel.machines.transactions.replies import refused
 
     return refused(decision.reply, E.COORDINATOR_NOT_AVAILABLE, set())
 
@@ -357,7 +361,7 @@ def without_markers_for_the_group(patch: Patch) -> None:
 
 
 def without_verification_of_offsets(patch: Patch) -> None:
-    from semel.broker.transaction_host import TransactionHost
+    from semel.broker.coordinators.transactions import TransactionHost
 
     original = TransactionHost.admit
 

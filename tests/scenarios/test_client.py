@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import semel
-from semel.client.cluster import Cluster
+from semel.client.cluster.cluster import Cluster
 from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.log.partition_log import PartitionLog
-from semel.machines.accumulator import Accumulator
-from semel.machines.contract import ProducerIdentity, TopicPartition
-from semel.machines.sender import Answer, Sender
-from semel.machines.transaction_manager import State, TransactionManager
+from semel.machines.producing.accumulator import Accumulator
+from semel.machines.producing.sender import Answer, Sender
+from semel.machines.transactions.producer import State, TransactionManager
+from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch
 from tests.log.disk import NOW, open_log, read_all
 from tests.scenarios.stage import Scene, Stage

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from semel.broker import transaction_host
+from semel.broker.coordinators import transactions as transaction_host
 from semel.broker.partitions import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
-from semel.machines.transaction_log_records import record_of
-from semel.machines.transaction_metadata import TransactionMetadata
-from semel.machines.transaction_states import State
+from semel.machines.transactions.metadata import TransactionMetadata
+from semel.machines.transactions.records import record_of
+from semel.machines.transactions.states import State
 from semel.wire.messages.transactions import (
     DescribeTransactionsRequest,
     InitProducerIdRequest,

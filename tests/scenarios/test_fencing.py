@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from semel.broker import transaction_host
+from semel.broker.coordinators import transactions as transaction_host
 from semel.errors import ErrorCode
 from semel.log.partition_log import PartitionLog
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_log_records import record_of
-from semel.machines.transaction_metadata import TransactionMetadata
-from semel.machines.transaction_states import State
+from semel.machines.transactions.metadata import TransactionMetadata
+from semel.machines.transactions.records import record_of
+from semel.machines.transactions.states import State
+from semel.machines.values import TopicPartition
 from tests.scenarios.stage import Scene, Stage, Steps
 
 E = ErrorCode
@@ -240,7 +240,7 @@ def test_scenario_46_ending_while_the_previous_end_completes_is_told_to_wait(
 def hold_markers(monkeypatch: pytest.MonkeyPatch, *held: TopicPartition) -> Any:
     """Markers for these partitions find no disk until the answer is called. Retries come quickly."""
     monkeypatch.setattr(transaction_host, "MOST_HELD_S", 0.05)
-    from semel.broker import marker_sender
+    from semel.broker.coordinators import marker_sender
     from semel.errors import Refused
 
     original = PartitionLog.append_marker

@@ -11,7 +11,9 @@ from tests.scenarios.test_ablations import ABLATIONS
 ROOT = Path(__file__).resolve().parents[2]
 REQUIRED = {*range(1, 29), 30, 31, *range(35, 48), 50}
 #: Shown beside the scenario itself, in the tests of the group coordinator.
-ABLATED_ELSEWHERE = {50: "tests/machines/test_committed_offsets.py::test_without_its_safeguard_the_scenario_fails"}
+ABLATED_ELSEWHERE = {
+    50: "tests/machines/groups/test_committed_offsets.py::test_without_its_safeguard_the_scenario_fails",
+}
 
 _ROW = re.compile(r"\| (\d+) \| ([^|]+) \| ([^|]+) \| (.+) \|")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from semel.broker import marker_sender
+from semel.broker.coordinators import marker_sender
+from semel.broker.coordinators.transactions import TransactionHost
 from semel.broker.handlers import transactions as transaction_handlers
-from semel.broker.transaction_host import TransactionHost
 from semel.errors import ErrorCode
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.wire.messages.admin import DeleteTopicsRequest
 from tests.scenarios.stage import Scene, Stage, Steps
 from tests.scenarios.test_fencing import hold_markers

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from semel.client.loop_thread import LoopThread
-from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.client.blocking.loop_thread import LoopThread
+from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.spark.claims import ClaimServer
 from semel.spark.connections import opened
 from semel.spark.marker import Marker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.spark.checkpoint import CheckpointUnreadable, parse_offsets
 
 

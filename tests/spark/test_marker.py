@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.spark.marker import Marker, MarkerConflict, Verdict, hash_of, judge
 
 DONE = Marker("query", 7, "aa")

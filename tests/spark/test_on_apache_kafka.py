@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import Cluster
+from semel.client.cluster.cluster import Cluster
 from semel.spark import Step
 from semel.testing.fault_proxy import Cut, FaultProxy, Passing, every
 from semel.wire.apis import ApiKey

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import semel
-from semel.client.cluster import Cluster
-from semel.machines.contract import TopicPartition
+from semel.client.cluster.cluster import Cluster
+from semel.machines.values import TopicPartition
 from semel.records.partitioner import partition_for_key
 from semel.spark import MarkerConflict, NotExactlyOnce, Step, sink, start
 from semel.spark.claims import ClaimBook
@@ -44,7 +44,7 @@ def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
 @pytest.fixture
 def transaction(stage: Stage) -> Iterator[DriverTransaction]:
     """A second owner of the pipeline's transactional id, and a look at its progress."""
-    from semel.client.loop_thread import LoopThread
+    from semel.client.blocking.loop_thread import LoopThread
 
     loop = LoopThread("test-driver")
     cluster = loop.run(opened({"bootstrap.servers": stage.bootstrap_servers}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.spark.source_options import EARLIEST, LATEST, OptionError, SourceOptions
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092"}

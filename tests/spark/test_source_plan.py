@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 from semel.spark.range_reader import OffsetRange
 from semel.spark.source_plan import as_spark, behind, not_before, places_of, share, split_ranges
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, dynamic_setting
+from semel.broker.stored.dynamic_settings import ALL_BROKERS, DYNAMIC, dynamic_setting
 from semel.config import Setting
 from semel.config.kept import KEPT, OF_ONE_BROKER
 from semel.wire.messages.configs import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest

@@ -12,7 +12,7 @@ import pytest
 
 from semel.broker.embedded import Broker
 from semel.broker.handlers import versions
-from semel.machines.producer_state import ProducerStates
+from semel.machines.producing.producer_state import ProducerStates
 from tests.support import java_tools
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import BrokerProcess

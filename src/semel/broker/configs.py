@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semel.broker.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings, dynamic_setting
+from semel.broker.stored.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings, dynamic_setting
 from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values, topic_values
 from semel.config.kept import KEPT, is_secret, kept_setting
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from semel.broker.metadata_store import DamagedStore
+from semel.broker.stored.metadata_store import DamagedStore
 from semel.config import ConfigError
 from semel.log.checkpoints import (
     CLEAN_SHUTDOWN,

@@ -24,9 +24,9 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
+from semel.broker.net.connection import Buffers, Served, ServerConnection
 from semel.broker.quotas import Quotas, Stopwatch
 from semel.errors import ErrorCode, Refused
-from semel.net.connection import Buffers, Served, ServerConnection
 from semel.wire import TooManyElements, decode
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_request, response_frame

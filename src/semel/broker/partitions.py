@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.data_directory import partition_directories
-from semel.broker.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
+from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
 from semel.config import INT64_MAX, TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import (

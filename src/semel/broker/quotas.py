@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.quota_store import (
+from semel.broker.stored.quotas import (
     CLIENT_ID,
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
@@ -33,7 +33,7 @@ from semel.machines.quota_rates import SampledRate, TokenBucket, Windows
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
-    from semel.broker.metrics import Metrics
+    from semel.broker.observability.metrics import Metrics
     from semel.config import Values
     from semel.wire.messages.fetch import FetchRequest
 

@@ -24,30 +24,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semel.broker.background import Background
 from semel.broker.data_directory import DataDirectory
 from semel.broker.dispatch import Dispatcher
-from semel.broker.dynamic_settings import DynamicSettings
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
-from semel.broker.group_settings import GroupSettingsStore
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
-from semel.broker.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore, ProducerIds
-from semel.broker.metrics import Metrics
+from semel.broker.net.connection import ServerConnection
+from semel.broker.net.memory import MemoryPool, UnreadAnswers
+from semel.broker.net.turns import Turns
+from semel.broker.observability.metrics import Metrics
 from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
-from semel.broker.quota_store import QuotaStore
 from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
+from semel.broker.stored.dynamic_settings import DynamicSettings
+from semel.broker.stored.group_settings import GroupSettingsStore
+from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore, ProducerIds
+from semel.broker.stored.quotas import QuotaStore
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
 from semel.log.damage import DirectoryGone
 from semel.log.files import Files
-from semel.net.connection import ServerConnection
-from semel.net.memory import MemoryPool, UnreadAnswers
-from semel.net.turns import Turns
 from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 
 if TYPE_CHECKING:
-    from semel.broker.group_host import GroupHost
-    from semel.broker.scram_store import ScramStore
-    from semel.broker.transaction_host import TransactionHost
+    from semel.broker.coordinators.groups import GroupHost
+    from semel.broker.coordinators.transactions import TransactionHost
+    from semel.broker.stored.scram import ScramStore
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class BrokerServer:
         self._files = files or Files()
         self.dispatcher = Dispatcher(self)
         if settings["semel.metrics.port"] >= 0:
-            from semel.broker.request_times import TimedDispatcher
+            from semel.broker.observability.request_times import TimedDispatcher
 
             self.dispatcher = TimedDispatcher(self)
         self._connections: set[ServerConnection] = set()
@@ -200,7 +200,7 @@ class BrokerServer:
         bound_port = self._servers[0].sockets[0].getsockname()[1]
         self.endpoint = advertised_listener(self.settings, listeners[0], bound_port)
         if self.settings["semel.metrics.port"] >= 0:
-            from semel.broker.metrics_endpoint import serve_metrics
+            from semel.broker.observability.endpoint import serve_metrics
 
             metrics = Listener("METRICS", self.settings["semel.metrics.host"], self.settings["semel.metrics.port"])
             try:
@@ -224,21 +224,21 @@ class BrokerServer:
     @cached_property
     def transactions(self) -> TransactionHost:
         """The transaction coordinator, made when it is first needed: a start does not wait for it."""
-        from semel.broker.transaction_host import TransactionHost
+        from semel.broker.coordinators.transactions import TransactionHost
 
         return TransactionHost(self)
 
     @cached_property
     def groups(self) -> GroupHost:
         """The group coordinator, made when it is first needed."""
-        from semel.broker.group_host import GroupHost
+        from semel.broker.coordinators.groups import GroupHost
 
         return GroupHost(self)
 
     @cached_property
     def scram_store(self) -> ScramStore:
         """SCRAM credentials, read when somebody asks for them: no listener does."""
-        from semel.broker.scram_store import ScramStore
+        from semel.broker.stored.scram import ScramStore
 
         return ScramStore(self._metadata_store)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from semel.broker.dynamic_settings import DYNAMIC
+from semel.broker.stored.dynamic_settings import DYNAMIC
 from semel.config import ADMIN, BROKER, CONSUMER, GROUP, PRODUCER, TOPIC, Setting, Table
 from semel.config.kept import KEPT
 from semel.config.without_effect import BROKER_SETTINGS, CLIENT_SETTINGS, TOPIC_SETTINGS

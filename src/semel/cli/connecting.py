@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from semel.client.blocking import BlockingCluster
-from semel.client.blocking_admin import Admin
-from semel.client.links import read_address
+from semel.client.blocking.admin import Admin
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.links import read_address
 from semel.config import ADMIN
 from semel.wire.apis import ApiKey
 from semel.wire.frames import request_frame

@@ -11,14 +11,14 @@ import click
 from semel.cli.connecting import admin_at, cluster_at, common_options
 from semel.cli.group_lag import READ_COMMITTED, lag
 from semel.cli.output import errors_for_people, show
-from semel.client.admin_values import GroupDescription
-from semel.client.blocking import BlockingCluster
-from semel.client.blocking_admin import Admin
-from semel.client.offset_requests import OffsetAndTimestamp
-from semel.client.offsets import PartitionLike
+from semel.client.admin.values import GroupDescription
+from semel.client.blocking.admin import Admin
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.consumer.offset_requests import OffsetAndTimestamp
+from semel.client.consumer.offsets import PartitionLike
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_manager import OffsetAndMetadata
+from semel.machines.transactions.producer import OffsetAndMetadata
+from semel.machines.values import TopicPartition
 
 LATEST, EARLIEST = -1, -2
 COUNTED_OFFSETS = 1_000_000

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from semel.client.answers import check
-from semel.client.blocking import BlockingCluster
-from semel.client.cluster import Leader
-from semel.machines.contract import TopicPartition
-from semel.machines.read_committed import committed_batches
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.answers import check
+from semel.client.cluster.cluster import Leader
+from semel.machines.reading.read_committed import committed_batches
+from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, read_records, split
 from semel.wire.messages.fetch import FetchRequest
 

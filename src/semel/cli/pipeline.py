@@ -12,11 +12,11 @@ import click
 from semel.cli.connecting import admin_at, bootstrap_option
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import duration
-from semel.client.blocking_admin import Admin
-from semel.client.offsets import PartitionLike
+from semel.client.blocking.admin import Admin
+from semel.client.consumer.offsets import PartitionLike
 from semel.errors import ErrorCode, KafkaError
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_manager import OffsetAndMetadata
+from semel.machines.transactions.producer import OffsetAndMetadata
+from semel.machines.values import TopicPartition
 from semel.spark.marker import Marker
 
 _LATEST, _READ_COMMITTED = -1, 1

@@ -9,9 +9,9 @@ import click
 
 from semel.cli.connecting import cluster_at, common_options
 from semel.cli.output import errors_for_people, in_words, show
-from semel.client.answers import check, failure
-from semel.client.blocking import BlockingCluster
-from semel.client.cluster import Controller, Leader
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.answers import check, failure
+from semel.client.cluster.cluster import Controller, Leader
 from semel.errors import KafkaError
 from semel.wire.messages.admin import (
     CreatePartitionsRequest,

@@ -21,10 +21,10 @@ from semel.cli.txn_questions import (
     mend,
     write_marker,
 )
-from semel.client.blocking import BlockingCluster
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_metadata import NO_TIMEOUT_MS
-from semel.machines.transaction_states import PREPARED, STATES_BY_TITLE, State
+from semel.client.blocking.clients import BlockingCluster
+from semel.machines.transactions.metadata import NO_TIMEOUT_MS
+from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, State
+from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import ListTransactionsRequest
 
 #: The states a transactional id can be seen in.

@@ -11,9 +11,9 @@ import enum
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_metadata import NO_TIMEOUT_MS
-from semel.machines.transaction_states import PREPARED, STATES_BY_TITLE, State
+from semel.machines.transactions.metadata import NO_TIMEOUT_MS
+from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, State
+from semel.machines.values import TopicPartition
 
 #: How long after its timeout a transaction may still be on its way to being aborted.
 GRACE_MS = 30_000

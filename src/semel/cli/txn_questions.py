@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from semel.cli.txn_diagnosis import Coordinated, Finding, OpenInPartition, Verdict, judge
-from semel.client.answers import check
-from semel.client.blocking import BlockingCluster
-from semel.client.cluster import Coordinator, Leader
+from semel.client.blocking.clients import BlockingCluster
+from semel.client.cluster.answers import check
+from semel.client.cluster.cluster import Coordinator, Leader
 from semel.errors import ErrorCode, KafkaError, error_for
-from semel.machines.contract import TopicPartition
-from semel.machines.transaction_states import State
+from semel.machines.transactions.states import State
+from semel.machines.values import TopicPartition
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.transactions import (

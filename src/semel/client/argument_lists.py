@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait, shown
-from semel.client.offsets import PartitionLike, as_partition
+from semel.client.consumer.offsets import PartitionLike, as_partition
 from semel.config import ConfigError, Values
 from semel.config.table import Table
 from semel.errors import ErrorCode, Misuse
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from semel.errors import ErrorCode, InvalidRecord, InvalidTopic, Misuse
-from semel.machines.contract import ProducerIdentity
-from semel.machines.transaction_manager import GroupMetadata
+from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.values import ProducerIdentity
 
 Text = bytes | bytearray | memoryview | str
 HeadersLike = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]

@@ -16,15 +16,15 @@ from contextlib import asynccontextmanager, contextmanager
 
 from semel.client.argument_lists import as_timeout_s
 from semel.client.arguments import HeadersLike, Text, as_headers, shown
-from semel.client.connection import Connection
-from semel.client.consumer import AsyncConsumer
-from semel.client.delivery import Delivery
-from semel.client.face import Face
-from semel.client.fetcher import ConsumerRecord
-from semel.client.producer import AsyncProducer
+from semel.client.blocking.blocking_client import BlockingClient
+from semel.client.cluster.connection import Connection
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.consumer.fetcher import ConsumerRecord
+from semel.client.producer.delivery import Delivery
+from semel.client.producer.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
-from semel.machines.transaction_manager import State
+from semel.machines.transactions.producer import State
 
 #: What the session decides itself, because exactly-once depends on it.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}
@@ -243,7 +243,7 @@ class AsyncTransactSession:
 
     @property
     def abandon_within_s(self) -> float:
-        """How long ending without having been closed may take: see `semel.client.endings`."""
+        """How long ending without having been closed may take: see `semel.client.blocking.endings`."""
         return self._producer.abandon_within_s + self._consumer.abandon_within_s
 
     async def abandon(self) -> None:
@@ -254,7 +254,7 @@ class AsyncTransactSession:
             await self._consumer.abandon()
 
 
-class TransactSession(Face):
+class TransactSession(BlockingClient):
     """The exactly-once loop: read a batch, send what follows from it, and both count together or not at all.
 
     >>> import semel

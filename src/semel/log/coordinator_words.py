@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.errors import Refused
-from semel.machines.transaction_states import State
+from semel.machines.transactions.states import State
 from semel.wire import decode_versioned
 from semel.wire.messages import coordinator_records as stored
 from semel.wire.schema import fields_of

@@ -29,7 +29,7 @@ from semel.log.reading import Reading
 from semel.log.segment import Segment
 from semel.log.snapshots import encode_snapshot
 from semel.log.timestamps import TimestampSearch
-from semel.machines.producer_state import Guard
+from semel.machines.producing.producer_state import Guard
 from semel.records.batch import Batch, place
 from semel.records.layout import TRANSACTIONAL
 from semel.records.markers import control_batch

@@ -17,7 +17,7 @@ from semel.log.damage import DamagedLog
 from semel.log.files import Files
 from semel.log.indexes import AbortedTransaction, DamagedIndex
 from semel.log.segment import Segment
-from semel.machines.producer_state import ProducerStates
+from semel.machines.producing.producer_state import ProducerStates
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from semel.log.segment import (
 )
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from semel.log.tails import set_aside, valid_batch_after
-from semel.machines.producer_state import CompletedTransaction, ProducerStates
+from semel.machines.producing.producer_state import CompletedTransaction, ProducerStates
 from semel.records.batch import Batch, check
 from semel.records.markers import read_marker
 

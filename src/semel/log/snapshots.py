@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from semel.machines.producer_state import REMEMBERED_BATCHES, ProducerEntry, WrittenBatch
+from semel.machines.producing.producer_state import REMEMBERED_BATCHES, ProducerEntry, WrittenBatch
 
 SNAPSHOT_VERSION = 1
 

@@ -8,9 +8,11 @@ the stored records, so there is no second code path to go wrong.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+
+from semel.machines.values import ProducerIdentity, TopicPartition
 
 Reply = TypeVar("Reply", covariant=True)
 
@@ -35,35 +37,6 @@ def done(steps: Steps[Answered]) -> Answered:
 
 #: Identifies a parked request. The host maps it to whoever waits for the answer.
 Token = int
-
-
-class TopicPartition(NamedTuple):
-    """A partition by name; sorts and hashes as the pair it is."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both in order, so that equal sets make equal bytes.
-
-    >>> by_topic([TopicPartition("payments", 1), TopicPartition("ledger", 0), TopicPartition("payments", 0)])
-    {'ledger': [0], 'payments': [0, 1]}
-    """
-    topics: dict[str, list[int]] = {}
-    for name, partition in sorted(partitions):
-        topics.setdefault(name, []).append(partition)
-    return topics
-
-
-class ProducerIdentity(NamedTuple):
-    """Who writes: a producer id and the epoch that fences its predecessors."""
-
-    producer_id: int
-    producer_epoch: int
 
 
 class StateRecord(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 
 class CheckpointUnreadable(Exception):

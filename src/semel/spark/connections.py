@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semel.client.cluster import Cluster
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
+from semel.client.cluster.cluster import Cluster
 from semel.config import CONSUMER
 
 #: Client settings in a form that travels to the executors and can be a key.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from semel.client.cluster import Cluster
-from semel.client.metadata import TopicInfo
+from semel.client.cluster.cluster import Cluster
+from semel.client.cluster.metadata import TopicInfo
 from semel.errors import ErrorCode, KafkaError
 from semel.wire.messages.configs import DescribeConfigsRequest
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 
 class MarkerConflict(Exception):

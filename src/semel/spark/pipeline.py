@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
 from semel.errors import Retriable
 
 from .callbacks import answering, require_callbacks

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.client.cluster import Cluster
-from semel.client.links import read_address
-from semel.client.metadata import TopicInfo
+from semel.client.cluster.cluster import Cluster
+from semel.client.cluster.links import read_address
+from semel.client.cluster.metadata import TopicInfo
 from semel.config import CONSUMER, ConfigError
 from semel.errors import Misuse
 from semel.records.compression import NAMES as COMPRESSIONS

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from semel.client.cluster import Cluster, Leader
-from semel.client.loop_thread import LoopThread
-from semel.client.offset_requests import list_offsets
+from semel.client.blocking.loop_thread import LoopThread
+from semel.client.cluster.cluster import Cluster, Leader
+from semel.client.consumer.offset_requests import list_offsets
 from semel.errors import ErrorCode, error_for
-from semel.machines.contract import TopicPartition
-from semel.machines.read_committed import all_batches, committed_batches
+from semel.machines.reading.read_committed import all_batches, committed_batches
+from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, split
 from semel.records.columns import to_arrow
 from semel.wire.messages.fetch import FetchRequest

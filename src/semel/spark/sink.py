@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
 from semel.errors import ErrorCode, KafkaError
-from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.values import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets, Checkpoint
 from .claims import ClaimServer, RowRefused

@@ -24,11 +24,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from semel.client.cluster import Cluster
-from semel.client.loop_thread import LoopThread
-from semel.client.offset_requests import list_offsets
+from semel.client.blocking.loop_thread import LoopThread
+from semel.client.cluster.cluster import Cluster
+from semel.client.consumer.offset_requests import list_offsets
 from semel.errors import KafkaError
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 from .connections import cluster_of, opened
 from .limits import find_topic

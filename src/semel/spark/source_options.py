@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semel.client.links import read_address
+from semel.client.cluster.links import read_address
 from semel.config import CONSUMER, ConfigError
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 from .connections import ClientSettings
 

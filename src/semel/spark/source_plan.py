@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from semel.machines.contract import TopicPartition
+from semel.machines.values import TopicPartition
 
 from .range_reader import OffsetRange
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from semel.client.cluster import Cluster, Coordinator
-from semel.client.metadata import TopicInfo
+from semel.client.cluster.cluster import Cluster, Coordinator
+from semel.client.cluster.metadata import TopicInfo
 from semel.errors import ErrorCode, KafkaError, error_for
-from semel.machines.contract import ProducerIdentity, TopicPartition
+from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.offsets import OffsetFetchRequest
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,

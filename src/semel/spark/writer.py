@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.client.cluster import Cluster, Leader
-from semel.client.loop_thread import LoopThread
+from semel.client.blocking.loop_thread import LoopThread
+from semel.client.cluster.cluster import Cluster, Leader
 from semel.errors import ErrorCode, Misuse, Refused, error_for
-from semel.machines.contract import ProducerIdentity
+from semel.machines.values import ProducerIdentity
 from semel.records.batch import Batch
 from semel.records.columns import from_arrow
 from semel.records.compression import codec_named

@@ -13,7 +13,7 @@ from semel.broker.configs import (
     described_topic_settings,
 )
 from semel.broker.dispatch import Pace
-from semel.broker.dynamic_settings import dynamic_setting
+from semel.broker.stored.dynamic_settings import dynamic_setting
 from semel.config import GROUP, TOPIC, ConfigError, Setting
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (

@@ -30,7 +30,7 @@ from semel.records.layout import ATTRIBUTES_AT, CODEC_MASK, TRANSACTIONAL
 from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
-    from semel.broker.coordinator_host import CoordinatorHost
+    from semel.broker.coordinators.host import CoordinatorHost
     from semel.broker.dispatch import Call
     from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.quota_store import CLIENT_ID, IP, USER, Entity, Match, check_quota, checked_entity
+from semel.broker.stored.quotas import CLIENT_ID, IP, USER, Entity, Match, check_quota, checked_entity
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
     AlterClientQuotasRequest,

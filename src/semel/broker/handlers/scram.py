@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.scram_store import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
+from semel.broker.stored.scram import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.security import (
     AlterUserScramCredentialsRequest,

@@ -8,13 +8,14 @@ from copy import copy
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.coordinators.marker_sender import write_marker
 from semel.broker.dispatch import Pace
-from semel.broker.marker_sender import write_marker
 from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partition
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import AT_ONCE, TopicPartition
-from semel.machines.transaction_metadata import TransactionMetadata
-from semel.machines.transaction_states import State
+from semel.machines.contract import AT_ONCE
+from semel.machines.transactions.metadata import TransactionMetadata
+from semel.machines.transactions.states import State
+from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,

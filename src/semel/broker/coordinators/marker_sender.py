@@ -1,0 +1,145 @@
+"""Writes a transaction's outcome into its partitions and reports back to the coordinator.
+
+Guarantees:
+
+- Every partition of the transaction gets its marker, or has nothing left that a marker could end (it does not exist
+  any more, or somebody else ended the transaction there); what cannot be written now is tried again until it can. One
+  partition that refuses never keeps the others from theirs.
+- A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with
+  the marker and never before (and are visible when the commit is answered).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.errors import ErrorCode, Refused
+from semel.machines.contract import SendMarkers
+from semel.machines.values import TopicPartition
+
+if TYPE_CHECKING:
+    from semel.broker.coordinators.transactions import TransactionHost
+    from semel.broker.server import BrokerServer
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 1000
+#: So many markers are written in one turn of the loop.
+PARTITIONS_AT_ONCE = 200
+#: The partition has seen a newer epoch or coordinator than ours.
+_OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+
+
+def write_marker(
+    broker: BrokerServer,
+    target: TopicPartition,
+    producer_id: int,
+    producer_epoch: int,
+    commit: bool,
+    coordinator_epoch: int,
+    transaction_version: int,
+) -> None:
+    """One marker into one local partition; `Refused` says why not."""
+    partition = broker.topics.partition(target.topic, target.partition)
+    if target.topic == CONSUMER_OFFSETS:
+        broker.groups.ready(target.partition)
+    partition.log.append_marker(
+        producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, broker.now_ms()
+    )
+    if target.topic == CONSUMER_OFFSETS:
+        broker.groups.marker_written(target.partition, producer_id, commit)
+    partition.changed()
+
+
+class MarkerSender:
+    """Serves the coordinator's `SendMarkers`."""
+
+    def __init__(self, broker: BrokerServer, host: TransactionHost) -> None:
+        self._broker = broker
+        self._host = host
+
+    def send(self, markers: SendMarkers) -> None:
+        """Write what can be written now, report it, and come back for the rest.
+
+        A transaction over very many partitions is told to them in later turns of the loop: those who ask for the same
+        transactional id wait for it, and nobody else.
+        """
+        if len(markers.partitions) > PARTITIONS_AT_ONCE:
+            self._broker.spawn(self._send_in_turns(markers))
+        else:
+            self._send(markers, markers.partitions)
+
+    async def _send_in_turns(self, markers: SendMarkers) -> None:
+        targets = markers.partitions
+        for start in range(0, len(targets), PARTITIONS_AT_ONCE):
+            await self._broker.turns.next()
+            since = self._broker.turns.clock()
+            if self._broker.fatal_error is not None:
+                return
+            self._send(markers, targets[start : start + PARTITIONS_AT_ONCE])
+            self._broker.turns.worked(since)
+
+    def _send(self, markers: SendMarkers, targets: tuple[TopicPartition, ...]) -> None:
+        done, left = [], []
+        for target in targets:
+            try:
+                write_marker(
+                    self._broker,
+                    target,
+                    markers.producer_id,
+                    markers.producer_epoch,
+                    markers.commit,
+                    markers.coordinator_epoch,
+                    markers.transaction_version,
+                )
+            except (Refused, OSError) as error:
+                code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
+                if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    if self._broker.topics.gone is None:  # that was told once
+                        logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
+                    if code not in _OVERTAKEN or self._is_open(target, markers.producer_id):
+                        left.append(target)
+                        continue
+            done.append(target)
+        if done and self._broker.flusher is None:
+            if self.is_watched(done):
+                # Those who wait for what the markers made visible are served before the transaction is written off.
+                self._broker.before_the_next_request(partial(self._report, markers, done))
+            else:
+                self._report(markers, done)
+        elif done:
+            self._broker.spawn(self._report_after_flush(markers, done))
+        if left:
+            self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
+
+    def _is_open(self, target: TopicPartition, producer_id: int) -> bool:
+        """Whether the producer has a transaction in this partition that still waits for its end."""
+        entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
+        return entry is not None and entry.has_open_transaction
+
+    def is_watched(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether somebody waits for something new in any of these."""
+        topics = self._broker.topics.topics
+        for name, index in partitions:
+            topic = topics.get(name)
+            if topic is not None and index < len(topic.partitions) and topic.partitions[index].watchers:
+                return True
+        return False
+
+    def _report(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
+        self._host.settle(self._host.machine.markers_written(markers, self._broker.now_ms(), done))
+
+    async def _report_after_flush(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
+        """The transaction is complete only once its markers are as durable as the record that says so."""
+        assert self._broker.flusher is not None
+        marked = {}
+        for target in done:
+            topic = self._broker.topics.topics.get(target.topic)
+            if topic is not None and target.partition < len(topic.partitions):
+                marked[topic.partitions[target.partition]] = target
+        failed = {marked[partition] for partition in await self._broker.flusher.flushed(marked)}
+        self._report(markers, [target for target in done if target not in failed])

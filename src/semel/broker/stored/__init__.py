@@ -1,0 +1,1 @@
+"""What the broker stores about itself: topics, settings, quotas, credentials, producer ids."""

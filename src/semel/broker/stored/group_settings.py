@@ -1,0 +1,70 @@
+"""Settings that groups have of their own, where the broker's defaults do not suit them (KIP-848).
+
+Guarantees:
+
+- A group may be given settings before it exists, and keeps them until they are taken back: they are in the metadata
+  store before they hold, and hold again after a restart.
+- A group stays within the bounds the broker sets (`group.consumer.min.*` and `group.consumer.max.*`), and its session
+  is longer than the pause between two heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from semel.broker.stored.metadata_store import LocalMetadataStore
+from semel.config import GROUP, ConfigError, Values, group_values
+from semel.errors import ErrorCode, Refused
+
+_STORE_ENTRY = "group-settings"
+
+
+class GroupSettingsStore:
+    """Which groups have settings of their own, and which."""
+
+    def __init__(self, store: LocalMetadataStore) -> None:
+        self._store = store
+        stored, self._version = store.get(_STORE_ENTRY)
+        self._changed: dict[str, dict[str, str]] = stored or {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._changed)
+
+    def changed(self, group_id: str) -> Mapping[str, str]:
+        """What a group has of its own."""
+        return self._changed.get(group_id, {})
+
+    def values(self, group_id: str, broker: Values) -> Values:
+        """What holds for a group."""
+        return group_values(broker, self.changed(group_id))
+
+    @staticmethod
+    def check(overrides: dict[str, str], broker: Values) -> None:
+        """Refuse settings that a group cannot have."""
+        try:
+            values = group_values(broker, overrides)
+            for name in overrides:
+                _check_bounds(name, values, broker)
+        except ConfigError as error:
+            raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
+        if values["consumer.session.timeout.ms"] <= values["consumer.heartbeat.interval.ms"]:
+            raise Refused(
+                ErrorCode.INVALID_CONFIG, "consumer.session.timeout.ms must be above consumer.heartbeat.interval.ms"
+            )
+
+    async def replace(self, changes: Mapping[str, dict[str, str]]) -> None:
+        """Give groups these settings, which were checked, instead of those they had. One write, one at a time."""
+        changed = {**self._changed, **changes}
+        for group_id, overrides in changes.items():
+            if not overrides:
+                del changed[group_id]
+        self._version = await self._store.updated(_STORE_ENTRY, changed, self._version)
+        self._changed = changed
+
+
+def _check_bounds(name: str, values: Values, broker: Values) -> None:
+    default = GROUP[name].broker_name or ""
+    family, _, rest = default.rpartition("consumer.")
+    least, most = (broker[f"{family}consumer.{bound}.{rest}"] for bound in ("min", "max"))
+    if not least <= values[name] <= most:
+        raise ConfigError(f"{name}={values[name]}: the broker allows {least} to {most}")

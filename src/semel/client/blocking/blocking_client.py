@@ -1,0 +1,79 @@
+"""What the blocking clients share: an event loop in a thread of their own, and an orderly end, asked for or not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from semel.client.blocking.endings import Abandoned, Ending
+from semel.client.blocking.loop_thread import LoopThread
+
+T = TypeVar("T")
+Client = TypeVar("Client", bound=Abandoned)
+
+
+class BlockingClient:
+    """The base of the blocking clients: a loop thread, and closing.
+
+    A client that is dropped without being closed warns (ResourceWarning) and closes itself: see `endings`.
+    """
+
+    _ending: Ending | None = None
+
+    def __init__(self, name: str) -> None:
+        self._thread = LoopThread(name)
+
+    def _make(self, factory: Callable[[], Client]) -> Client:
+        """Make the client on the loop; if that fails, leave no thread behind."""
+
+        async def make() -> Client:
+            return factory()
+
+        try:
+            client = self._thread.run(make())
+        except BaseException:
+            self._thread.close()
+            raise
+        self._ending = Ending(self._thread, client)
+        return client
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that does not wait, on the loop, where everything else happens."""
+
+        async def call() -> T:
+            return function(*arguments)
+
+        return self._thread.run(call())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        ending = self._ending
+        if ending is None or ending.thread.is_closed or ending.thread.origin.lost:
+            return
+        ending.begin(dropped=True)
+        why = f"{self._thread.name} was not closed: call close() or use `with`"
+        warnings.warn(why, ResourceWarning, stacklevel=2, source=self)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run the last coroutine, then stop the thread; closing twice does no harm, nor does closing after a fork."""
+        if self._thread.is_closed or self._thread.origin.lost:
+            last.close()
+            return
+        try:
+            self._thread.run(last)
+        finally:
+            self._thread.close()
+            if self._ending is not None:
+                self._ending.over()

@@ -1,0 +1,407 @@
+"""The blocking face of the client: the same producer, consumer and admin, for code without an event loop.
+
+Nothing is decided here. Every object owns a private event loop in a thread, runs the asyncio client on it, and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from semel.client.argument_lists import as_callback, as_timeout_s
+from semel.client.arguments import HeadersLike, Text, as_headers, as_wait
+from semel.client.blocking.admin import Admin
+from semel.client.blocking.blocking_client import BlockingClient
+from semel.client.cluster.cluster import Cluster, Target
+from semel.client.cluster.metadata import Metadata, PartitionInfo, TopicInfo
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.consumer.fetcher import ConsumerRecord
+from semel.client.consumer.offset_requests import OffsetAndTimestamp
+from semel.client.consumer.offsets import Offsets, PartitionLike
+from semel.client.group.member import Callback
+from semel.client.producer.delivery import BatchDelivery, Delivery
+from semel.client.producer.producer import AsyncProducer
+from semel.config import Values
+from semel.errors import Fatal, KafkaError
+from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
+from semel.machines.values import ProducerIdentity, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Admin", "BlockingCluster", "Consumer", "Producer"]
+
+T = TypeVar("T")
+
+
+class Producer(BlockingClient):
+    """Sends records, each exactly once and in order, alone or in transactions.
+
+    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    ...     delivery = producer.send("greetings", "hello", key="world")
+    ...     delivery.result().offset
+    0
+
+    With a `transactional.id`, what is sent within a transaction becomes visible at once or never:
+
+    >>> with Producer({"bootstrap.servers": broker, "transactional.id": "docs"}) as producer:
+    ...     producer.init_transactions()
+    ...     with producer.transaction():
+    ...         _ = producer.send("ledger", b"debit")
+    ...         _ = producer.send("ledger", b"credit")
+
+    An argument of the wrong type raises TypeError; all else that goes wrong raises a `semel.errors.KafkaError`, an
+    argument that cannot be a `Misuse`, such as `InvalidRecord`. Nothing has happened then: the next correct call works.
+
+    Close it, or use it as above. One that is not closed still sends what it was given when it is dropped or the program
+    ends, for up to semel.exit.timeout.ms, and logs what did not go out. After a fork only the process that made it can
+    use it: every call in the other one says so.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-producer")
+        self._producer = self._make(lambda: AsyncProducer(config))
+
+    @property
+    def identity(self) -> ProducerIdentity | None:
+        """The producer id and epoch in use; None without idempotence."""
+        return self._producer.identity
+
+    def send(
+        self,
+        topic: str,
+        value: Text | None = None,
+        key: Text | None = None,
+        partition: int | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
+
+        The delivery's `result()` waits for the broker and says where the record is.
+        """
+        if headers is not None:
+            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
+        delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
+        if delivery is not None:
+            return delivery
+        return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
+
+    def send_arrow(self, topic: str, rows: pa.Table | pa.RecordBatch, partition: int | None = None) -> BatchDelivery:
+        """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
+        return self._thread.run(self._producer.send_arrow(topic, rows, partition))
+
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait until everything sent so far is delivered or has failed, or until `timeout_ms` has passed."""
+        self._thread.run(self._producer.flush(timeout_ms))
+
+    def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
+        """Take the transactional id over: fences its former owner and ends what that left open.
+
+        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
+        is the answer.
+        """
+        return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
+
+    def begin_transaction(self) -> None:
+        """Open a transaction."""
+        self._producer.begin_now()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Offsets,
+        group_metadata: GroupMetadata | str,
+    ) -> None:
+        """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
+        self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
+
+    def prepare_transaction(self) -> ProducerIdentity:
+        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
+        return self._thread.run(self._producer.prepare_transaction())
+
+    def complete_transaction(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        self._thread.run(self._producer.complete_transaction(decided))
+
+    def commit_transaction(self) -> None:
+        """Wait for every record of the transaction, then make all of it visible at once."""
+        self._thread.run(self._producer.commit_transaction())
+
+    def abort_transaction(self) -> None:
+        """Drop the transaction."""
+        self._thread.run(self._producer.abort_transaction())
+
+    @contextmanager
+    def transaction(self) -> Iterator[Producer]:
+        """Begin; commit at the end of the block, or abort if it raises."""
+        self.begin_transaction()
+        try:
+            yield self
+            self.commit_transaction()
+        except Fatal:
+            raise
+        except BaseException as error:
+            self._thread.run(self._producer.abort_after(error))
+            raise
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent, abort an open transaction, and let go of the connections.
+
+        Waits for up to `timeout_ms`, without it for delivery.timeout.ms. Records that are not delivered by then fail
+        with `ClientClosed`, which says whether they may have been written, and how many they are is logged.
+        """
+        wait_ms = as_wait(timeout_ms)
+        self._close(self._producer.close(wait_ms))
+
+
+class Consumer(BlockingClient):
+    """Reads records in order, and hides what was not committed.
+
+    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    ...     _ = producer.send("letters", "alpha").result()
+    >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}) as consumer:
+    ...     consumer.assign([("letters", 0)])
+    ...     [record.value for record in consumer.poll(timeout_ms=10_000)]
+    [b'alpha']
+
+    Without `isolation.level` a consumer reads committed records only. One thread at a time may use it.
+
+    With a `group.id` and enable.auto.commit (the default) the group's offsets are committed as the reading goes on:
+    calling `poll` again, or asking an iteration for the next record, says that what came before is done. `commit()` and
+    a `close()` in good order say so too. After an exception what was handed out last is not committed, and comes again:
+
+    >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest", "group.id": "docs"}) as consumer:
+    ...     consumer.subscribe("letters")
+    ...     for record in consumer:
+    ...         print(record.value)
+    ...         break
+    b'alpha'
+
+    An argument of the wrong type raises TypeError; what else can go wrong is in `semel.errors`.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-consumer")
+        self._consumer = self._make(lambda: AsyncConsumer(config))
+
+    def __iter__(self) -> Records:
+        """Records one by one, for ever. Asking for the next one says that the last one is done."""
+        return Records(self)
+
+    def _read(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a poll. What it took while its caller was interrupted has reached nobody, and is read again."""
+        try:
+            return self._thread.run(work)
+        except KafkaError:
+            raise
+        except BaseException:
+            self._consumer.undelivered = True
+            raise
+
+    def assign(self, partitions: Iterable[PartitionLike]) -> None:
+        """Read these partitions, without asking a group. Pairs of topic and number will do."""
+        self._call(self._consumer.assign, partitions)
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str],
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Share these topics with the other members of group.id.
+
+        The callbacks get a list of partitions, in another thread than the caller's; `on_revoked` can still commit.
+        """
+        named = {"on_assigned": on_assigned, "on_revoked": on_revoked, "on_lost": on_lost}
+        threaded = [_in_a_thread(as_callback(callback, name)) for name, callback in named.items()]
+        self._thread.run(self._consumer.subscribe(topics, *threaded))
+
+    def unsubscribe(self) -> None:
+        """Leave the group, or let go of what was assigned."""
+        self._thread.run(self._consumer.unsubscribe())
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._call(self._consumer.assignment)
+
+    def subscription(self) -> set[str]:
+        return self._call(self._consumer.subscription)
+
+    def group_metadata(self) -> GroupMetadata:
+        """For `producer.send_offsets_to_transaction`."""
+        return self._call(self._consumer.group_metadata)
+
+    def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
+        return self._read(self._consumer.poll(timeout_ms, max_records))
+
+    def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
+        """Records as Arrow columns; no Python object is made for any of them."""
+        return self._read(self._consumer.poll_arrow(timeout_ms, max_bytes))
+
+    def position(self, partition: PartitionLike) -> int:
+        """The offset of the next record to be read."""
+        return self._thread.run(self._consumer.position(partition))
+
+    def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:
+        """Read on from this offset."""
+        self._call(self._consumer.seek, partition, offset)
+
+    def seek_to_beginning(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        self._call(self._consumer.seek_to_beginning, partitions)
+
+    def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        self._call(self._consumer.seek_to_end, partitions)
+
+    def rewind(self) -> None:
+        """Read again from what the group has committed: what was read since then comes once more."""
+        self._call(self._consumer.rewind)
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What `commit` would write down: for each partition, the offset after what was handed out."""
+        return self._call(self._consumer.consumed)
+
+    def pause(self, partitions: Iterable[PartitionLike]) -> None:
+        """Get no records of these partitions until `resume`; they stay assigned."""
+        self._call(self._consumer.pause, partitions)
+
+    def resume(self, partitions: Iterable[PartitionLike]) -> None:
+        self._call(self._consumer.resume, partitions)
+
+    def paused(self) -> set[TopicPartition]:
+        return self._call(self._consumer.paused)
+
+    def lag(self, partition: PartitionLike) -> int | None:
+        """Offsets between the position and what can be read now, as of the last fetch."""
+        return self._call(self._consumer.lag, partition)
+
+    def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        return self._thread.run(self._consumer.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """The end of each partition: under read_committed, the last stable offset."""
+        return self._thread.run(self._consumer.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[PartitionLike, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition at or after a time in milliseconds; None where there is none."""
+        return self._thread.run(self._consumer.offsets_for_times(timestamps))
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions a topic has."""
+        return self._thread.run(self._consumer.partitions_for(topic))
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Write down how far the group has read: up to what was handed out, unless told otherwise.
+
+        Of an iteration that is every record up to the one in hand. Raises `CommitFailed` when the group has moved on.
+        """
+        self._thread.run(self._consumer.commit(offsets))
+
+    def commit_soon(
+        self,
+        offsets: Offsets | None = None,
+        on_done: Callable[[KafkaError | None], object] | None = None,
+    ) -> None:
+        """As `commit`, without waiting; `on_done` gets the error, or None."""
+        self._call(self._consumer.commit_soon, offsets, on_done)
+
+    def committed(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The group's committed offsets; partitions without one are left out."""
+        return self._thread.run(self._consumer.committed(partitions))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(self._consumer.close_after(30_000, in_order=kind is None))
+
+    def close(self, timeout_ms: float = 30_000) -> None:
+        """Commit if enable.auto.commit says so, leave the group, and let go of the connections.
+
+        Committed is what was handed out. While an exception is on its way (in a `finally`, an `except`, or at the end
+        of a `with`) what was handed out last counts as not done: it is not committed, and comes again.
+        """
+        as_timeout_s(timeout_ms)
+        self._close(self._consumer.close_after(timeout_ms, in_order=sys.exc_info()[0] is None))
+
+
+class Records(Iterator[ConsumerRecord]):
+    """A consumer's records one by one. An error does not end it: the next call asks again."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._of = consumer
+
+    def __next__(self) -> ConsumerRecord:
+        reader = self._of._consumer
+        while (record := reader.next_at_hand()) is None:
+            self._of._read(reader.look_ahead())
+        return record
+
+
+def _in_a_thread(callback: Callback | None) -> Callback | None:
+    """Callbacks may use the consumer, which is blocking: so they must not run on its loop."""
+    return None if callback is None else lambda partitions: asyncio.to_thread(callback, partitions)
+
+
+class BlockingCluster(BlockingClient):
+    """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
+
+    Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-cluster")
+        self._cluster = self._make(lambda: Cluster(config))
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._cluster.metadata
+
+    @property
+    def finalized_features(self) -> dict[str, int]:
+        return self._cluster.finalized_features
+
+    @property
+    def transaction_version(self) -> int:
+        return self._cluster.transaction_version
+
+    def connect(self) -> None:
+        """Reach the cluster once: brokers, versions and finalized features are known afterwards."""
+        self._thread.run(self._cluster.connect())
+
+    def request(self, to: Target, message: Any, **options: Any) -> Any:
+        """Send once; see `Cluster.request`."""
+        return self._thread.run(self._cluster.request(to, message, **options))
+
+    def request_retrying(self, message: Any, **options: Any) -> Any:
+        """Send until there is a final answer or the deadline passes; see `Cluster.request_retrying`."""
+        return self._thread.run(self._cluster.request_retrying(message, **options))
+
+    def request_all(self, requests: Iterable[tuple[Target, Any]], **options: Any) -> list[Any]:
+        """Send several at once, each with retries; the answers come in the order of the requests."""
+        return self._thread.run(self._cluster.request_all(requests, **options))
+
+    def topic(self, name: str, **options: Any) -> TopicInfo:
+        return self._thread.run(self._cluster.topic(name, **options))
+
+    def partition(self, topic: str, partition: int) -> PartitionInfo:
+        return self._thread.run(self._cluster.partition(topic, partition))
+
+    def leader(self, topic: str, partition: int) -> int:
+        return self._thread.run(self._cluster.leader(topic, partition))
+
+    def coordinator(self, kind: str, key: str) -> int:
+        return self._thread.run(self._cluster.coordinator(kind, key))
+
+    def refresh_metadata(self, topics: Iterable[str] | None, **options: Any) -> None:
+        self._thread.run(self._cluster.refresh_metadata(topics, **options))
+
+    def close(self) -> None:
+        """Close every connection and stop the thread."""
+        self._close(self._cluster.close())

@@ -1,0 +1,1 @@
+"""The client's way to the brokers: connections, metadata, coordinators, throttling."""

@@ -1,0 +1,248 @@
+"""Connections to brokers: opened when needed, greeted, given up and opened again.
+
+Guarantees: the first thing said on a connection is ApiVersions, so that every request after it goes out in a version
+the broker serves; one connection is opened at a time for each broker and lane; after a failure the next attempt waits,
+longer each time; a broker that asks for a pause gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.client.cluster.answers import check
+from semel.client.cluster.connection import Connection
+from semel.client.cluster.throttling import Throttles
+from semel.client.cluster.troubles import Troubles
+from semel.config import ConfigError, Values
+from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
+from semel.wire import Malformed
+from semel.wire.apis import APIS, ApiKey
+from semel.wire.frames import parse_response, request_frame
+from semel.wire.messages.features import ApiVersionsRequest
+
+#: From these versions on a request names topics by id. Callers that fill in names get the version before.
+LAST_VERSION_BY_NAME = {
+    ApiKey.PRODUCE: 12,
+    ApiKey.FETCH: 12,
+    ApiKey.OFFSET_COMMIT: 9,
+    ApiKey.OFFSET_FETCH: 9,
+}
+
+
+@dataclass(slots=True)
+class _Link:
+    """What the client keeps per broker and lane: the connection, and how often opening it failed."""
+
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: Connection | None = None
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class Links:
+    """The connections of one client. `address_of` says where a node listens."""
+
+    def __init__(
+        self,
+        config: Values,
+        connect: Callable[[str, int], Awaitable[Connection]],
+        address_of: Callable[[int], tuple[str, int]],
+    ) -> None:
+        self.config = config
+        #: Features the whole cluster agreed on; known after the first connection.
+        self.finalized_features: dict[str, int] = {}
+        #: Why the last connection could not be opened; None once one could.
+        self.failure: Disconnected | None = None
+        self.closed = False
+        self.throttles = Throttles()
+        self.troubles = Troubles(f"{config.table.noun} '{config['client.id']}'")
+        self._client_id: str = config["client.id"]
+        self._connect = connect
+        self._address_of = address_of
+        self._links: dict[tuple[int, str], _Link] = {}
+        self._versions: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def least_busy(self, lane: str) -> int | None:
+        """The node with an open connection and the fewest requests waiting on it, if there is any.
+
+        One that has asked this client to wait comes after all that have not.
+        """
+        ready = [
+            (self.throttles.left_s(node_id, lane), link.connection.in_flight, node_id)
+            for (node_id, link_lane), link in self._links.items()
+            if link_lane == lane and link.connection is not None and not link.connection.closed
+        ]
+        return min(ready)[2] if ready else None
+
+    def close(self) -> None:
+        """Close every connection; requests that wait fail with `Disconnected`."""
+        self.closed = True
+        self.throttles.close()
+        self.troubles.forget()
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.close()
+
+    def serves(self, node_id: int, api: ApiKey) -> bool:
+        return api in self._versions[node_id]
+
+    async def exchange(
+        self, connection: Connection, node_id: int, lane: str, message: Any, version: int | None, newest: int | None
+    ) -> Any:
+        """Send one request and wait for its answer; None for a produce that wants none."""
+        api = APIS[type(message).__about__.key]
+        version = self.pick_version(node_id, api.key, version, newest)
+        correlation_id = connection.next_correlation_id()
+        parts = request_frame(api.key, version, correlation_id, self._client_id, message)
+        unanswered = api.key == ApiKey.PRODUCE and message.acks == 0
+        frame = await connection.send(parts, None if unanswered else correlation_id)
+        if unanswered:
+            return None
+        response = _parsed(connection, api.key, version, frame)
+        self.throttles.note(node_id, lane, api.key, version, response)
+        return response
+
+    def pick_version(self, node_id: int, api: ApiKey, wanted: int | None, newest: int | None) -> int:
+        """The version to use with a node: exactly the one wanted, or the best up to `newest`."""
+        served = self._versions[node_id].get(api)
+        ours = APIS[api]
+        if served is None:
+            raise UnsupportedVersion(ErrorCode.UNSUPPORTED_VERSION, f"the broker does not serve {ours.name}")
+        if wanted is None:
+            newest = LAST_VERSION_BY_NAME.get(api, ours.max_version) if newest is None else newest
+            wanted = min(served[1], newest)
+        if not max(served[0], ours.min_version) <= wanted <= served[1]:
+            raise UnsupportedVersion(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"{ours.name} version {wanted} is needed, the broker serves {served[0]} to {served[1]}",
+            )
+        return wanted
+
+    async def open(self, node_id: int, lane: str) -> Connection:
+        """An open connection to a node that may be used now; raises `Disconnected` with the reason."""
+        while True:
+            connection = await self._opened(node_id, lane)
+            await self.throttles.passed(node_id, lane)
+            if not connection.closed:  # it may have been lost meanwhile
+                return connection
+
+    async def _opened(self, node_id: int, lane: str) -> Connection:
+        link = self._links.setdefault((node_id, lane), _Link())
+        if link.connection is not None and not link.connection.closed:
+            if link.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
+                return link.connection
+            # The broker closes idle connections too, and a request must not be the one to find out.
+            link.connection.close("closed: it was idle")
+        async with link.opening:
+            if link.connection is not None and not link.connection.closed:
+                return link.connection
+            self._check_open()
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(max(0.0, link.not_before - loop.time()))
+            try:
+                link.connection = await self._greet(node_id, lane)
+                self._check_open(link.connection)
+            except Disconnected as failure:
+                self._note_failure(node_id, failure)
+                self.failure = failure
+                link.failures += 1
+                base, most = self.config["reconnect.backoff.ms"], self.config["reconnect.backoff.max.ms"]
+                link.not_before = loop.time() + min(most, base * 2 ** min(link.failures - 1, 20)) / 1000
+                raise
+            link.failures = 0
+            self.failure = None
+            self.troubles.ends(("broker", *self._address_of(node_id)))
+            return link.connection
+
+    def _note_failure(self, node_id: int, failure: Disconnected) -> None:
+        if self.closed:
+            return
+        try:
+            host, port = self._address_of(node_id)
+        except Disconnected:
+            return  # the cluster does not name it any more
+        self.troubles.begins(("broker", host, port), f"no connection to the broker at {host}:{port}", failure.why)
+
+    def _check_open(self, connection: Connection | None = None) -> None:
+        """Nothing is opened once the client is closed, and what was being opened meanwhile is closed again."""
+        if self.closed:
+            if connection is not None:
+                connection.close()
+            raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+
+    async def _greet(self, node_id: int, lane: str) -> Connection:
+        """Connect and learn what the broker serves."""
+        host, port = self._address_of(node_id)
+        setup_ms = self.config["socket.connection.setup.timeout.ms"]
+        try:
+            async with asyncio.timeout(setup_ms / 1000):
+                connection = await self._connect(host, port)
+                self._set_buffers(connection)
+                try:
+                    await self._learn_versions(connection, node_id, lane)
+                except BaseException:
+                    connection.close("closed: it did not say which versions it serves")
+                    raise
+                return connection
+        except TimeoutError:
+            raise Disconnected(
+                ErrorCode.NETWORK_EXCEPTION, f"{host}:{port} did not answer within {setup_ms} ms of connecting"
+            ) from None
+
+    def _set_buffers(self, connection: Connection) -> None:
+        """Socket buffers are left to the system, which fits them to the connection, unless they were asked for."""
+        given = self.config.explicit
+        sizes = [
+            self.config[name] if name in given and self.config[name] > 0 else None
+            for name in ("send.buffer.bytes", "receive.buffer.bytes")
+        ]
+        connection.set_buffers(*sizes)
+
+    async def _learn_versions(self, connection: Connection, node_id: int, lane: str) -> None:
+        ours = APIS[ApiKey.API_VERSIONS]
+        hello = ApiVersionsRequest(client_software_name="semel", client_software_version="1.0")
+        version = ours.max_version
+        while True:
+            correlation_id = connection.next_correlation_id()
+            frame = await connection.send(
+                request_frame(ours.key, version, correlation_id, self._client_id, hello), correlation_id
+            )
+            # A broker that does not know our version answers in version 0, with error 35 first in the body.
+            refused = int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION
+            response = _parsed(connection, ours.key, 0 if refused else version, frame)
+            if not refused:
+                break
+            offered = {row.api_key: row.max_version for row in response.api_keys}
+            version = min(offered.get(ours.key, 0), version - 1)
+            if version < 0:
+                raise UnsupportedVersion(ErrorCode.UNSUPPORTED_VERSION, "the broker refuses every ApiVersions request")
+        self.throttles.note(node_id, lane, ours.key, version, response)
+        check(response.error_code, f"asking {connection.address} which versions it serves")
+        self._versions[node_id] = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+        if response.finalized_features_epoch >= 0:
+            self.finalized_features = {row.name: row.max_version_level for row in response.finalized_features}
+
+
+def _parsed(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
+    """The message in a frame; a connection that carries something else is of no use."""
+    try:
+        return parse_response(api_key, version, frame)[1]
+    except Malformed as malformed:
+        connection.close("closed: it sent something that is no answer")
+        why = f"{connection.address} sent something that is no answer: {malformed.why}; is it a Kafka broker?"
+        raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from malformed
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Read host:port; an IPv6 host stands in brackets.
+
+    >>> read_address("broker-1:9092"), read_address("[::1]:9093")
+    (('broker-1', 9092), ('::1', 9093))
+    """
+    host, sign, port = text.rpartition(":")
+    if not sign or not port.isdigit() or not host:
+        raise ConfigError(f"bootstrap.servers: expected host:port, found '{text}'")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,1 @@
+"""The producer: `producer` is what users call, `send_loop` is the one task that sends."""

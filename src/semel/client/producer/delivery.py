@@ -1,0 +1,190 @@
+"""The promise that `send` gives: where the record is, or why it is not there.
+
+Records of one batch share the broker's word on it, so a promise is only a batch and a place in it; nothing is made
+for waiting until somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from semel.client.arguments import as_wait_s
+from semel.client.forking import Origin
+from semel.errors import ErrorCode, KafkaError, RequestTimedOut
+from semel.machines.producing.accumulator import ProducerBatch
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where a record is.
+
+    `offset` is -1 where the broker does not say (acks=0, or a duplicate of long ago); `append_time_ms` is the
+    broker's own clock where the topic goes by it, else -1.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    append_time_ms: int
+
+
+class Deliveries:
+    """Who waits for which batch. Shared by a producer and the promises it gave; any thread may ask."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.lock = threading.Lock()
+        self.origin = origin
+        self._waiters: dict[ProducerBatch, list[Callable[[], object]]] = {}
+
+    def when_done(self, batch: ProducerBatch, callback: Callable[[], object]) -> None:
+        """Call back once, when the batch is done: at once if it is."""
+        self.origin.check("the producer")
+        with self.lock:
+            if not batch.done:
+                self._waiters.setdefault(batch, []).append(callback)
+                return
+        callback()
+
+    def announce(self, batches: list[ProducerBatch]) -> None:
+        """These batches are done: call everybody who waits. Not to be called with the lock held.
+
+        Whoever cannot be told, because the loop they waited on is gone, does not keep the others from being told.
+        """
+        if not self._waiters:
+            return
+        with self.lock:
+            callbacks = [callback for batch in batches for callback in self._waiters.pop(batch, ())]
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                _log.warning("somebody who waited for a delivery could not be told", exc_info=True)
+
+    async def wait_async(self, batch: ProducerBatch) -> None:
+        if batch.done:
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self.when_done(batch, lambda: loop.call_soon_threadsafe(settle))
+        await done
+
+
+class Delivery:
+    """One record on its way. Wait with `result()` in a thread, with `await` on a loop, or give a callback."""
+
+    __slots__ = ("_batch", "_deliveries", "_position")
+
+    def __init__(self, deliveries: Deliveries, batch: ProducerBatch, position: int) -> None:
+        self._deliveries = deliveries
+        self._batch = batch
+        self._position = position
+
+    def done(self) -> bool:
+        """Whether the broker's word is in."""
+        return self._batch.done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait up to `timeout` seconds; where the record is, or the error that kept it from being there."""
+        wait_s = as_wait_s(timeout)
+        if not self._batch.done:
+            event = threading.Event()
+            self._deliveries.when_done(self._batch, event.set)
+            if not event.wait(wait_s):
+                raise RequestTimedOut(
+                    ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {wait_s:g} s; still trying"
+                )
+        return self._outcome()
+
+    def exception(self, timeout: float | None = None) -> KafkaError | None:
+        """Wait, and return the error instead of raising it; None when the record was delivered."""
+        wait_s = as_wait_s(timeout)
+        try:
+            self.result(wait_s)
+        except KafkaError as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(delivery)` once done, in the producer's own thread: it must not block.
+
+        What it raises is logged and goes no further: sending must not end because a listener failed.
+        """
+        if not callable(callback):
+            raise TypeError(f"a callback is a function of the delivery, not {type(callback).__name__}")
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("the callback of %r failed", self)
+
+        self._deliveries.when_done(self._batch, call)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        yield from self._deliveries.wait_async(self._batch).__await__()
+        return self._outcome()
+
+    def _outcome(self) -> RecordMetadata:
+        offset, append_time_ms, error = self._batch.outcome(self._position)
+        if error is not None:
+            raise error
+        partition = self._batch.partition
+        return RecordMetadata(partition.topic, partition.partition, offset, append_time_ms)
+
+    def __repr__(self) -> str:
+        return f"<Delivery to {self._batch.partition}: {'done' if self._batch.done else 'on its way'}>"
+
+
+class BatchDelivery:
+    """Many records on their way, sent as Arrow columns: one wait for all of them."""
+
+    __slots__ = ("_batches", "_deliveries")
+
+    def __init__(self, deliveries: Deliveries, batches: list[ProducerBatch]) -> None:
+        self._deliveries = deliveries
+        self._batches = batches
+
+    @property
+    def record_count(self) -> int:
+        return sum(batch.record_count for batch in self._batches)
+
+    def done(self) -> bool:
+        return all(batch.done for batch in self._batches)
+
+    def result(self, timeout: float | None = None) -> list[RecordMetadata]:
+        """Wait for all; one entry per batch, saying where its first record is. The first error is raised."""
+        wait_s = as_wait_s(timeout)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        for batch in self._batches:
+            if not batch.done:
+                event = threading.Event()
+                self._deliveries.when_done(batch, event.set)
+                if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise RequestTimedOut(
+                        ErrorCode.REQUEST_TIMED_OUT, f"not acknowledged within {wait_s:g} s; still trying"
+                    )
+        return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, list[RecordMetadata]]:
+        for batch in self._batches:
+            yield from self._deliveries.wait_async(batch).__await__()
+        return self._outcome()
+
+    def _outcome(self) -> list[RecordMetadata]:
+        for batch in self._batches:
+            if batch.error is not None:  # also of one that was sent in parts, whichever of them failed
+                raise batch.error
+        return [Delivery(self._deliveries, batch, 0)._outcome() for batch in self._batches]

@@ -1,0 +1,360 @@
+"""The one task of a producer that sends: asks the machines what is next, does it, and hands the answers back.
+
+It alone touches the network. The lock is for `send_now`, which puts records into the accumulator from any thread; the
+machines are only ever asked with the lock held, and never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from semel.client.cluster.cluster import Cluster, Coordinator, Target
+from semel.client.producer.delivery import Deliveries
+from semel.config import Values
+from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
+from semel.machines.producing.accumulator import Accumulator
+from semel.machines.producing.sender import Answer, Produce, Sender
+from semel.machines.transactions.producer import Send, State, TransactionManager
+from semel.machines.values import TopicPartition
+from semel.records.compression import LEVEL_SETTINGS
+from semel.records.compression import NAMES as CODEC_NAMES
+from semel.wire.messages.produce import ProduceRequest
+
+_log = logging.getLogger(__name__)
+
+_COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+class SendLoop:
+    """A producer's machines and the task that serves them."""
+
+    def __init__(self, values: Values, cluster: Cluster, clock_ms: Callable[[], int]) -> None:
+        self.config = values
+        self.cluster = cluster
+        self.codec = CODEC_NAMES.index(values["compression.type"])
+        self.level = values[LEVEL_SETTINGS[self.codec]] if self.codec in LEVEL_SETTINGS else None
+        self.manager: TransactionManager | None = None
+        if values["enable.idempotence"]:
+            self.manager = TransactionManager(
+                values["transactional.id"],
+                values["transaction.timeout.ms"],
+                values["transaction.two.phase.commit.enable"],
+            )
+        self.accumulator = Accumulator(
+            batch_size_bytes=values["batch.size"],
+            linger_ms=values["linger.ms"],
+            buffer_memory_bytes=values["buffer.memory"],
+            max_request_bytes=values["max.request.size"],
+            codec=self.codec,
+            level=self.level,
+        )
+        self.sender = Sender(
+            self.accumulator,
+            self.manager,
+            max_in_flight=values["max.in.flight.requests.per.connection"],
+            retries=values["retries"],
+            retry_backoff_ms=values["retry.backoff.ms"],
+            retry_backoff_max_ms=values["retry.backoff.max.ms"],
+            delivery_timeout_ms=values["delivery.timeout.ms"],
+        )
+        self.deliveries = Deliveries(cluster.origin)
+        self.lock = self.deliveries.lock
+        #: What went wrong last with a coordinator, for the person who waits for it.
+        self.trouble = ""
+        self._clock_ms = clock_ms
+        self._acks = -1 if values["acks"] in ("all", "-1") else int(values["acks"])
+        self._coordinator_tries = 0
+        self._refreshing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._topics_used: set[str] = set()
+        #: What nobody foresaw, and ended the producer.
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._wake_asked = False
+        self._change: asyncio.Future[None] = self._loop.create_future()
+        self._runner = self._loop.create_task(self._run())
+        self._runner.add_done_callback(self._on_end)
+        self._start(self._keep_up_with_topics())
+
+    def wake(self) -> None:
+        """There is something new to do. On the loop only."""
+        self._wake.set()
+
+    def wake_from_outside(self) -> None:
+        """There is something new to do; from any thread, with the lock held."""
+        if not self._wake_asked:
+            self._wake_asked = True
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def changed(self) -> None:
+        """Wait until the machines were asked once more."""
+        await asyncio.shield(self._change)
+
+    def check_running(self) -> None:
+        """Raise what stopped the sending, if anything did: nobody shall wait for it in vain."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A task ended, perhaps by an error nobody foresaw: then whoever waits for a delivery hears of it."""
+        self._tasks.discard(task)
+        if task is self._runner and task.cancelled() and not self._stopping and self._failure is None:
+            self._on_loop_end()
+        failure = None if task.cancelled() else task.exception()
+        if failure is None or self._failure is not None:
+            return
+        self._failure = failure
+        self._runner.cancel()
+        self._fail_all(error_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer itself failed: {failure!r}"))
+        self._note_change()
+
+    def _on_loop_end(self) -> None:
+        """The event loop cancels everything because it ends, and nobody closed the producer."""
+        unsent, unanswered = self._give_up_all("the event loop ended and nobody closed the producer")
+        if unsent or unanswered:
+            _log.warning(
+                "an event loop ended and nobody closed the producer on it: %d records were not sent, %d were sent and "
+                "not acknowledged. Use `async with`, or await close()",
+                unsent,
+                unanswered,
+            )
+
+    def _fail_all(self, error: KafkaError) -> None:
+        with self.lock:
+            self.sender.give_up(error, sent_too=True)
+            finished = self.sender.finished()
+        self.deliveries.announce(finished)
+
+    def _give_up_all(self, why: str) -> tuple[int, int]:
+        """Fail what is left: how many records were never sent, and how many were sent without an answer."""
+        with self.lock:
+            unsent = sum(batch.record_count for batch in self.accumulator.batches())
+            unanswered = sum(batch.record_count for batch in self.sender.unfinished_batches())
+            never = f"{why} before this record was sent: it was not written"
+            self.sender.give_up(ClientClosed(ErrorCode.OPERATION_NOT_ATTEMPTED, never), sent_too=False)
+            perhaps = f"{why} before the broker answered: this record may have been written or not"
+            self.sender.give_up(ClientClosed(ErrorCode.UNKNOWN_SERVER_ERROR, perhaps), sent_too=True)
+            finished = self.sender.finished()
+        self.deliveries.announce(finished)
+        return unsent, unanswered
+
+    async def stop(self) -> tuple[int, int]:
+        """Stop sending; whatever is not delivered by now has failed: so many never sent, so many not answered."""
+        self._stopping = True
+        self._runner.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(self._runner, *self._tasks, return_exceptions=True)
+        return self._give_up_all("the producer was closed")
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            wake_at = self._step()
+            if wake_at is None:
+                await self._wake.wait()
+                continue
+            wait = (wake_at - self._clock_ms()) / 1000
+            if wait > 0:
+                timer = self._loop.call_later(wait, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
+            else:
+                await asyncio.sleep(0)
+
+    def _step(self) -> int | None:
+        """Ask the machines once, and start what they say. The answer is when to ask again."""
+        manager, now_ms = self.manager, self._clock_ms()
+        with self.lock:
+            self._wake_asked = False
+            requests, wake_at = self.sender.poll(now_ms, self._leader, self._throttled_ms)
+            send = None
+            if manager is not None:
+                if manager.state is State.UNINITIALIZED and not manager.is_transactional:
+                    # One that was refused its identity asks again when there is something new to send.
+                    if manager.error is None or not self.accumulator.is_empty:
+                        manager.initialize()
+                if manager.state is State.FATAL_ERROR and manager.error is not None:
+                    self.sender.give_up(manager.error, sent_too=True)
+                left = self.sender.busy or not self.accumulator.is_empty
+                send = manager.poll(now_ms, batches_left=left)
+                if send is None and manager.not_before_ms > now_ms:
+                    wake_at = manager.not_before_ms if wake_at is None else min(wake_at, manager.not_before_ms)
+            finished = self.sender.finished()
+        for request in requests:
+            self._start(self._produce(request))
+        if send is not None:
+            self._start(self._converse(send))
+        if self.sender.stale_leaders and not self._refreshing:
+            self._refreshing = True
+            self._start(self._find_leaders())
+        self.deliveries.announce(finished)
+        self._note_change()
+        return wake_at
+
+    def _leader(self, partition: TopicPartition) -> int | None:
+        return self.cluster.metadata.leader(partition.topic, partition.partition)
+
+    def _throttled_ms(self, node_id: int) -> int:
+        return math.ceil(self.cluster.throttled_s(node_id) * 1000)
+
+    async def _produce(self, request: Produce) -> None:
+        """Send one request and hand the answers to the machine."""
+        message = self._message(request)
+        try:
+            response = await self.cluster.request(request.node_id, message, newest=self._newest_produce())
+        except asyncio.CancelledError:
+            with self.lock:
+                self.sender.on_stop(request)
+            raise
+        except KafkaError as error:
+            code, why = error.code, error.why
+            with self.lock:
+                if isinstance(error, Retriable):
+                    self.sender.on_no_answer(request, code, self._clock_ms())
+                else:
+                    refusal = Answer(code, message=why)
+                    self.sender.on_answers(request, [refusal] * len(request.batches), self._clock_ms())
+        else:
+            answers = _answers(request, response)
+            with self.lock:
+                self.sender.on_answers(request, answers, self._clock_ms())
+        self._wake.set()
+
+    def _newest_produce(self) -> int:
+        """From version 12 on a produce joins the transaction by itself, which V1 coordinators do not expect."""
+        manager = self.manager
+        return 11 if manager is not None and manager.is_transactional and manager.version < 2 else 12
+
+    def _message(self, request: Produce) -> ProduceRequest:
+        topics: dict[str, list[Any]] = {}
+        for batch in request.batches:
+            self._topics_used.add(batch.partition.topic)
+            topics.setdefault(batch.partition.topic, []).append(
+                ProduceRequest.PartitionProduceData(index=batch.partition.partition, records=batch.data)
+            )
+        return ProduceRequest(
+            transactional_id=None if self.manager is None else self.manager.transactional_id,
+            acks=self._acks,
+            timeout_ms=self.config["request.timeout.ms"],
+            topic_data=[ProduceRequest.TopicProduceData(name=t, partition_data=p) for t, p in topics.items()],
+        )
+
+    async def _converse(self, send: Send) -> None:
+        """Send one request to a coordinator and hand the answer to the machine."""
+        manager = self.manager
+        assert manager is not None
+        to: Target = Coordinator(send.coordinator, send.key) if manager.is_transactional else None
+        self._coordinator_tries += 1
+        try:
+            if not self.cluster.finalized_features:
+                await self.cluster.connect()
+            # Which protocol is spoken is settled before the first identity is asked for, and stays.
+            if manager.state is State.INITIALIZING:
+                manager.version = self.cluster.transaction_version
+            response = await self.cluster.request(to, send.message, version=send.version, newest=send.newest)
+        except KafkaError as error:
+            self.trouble = error.why
+            with self.lock:
+                if isinstance(error, Retriable):
+                    manager.on_disconnect(self._clock_ms(), self._backoff_ms())
+                else:
+                    manager.on_error(error)
+            self.cluster.forget_coordinator(send.coordinator, send.key)
+        else:
+            with self.lock:
+                code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
+                if manager.state is State.UNINITIALIZED and manager.error is not None:
+                    self.sender.give_up(manager.error, sent_too=True)
+            self.trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
+            if code is ErrorCode.NONE:
+                self._coordinator_tries = 0
+            if code in _COORDINATOR_IN_DOUBT:
+                self.cluster.forget_coordinator(send.coordinator, send.key)
+        self._wake.set()
+
+    def _backoff_ms(self) -> int:
+        return max(1, int(self.cluster.backoff(self._coordinator_tries) * 1000))
+
+    async def _find_leaders(self) -> None:
+        """Ask who leads the partitions whose leader is in doubt, until somebody does."""
+        tries = 0
+        try:
+            while self.sender.stale_leaders:
+                with self.lock:
+                    doubtful = set(self.sender.stale_leaders)
+                refused = await self._refresh(sorted({p.topic for p in doubtful}))
+                found = {p for p in doubtful if self._leader(p) is not None or p.topic in refused}
+                with self.lock:
+                    for topic, error in refused.items():
+                        self.sender.give_up(error, sent_too=True, topic=topic)
+                        if self.manager is not None:
+                            self.manager.fail(error, renew=True)
+                with self.lock:
+                    self.sender.stale_leaders -= found
+                self._wake.set()
+                if self.sender.stale_leaders:
+                    tries += 1
+                    await asyncio.sleep(self.cluster.backoff(tries))
+        finally:
+            self._refreshing = False
+            self._wake.set()
+
+    async def _refresh(self, topics: list[str]) -> dict[str, KafkaError]:
+        """Ask for news of these topics; the answer is which of them cannot be had, and why."""
+        try:
+            await self.cluster.refresh_metadata(topics)
+        except Retriable:
+            return {}
+        except KafkaError as error:
+            if len(topics) == 1:
+                return {topics[0]: error}
+            each = [await self._refresh([topic]) for topic in topics]
+            return {topic: why for refused in each for topic, why in refused.items()}
+        return {}
+
+    async def _keep_up_with_topics(self) -> None:
+        """Topics in use are looked at every metadata.max.age.ms: they may have more partitions by now.
+
+        Those not in use are left alone: asking for one that was deleted might make it again.
+        """
+        while True:
+            await asyncio.sleep(self.config["metadata.max.age.ms"] / 1000)
+            topics, self._topics_used = sorted(self._topics_used), set()
+            if topics:
+                await self._refresh(topics)
+
+    def _start(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _note_change(self) -> None:
+        if not self._change.done():
+            self._change.set_result(None)
+        self._change = self._loop.create_future()
+
+
+def _answers(request: Produce, response: Any) -> list[Answer]:
+    """The broker's word on each batch, in the request's order; without a response (acks=0) everything is believed."""
+    if response is None:
+        return [Answer(ErrorCode.NONE)] * len(request.batches)
+    found = {
+        (topic.name, row.index): Answer(
+            ErrorCode.of(row.error_code),
+            row.base_offset,
+            row.log_append_time_ms,
+            row.error_message,
+            tuple(refused.batch_index for refused in row.record_errors) if row.record_errors else (),
+        )
+        for topic in response.responses
+        for row in topic.partition_responses
+    }
+    missing = Answer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's answer leaves this partition out")
+    return [found.get((b.partition.topic, b.partition.partition), missing) for b in request.batches]

@@ -1,0 +1,4 @@
+"""The classic group protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+Broker: `group`, `rebalance`, `records`. Client: `member`, `assignors`.
+"""

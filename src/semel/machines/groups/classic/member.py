@@ -1,0 +1,383 @@
+"""A consumer's half of the classic group conversation: join, sync, heartbeat, leave.
+
+Guarantees: partitions are used only between the sync that gave them and the moment the group is known to have moved
+on; an eager member lets go of everything before it joins, a cooperative one only of what it lost, and then joins again;
+a member the group has forgotten drops its partitions as lost, without committing, before it joins as a new one. Only
+the group's word that it does not know a member makes it forget its id: one that joined as somebody else too early would
+have the group wait for its old self until the session ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.errors import ErrorCode, KafkaError, error_for, invariant
+from semel.machines.groups.classic.assignors import ASSIGNORS, COOPERATIVE, Subscriber
+from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.values import TopicPartition, by_topic
+from semel.wire import decode_versioned, encode_versioned
+from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from semel.wire.messages.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
+
+_PROTOCOL_TYPE = "consumer"
+
+
+class State(enum.Enum):
+    """Where a member stands."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    ASSIGNING = "assigning"
+    SYNCING = "syncing"
+    STABLE = "stable"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+class Event(enum.Enum):
+    """What happens to a member."""
+
+    JOIN = "JoinGroup sent"
+    JOINED = "JoinGroup answered"
+    LEADING = "JoinGroup answered, to the leader"
+    ASSIGNED = "the leader has shared the partitions out"
+    SYNCED = "SyncGroup answered"
+    REBALANCE = "the group rebalances"
+    FORGOTTEN = "the group does not know this member, or not in this generation"
+    LEAVE = "leave"
+    FAIL = "refused for good"
+
+
+S, E = State, Event
+
+#: From (state, event) to the next state; a blank cell means that the answer comes too late and is dropped.
+STEPS: dict[State, dict[Event, State]] = {
+    S.UNJOINED: {
+        E.JOIN: S.JOINING,
+        E.REBALANCE: S.UNJOINED,
+        E.FORGOTTEN: S.UNJOINED,
+        E.LEAVE: S.LEFT,
+        E.FAIL: S.FAILED,
+    },
+    S.JOINING: {
+        E.JOINED: S.SYNCING,
+        E.LEADING: S.ASSIGNING,
+        E.REBALANCE: S.UNJOINED,
+        E.FORGOTTEN: S.UNJOINED,
+        E.LEAVE: S.LEFT,
+        E.FAIL: S.FAILED,
+    },
+    S.ASSIGNING: {
+        E.ASSIGNED: S.SYNCING,
+        E.REBALANCE: S.UNJOINED,
+        E.FORGOTTEN: S.UNJOINED,
+        E.LEAVE: S.LEFT,
+        E.FAIL: S.FAILED,
+    },
+    S.SYNCING: {
+        E.SYNCED: S.STABLE,
+        E.REBALANCE: S.UNJOINED,
+        E.FORGOTTEN: S.UNJOINED,
+        E.LEAVE: S.LEFT,
+        E.FAIL: S.FAILED,
+    },
+    S.STABLE: {E.REBALANCE: S.UNJOINED, E.FORGOTTEN: S.UNJOINED, E.LEAVE: S.LEFT, E.FAIL: S.FAILED},
+    S.LEFT: {E.JOIN: S.JOINING},
+    S.FAILED: {E.LEAVE: S.LEFT},
+}
+
+
+
+@dataclass(slots=True)
+class Membership:
+    """One member of one classic group."""
+
+    group_id: str
+    group_instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    heartbeat_interval_ms: int = 3_000
+    assignors: tuple[str, ...] = ("range", "cooperative-sticky")
+    rack_id: str | None = None
+    state: State = State.UNJOINED
+    topics: frozenset[str] = frozenset()
+    member_id: str = ""
+    generation_id: int = -1
+    #: What this member may read: given by the last sync, less what it has let go of.
+    owned: frozenset[TopicPartition] = frozenset()
+    #: The caller of `poll` has to be told: these are to be given up before the next join, in good order or as lost.
+    lost: frozenset[TopicPartition] = frozenset()
+    error: KafkaError | None = None
+    next_heartbeat_ms: int = 0
+    #: As whom partitions were given to this member last.
+    _assigned_as: GroupMetadata | None = None
+    _protocol: str = ""
+    _shares: dict[str, list[TopicPartition]] = field(default_factory=dict)
+    _subscribers: list[Subscriber] = field(default_factory=list)
+    _told_topics: frozenset[str] = frozenset()
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Partitions are kept over a rebalance only if every assignor on offer allows it."""
+        return all(name in COOPERATIVE for name in self.assignors)
+
+    @property
+    def metadata(self) -> GroupMetadata:
+        """As whom to commit: as the one who was given the partitions.
+
+        Kept when the group moves on or the member leaves: a commit must then be refused, and one without a member and
+        a generation would not be.
+        """
+        return self._assigned_as or GroupMetadata(self.group_id)
+
+    @property
+    def is_stable(self) -> bool:
+        return self.state is State.STABLE
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the group counts on this member's heartbeats: not while it joins, which the coordinator watches."""
+        return self.state in (State.STABLE, State.UNJOINED) and self.generation_id >= 0
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Change what this member wants; the group hears of it by a rejoin."""
+        wanted = frozenset(topics)
+        if wanted != self.topics:
+            self.topics = wanted
+            if self.state is State.STABLE:
+                self._step(Event.REBALANCE)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the topics have changed since the group was told of them: by a call while a join was on its way."""
+        return self.topics != self._told_topics
+
+    def rejoin(self) -> None:
+        """Ask for a rebalance: topics have changed, or something was let go of."""
+        if self.state is State.STABLE:
+            self._step(Event.REBALANCE)
+
+    def to_revoke(self) -> frozenset[TopicPartition]:
+        """What must be let go of, in good order, before joining."""
+        if self.is_cooperative:
+            return frozenset(p for p in self.owned if p.topic not in self.topics)
+        return self.owned
+
+    def let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        self.owned -= frozenset(partitions)
+        self.lost -= frozenset(partitions)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def join_request(self) -> JoinGroupRequest:
+        invariant(not self.to_revoke() and not self.lost, "a member lets go before it joins")
+        self._step(Event.JOIN)
+        self._told_topics = self.topics
+        subscription = ConsumerProtocolSubscription(
+            topics=sorted(self.topics),
+            owned_partitions=[
+                ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=numbers)
+                for topic, numbers in by_topic(self.owned).items()
+            ],
+            generation_id=self.generation_id,
+            rack_id=self.rack_id or None,
+        )
+        metadata = encode_versioned(subscription, 3)
+        return JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self.session_timeout_ms,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            member_id=self.member_id,
+            group_instance_id=self.group_instance_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocols=[
+                JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata) for name in self.assignors
+            ],
+        )
+
+    def sync_request(self) -> SyncGroupRequest:
+        return SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self.group_instance_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocol_name=self._protocol,
+            assignments=[
+                SyncGroupRequest.SyncGroupRequestAssignment(
+                    member_id=member_id, assignment=encode_versioned(_assignment(share), 3)
+                )
+                for member_id, share in self._shares.items()
+            ],
+        )
+
+    def heartbeat_request(self, now_ms: int) -> HeartbeatRequest | None:
+        """A heartbeat if it is time for one: also while the group waits for this member to come back to `poll`."""
+        if not self.is_alive or now_ms < self.next_heartbeat_ms:
+            return None
+        self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
+        return HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self.group_instance_id,
+        )
+
+    def leave_request(self, reason: str) -> LeaveGroupRequest | None:
+        """A goodbye; None for one who is no member. A static member leaves silently, to come back."""
+        known = self.member_id and self.state not in (State.LEFT, State.FAILED)
+        member_id = self.member_id
+        if self.state is not State.LEFT:
+            self._step(Event.LEAVE)
+        self.owned = self.lost = frozenset()
+        self.member_id, self.generation_id = "", -1
+        if not known or self.group_instance_id is not None:
+            return None
+        return LeaveGroupRequest(
+            group_id=self.group_id,
+            member_id=member_id,
+            members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason)],
+        )
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def on_join(self, response: Any) -> None:
+        code = ErrorCode.of(response.error_code)
+        if code is ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id
+            self._step(Event.REBALANCE)
+        elif code is not ErrorCode.NONE:
+            self._on_error(code, "joining")
+        else:
+            self.member_id, self.generation_id = response.member_id, response.generation_id
+            self._protocol = response.protocol_name or ""
+            self._shares, self._subscribers = {}, []
+            leads = response.leader == response.member_id and not response.skip_assignment
+            if leads:
+                self._subscribers = [_subscriber(row) for row in response.members]
+            self._step(Event.LEADING if leads else Event.JOINED)
+
+    def topics_to_assign(self) -> frozenset[str]:
+        """As leader: every topic some member wants, whose partitions must be counted."""
+        return frozenset(topic for member in self._subscribers for topic in member.topics)
+
+    def assign(self, partition_counts: Mapping[str, int]) -> None:
+        """As leader: share the partitions out by the protocol the group agreed on."""
+        self._shares = ASSIGNORS[self._protocol](self._subscribers, partition_counts)
+        self._step(Event.ASSIGNED)
+
+    def on_sync(self, response: Any, now_ms: int) -> tuple[frozenset[TopicPartition], frozenset[TopicPartition]]:
+        """The share of this generation: (added, to be let go of). What is let go of asks for another rejoin."""
+        code = ErrorCode.of(response.error_code)
+        nothing: frozenset[TopicPartition] = frozenset()
+        if self.state is not State.SYNCING:
+            return nothing, nothing
+        if code is not ErrorCode.NONE:
+            self._on_error(code, "syncing")
+            return nothing, nothing
+        self._step(Event.SYNCED)
+        self._assigned_as = GroupMetadata(self.group_id, self.generation_id, self.member_id, self.group_instance_id)
+        self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
+        given = _partitions_of(response.assignment)
+        added, gone = given - self.owned, self.owned - given
+        self.owned = given | gone
+        return added, gone
+
+    def on_heartbeat(self, response: Any) -> None:
+        code = ErrorCode.of(response.error_code)
+        if not self.is_alive:
+            return  # sent before a join that is on its way by now, and whose answer says more
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._step(Event.REBALANCE)
+        elif code is not ErrorCode.NONE and not code.retriable:
+            self._on_error(code, "a heartbeat")
+
+    def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        """A commit was refused because the group has moved on.
+
+        That is news only to a member that is at rest, and only about the generation it is in. One that joins hears more
+        from the answer to its join, which must not be given up for this.
+        """
+        if self.state is not State.STABLE or committed_as != self.metadata:
+            return
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._step(Event.REBALANCE)
+        elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
+            self._on_error(code, "a commit")
+
+    def on_silence(self) -> None:
+        """No word from the coordinator for a session: the group has probably given this member up."""
+        if self.is_alive:
+            self._lose()
+
+    def on_poll_interval_passed(self) -> LeaveGroupRequest | None:
+        """The user does not poll any more: others shall have the partitions, and a later poll joins anew."""
+        owned = self.owned
+        request = self.leave_request("no poll within max.poll.interval.ms")
+        self.state, self.owned, self.lost = State.UNJOINED, owned, owned
+        return request
+
+    def on_disconnect(self) -> None:
+        """No answer to a join or a sync: begin again."""
+        if self.state in (State.JOINING, State.SYNCING, State.ASSIGNING):
+            self._step(Event.REBALANCE)
+
+    def _on_error(self, code: ErrorCode, doing: str) -> None:
+        if code is ErrorCode.UNKNOWN_MEMBER_ID:
+            # A static member is known by its instance id and gets its member id back by joining.
+            self.member_id = ""
+            self._lose()
+        elif code is ErrorCode.ILLEGAL_GENERATION:
+            self._lose()
+        elif code is ErrorCode.REBALANCE_IN_PROGRESS or code.retriable:
+            self._step(Event.REBALANCE)
+        else:
+            self.error = error_for(code, f"{doing} as a member of group '{self.group_id}': {code.meaning}")
+            self.lost |= self.owned
+            self._step(Event.FAIL)
+
+    def _lose(self) -> None:
+        """Somebody else may have the partitions by now. The member id stays: the group may still count on it."""
+        self.lost |= self.owned
+        self.generation_id = -1
+        self._step(Event.FORGOTTEN)
+
+    def _step(self, event: Event) -> None:
+        self.state = STEPS[self.state].get(event, self.state)
+
+
+def _subscriber(row: Any) -> Subscriber:
+    told = decode_versioned(ConsumerProtocolSubscription, _readable(row.metadata))
+    owned = frozenset(TopicPartition(t.topic, number) for t in told.owned_partitions for number in t.partitions)
+    return Subscriber(row.member_id, frozenset(told.topics), row.group_instance_id, owned, told.generation_id)
+
+
+def _readable(metadata: bytes) -> bytes:
+    """Metadata of a version from the future is read as the newest known: versions only ever append fields."""
+    version = int.from_bytes(metadata[:2], "big")
+    newest = 3
+    return metadata if version <= newest else newest.to_bytes(2, "big") + bytes(metadata[2:])
+
+
+def _partitions_of(assignment: bytes) -> frozenset[TopicPartition]:
+    if not assignment:
+        return frozenset()
+    told = decode_versioned(ConsumerProtocolAssignment, _readable(assignment))
+    return frozenset(TopicPartition(t.topic, number) for t in told.assigned_partitions for number in t.partitions)
+
+
+def _assignment(share: Iterable[TopicPartition]) -> ConsumerProtocolAssignment:
+    return ConsumerProtocolAssignment(
+        assigned_partitions=[
+            ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=numbers)
+            for topic, numbers in by_topic(share).items()
+        ]
+    )

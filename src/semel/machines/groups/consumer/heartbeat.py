@@ -1,0 +1,476 @@
+"""The consumer protocol's requests (KIP-848): ConsumerGroupHeartbeat, ConsumerGroupDescribe and their timers.
+
+A heartbeat is the whole conversation: it carries what a member wants and has, and is answered with what it may have.
+Everything that changes is in the records of the decision; until they are replayed the group is as it was. What is in
+memory alone is when each member was last heard from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from uuid import UUID
+
+from semel.errors import ErrorCode, Refused
+from semel.machines.groups.classic.group import ClassicGroup, State
+from semel.machines.groups.classic.rebalance import end_all_parked
+from semel.machines.groups.classic.records import group_record
+from semel.machines.groups.consumer.assignors import ASSIGNORS, AssignedMember, Assignment
+from semel.machines.groups.consumer.group import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    LEAVE_STATIC_EPOCH,
+    ConsumerGroup,
+    ConsumerMember,
+    ResolvedRegex,
+    topics_of,
+)
+from semel.machines.groups.consumer.reconciliation import reconcile
+from semel.machines.groups.consumer.records import ConsumerRecords
+from semel.machines.groups.consumer.sessions import ConsumerSessions
+from semel.machines.groups.migration import downgraded, upgraded
+from semel.machines.groups.records import group_tombstone
+from semel.machines.groups.registry import GroupRegistry, Outcome, Timer, TopicsView
+from semel.machines.name_pattern import NamePattern
+from semel.wire.messages.consumer_groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+#: From this version a member chooses its own id.
+MEMBER_CHOOSES_ID_SINCE = 1
+
+#: What a member says it has: topic id -> partitions
+Said = Mapping[UUID, frozenset[int]]
+
+
+class Draft:
+    """The group as it will be once the records gathered so far are replayed."""
+
+    __slots__ = ("epoch", "members", "regexes", "replaced_id", "target")
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self.members = dict(group.members)
+        self.target = dict(group.target)
+        self.regexes = dict(group.regexes)
+        self.epoch = group.epoch
+        #: A static member's former id, whose partitions its new id inherits.
+        self.replaced_id: str | None = None
+
+    def subscribed_topics(self) -> frozenset[str]:
+        return frozenset().union(*(topics_of(member, self.regexes) for member in self.members.values()))
+
+
+class ConsumerRebalance:
+    """Drives the consumer groups of a registry."""
+
+    __slots__ = ("_registry", "sessions")
+
+    def __init__(self, registry: GroupRegistry) -> None:
+        self._registry = registry
+        self.sessions = ConsumerSessions(registry)
+
+    @property
+    def _topics(self) -> TopicsView:
+        return self._registry.topics or {}
+
+    def records_of(self, group_id: str) -> ConsumerRecords:
+        return ConsumerRecords(self._registry.partition_for(group_id), group_id)
+
+    # Heartbeat
+
+    def heartbeat(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        version: int,
+        now_ms: int,
+        client_id: str,
+        client_host: str,
+        new_member_id: Callable[[], str],
+        out: Outcome,
+    ) -> ConsumerGroupHeartbeatResponse:
+        self._check(request, version)
+        if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
+            return self._leave(request, now_ms, out)
+        joining = request.member_epoch == JOIN_EPOCH
+        group = self._group(request.group_id, joining, now_ms, out)
+        member_id = request.member_id or new_member_id()
+        if len(group.members) >= self._registry.settings.group_consumer_max_size and member_id not in group.members:
+            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} is full")
+        said = None
+        if request.topic_partitions is not None:
+            said = {part.topic_id: frozenset(part.partitions) for part in request.topic_partitions}
+        draft = Draft(group)
+        before = self._member(group, draft, member_id, request, said, out)
+        member = _updated(before, request, client_id, client_host)
+        after = self.advance(group, draft, before, member, said, now_ms, out)
+        self.sessions.heard_from(group.group_id, after, now_ms)
+        reply = ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=after.member_epoch,
+            heartbeat_interval_ms=self._registry.timeouts_of(group.group_id).heartbeat_interval_ms,
+        )
+        subscription_said = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
+        full = request.rebalance_timeout_ms != -1 and subscription_said and said is not None
+        if joining or full or after.assigned != before.assigned:
+            reply.assignment = ConsumerGroupHeartbeatResponse.Assignment(
+                topic_partitions=[
+                    ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
+                    for topic_id, partitions in after.assigned.items()
+                ]
+            )
+        return reply
+
+    def advance(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        said: Said | None,
+        now_ms: int,
+        out: Outcome,
+    ) -> ConsumerMember:
+        """Take in what a member wants and has, assign anew if that changes the group, and move the member on."""
+        records = self.records_of(group.group_id)
+        self._subscribe(group, draft, before, member, records, now_ms, out)
+        target_epoch = group.target_epoch
+        if draft.epoch > target_epoch:
+            self._assign(draft, records, now_ms, out)
+            target_epoch = draft.epoch
+        ours = {member.member_id, draft.replaced_id}
+
+        def held_by_another(topic_id: UUID, partition: int) -> bool:
+            owner = group.owner_of(topic_id, partition)
+            return owner is not None and owner not in ours
+
+        after = reconcile(
+            member,
+            target_epoch,
+            draft.target.get(member.member_id, {}),
+            self._topic_ids(topics_of(member, draft.regexes)),
+            said,
+            held_by_another,
+            subscription_changed=member.subscribed_topic_names != before.subscribed_topic_names
+            or member.subscribed_topic_regex != before.subscribed_topic_regex,
+        )
+        if after is not member:
+            out.records.append(records.current(after))
+        return after
+
+    def _check(self, request: ConsumerGroupHeartbeatRequest, version: int) -> None:
+        """Refuse what no well-behaved member sends."""
+        epoch = request.member_epoch
+        wrong = ""
+        if not request.member_id and (version >= MEMBER_CHOOSES_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
+            wrong = "MemberId can't be empty."
+        elif request.instance_id == "" or request.rack_id == "":
+            wrong = "InstanceId and RackId can't be empty."
+        elif epoch == JOIN_EPOCH and request.rebalance_timeout_ms == -1:
+            wrong = "RebalanceTimeoutMs must be provided in first request."
+        elif epoch == JOIN_EPOCH and (request.topic_partitions is None or request.topic_partitions):
+            wrong = "TopicPartitions must be empty when (re-)joining."
+        elif epoch == JOIN_EPOCH and request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            wrong = "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+        elif epoch == LEAVE_STATIC_EPOCH and request.instance_id is None:
+            wrong = "InstanceId can't be null."
+        elif epoch < LEAVE_STATIC_EPOCH:
+            wrong = f"MemberEpoch {epoch} is invalid."
+        if wrong:
+            raise Refused(ErrorCode.INVALID_REQUEST, wrong)
+        assignor = request.server_assignor
+        if assignor is not None and assignor not in self._registry.settings.group_consumer_assignors:
+            raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {assignor} is not supported.")
+
+    def _group(self, group_id: str, create: bool, now_ms: int, out: Outcome) -> ConsumerGroup:
+        """The group. One of the classic protocol goes over to this one with its first member that speaks it."""
+        group = self._registry.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        if not create:
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+        if group is None or group.is_simple:
+            return ConsumerGroup(group_id)
+        if group.state is State.EMPTY:
+            out.records.append(group_tombstone(self._registry.partition_for(group_id), group_id))
+            return ConsumerGroup(group_id)
+        return self._upgraded(group, now_ms, out)
+
+    def _upgraded(self, group: ClassicGroup, now_ms: int, out: Outcome) -> ConsumerGroup:
+        settings = self._registry.settings
+        if not (
+            settings.allows_upgrade
+            and group.uses_consumer_protocol_type
+            and len(group.members) < settings.group_consumer_max_size
+        ):
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} is not a consumer group.")
+        try:
+            converted = upgraded(group, self._topics)
+        except Refused as refused:
+            raise Refused(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} cannot be upgraded: {refused.why}"
+            ) from refused
+        converted.metadata_hash = _metadata_hash(converted.subscribed_topics(), self._topics)
+        end_all_parked(group, ErrorCode.REBALANCE_IN_PROGRESS, out)
+        out.records.append(group_tombstone(self._registry.partition_for(group.group_id), group.group_id))
+        out.records += self.records_of(group.group_id).whole_group(converted, now_ms)
+        for member in converted.members.values():
+            self.sessions.heard_from(group.group_id, member, now_ms)
+        return converted
+
+    def _member(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        member_id: str,
+        request: ConsumerGroupHeartbeatRequest,
+        said: Said | None,
+        out: Outcome,
+    ) -> ConsumerMember:
+        """Who is speaking, fenced if somebody else took its place."""
+        joining = request.member_epoch == JOIN_EPOCH
+        holder_id = None if request.instance_id is None else group.static_members.get(request.instance_id)
+        if request.instance_id is None or (joining and holder_id is None):
+            known = group.members.get(member_id)
+            if known is not None:
+                _check_epoch(known, request.member_epoch, said)
+                return known
+            if not joining:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of {group.group_id}.")
+            return ConsumerMember(member_id)
+        holder = self.static_holder(group, request.instance_id, member_id, must_be_same=not joining)
+        if not joining:
+            _check_epoch(holder, request.member_epoch, said)
+            return holder
+        if holder.member_id == member_id and holder.member_epoch != LEAVE_STATIC_EPOCH and holder.classic is None:
+            return holder
+        if holder.member_epoch != LEAVE_STATIC_EPOCH and holder.classic is None:
+            raise Refused(
+                ErrorCode.UNRELEASED_INSTANCE_ID, f"instance id {request.instance_id} is owned by {holder.member_id}"
+            )
+        return self.replace_static(group, draft, holder, member_id, out)
+
+    def replace_static(
+        self, group: ConsumerGroup, draft: Draft, holder: ConsumerMember, member_id: str, out: Outcome
+    ) -> ConsumerMember:
+        """The static member is back under another id: what it was to have waits for it."""
+        records = self.records_of(group.group_id)
+        member = replace(holder, member_id=member_id, member_epoch=0, previous_member_epoch=0)
+        target = draft.target.pop(holder.member_id, {})
+        del draft.members[holder.member_id]
+        draft.members[member_id] = member
+        draft.target[member_id] = target
+        draft.replaced_id = holder.member_id
+        self.sessions.forget(group.group_id, {holder.member_id})
+        out.records += records.end_of_member(holder.member_id)
+        out.records += [records.member(member), records.target(member_id, target), records.current(member)]
+        return member
+
+    @staticmethod
+    def static_holder(group: ConsumerGroup, instance_id: str, member_id: str, *, must_be_same: bool) -> ConsumerMember:
+        holder_id = group.static_members.get(instance_id)
+        if holder_id is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+        if must_be_same and holder_id != member_id:
+            raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{member_id} with {instance_id} was fenced by {holder_id}")
+        return group.members[holder_id]
+
+    # Subscriptions
+
+    def _subscribe(
+        self,
+        group: ConsumerGroup,
+        draft: Draft,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        records: ConsumerRecords,
+        now_ms: int,
+        out: Outcome,
+    ) -> None:
+        """Write down a changed subscription; a new epoch begins when the topics of the group are no longer the same."""
+        if member != before or member.member_id not in draft.members:
+            out.records.append(records.member(member))
+        draft.members[member.member_id] = member
+        topics = self._topics
+        if member.subscribed_topic_regex and member.subscribed_topic_regex not in draft.regexes:
+            # Before anything is written: an expression that cannot be read is refused.
+            NamePattern(member.subscribed_topic_regex)
+        looked_again = group.checked_topics is not topics
+        regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out)
+        regex_changed |= member.subscribed_topic_regex != before.subscribed_topic_regex
+        bump = regex_changed or member.subscribed_topic_names != before.subscribed_topic_names
+        if not bump and not looked_again:
+            return
+        metadata_hash = _metadata_hash(draft.subscribed_topics(), topics)
+        if bump or metadata_hash != group.metadata_hash:
+            draft.epoch += 1
+            out.records.append(records.epoch(draft.epoch, metadata_hash))
+        group.checked_topics = topics
+
+    def _resolve_regexes(self, draft: Draft, records: ConsumerRecords, again: bool, now_ms: int, out: Outcome) -> bool:
+        """Hold the members' expressions against the topics there are; whether any stands for something else now."""
+        used = {member.subscribed_topic_regex for member in draft.members.values() if member.subscribed_topic_regex}
+        for expression in sorted(draft.regexes.keys() - used):
+            del draft.regexes[expression]
+            out.records.append(records.regex(expression, None))
+        changed = False
+        for expression in sorted(used):
+            known = draft.regexes.get(expression)
+            if known is not None and not again:
+                continue
+            pattern = NamePattern(expression)
+            found = frozenset(name for name in self._topics if pattern.matches(name))
+            if known is None or known.topics != found:
+                version = 1 if known is None else known.version + 1
+                draft.regexes[expression] = ResolvedRegex(found, version, now_ms)
+                out.records.append(records.regex(expression, draft.regexes[expression]))
+                changed = True
+        return changed
+
+    def _topic_ids(self, names: Iterable[str]) -> frozenset[UUID]:
+        return frozenset(self._topics[name].topic_id for name in names if name in self._topics)
+
+    # Assignment
+
+    def _assign(self, draft: Draft, records: ConsumerRecords, now_ms: int, out: Outcome) -> None:
+        """A new target for the new epoch; only what changed is written."""
+        assignor = ASSIGNORS[self.assignor_name(draft.members.values())]
+        members = {
+            member_id: AssignedMember(
+                self._topic_ids(topics_of(member, draft.regexes)),
+                member.instance_id,
+                draft.target.get(member_id, {}),
+            )
+            for member_id, member in draft.members.items()
+        }
+        partitions = {
+            self._topics[name].topic_id: self._topics[name].partitions
+            for name in draft.subscribed_topics()
+            if name in self._topics
+        }
+        target: dict[str, Assignment] = assignor(members, partitions)
+        for member_id, assignment in target.items():
+            if draft.target.get(member_id) != assignment:
+                out.records.append(records.target(member_id, assignment))
+        draft.target = target
+        out.records.append(records.target_epoch(draft.epoch, now_ms))
+
+    def assignor_name(self, members: Iterable[ConsumerMember]) -> str:
+        """The one most members ask for, else the broker's first."""
+        wanted = Counter(member.server_assignor for member in members if member.server_assignor is not None)
+        if wanted:
+            return wanted.most_common(1)[0][0]
+        return self._registry.settings.group_consumer_assignors[0]
+
+    # Leaving
+
+    def _leave(
+        self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome
+    ) -> ConsumerGroupHeartbeatResponse:
+        group = self._registry.groups.get(request.group_id)
+        if not isinstance(group, ConsumerGroup):
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is not a consumer group.")
+        if request.instance_id is None:
+            member = group.member(request.member_id)
+        else:
+            member = self.static_holder(group, request.instance_id, request.member_id, must_be_same=True)
+        if request.member_epoch == LEAVE_STATIC_EPOCH:
+            # It means to come back: its partitions stay with it until its session ends.
+            gone = replace(member, member_epoch=LEAVE_STATIC_EPOCH, pending_revocation={})
+            out.records.append(self.records_of(group.group_id).current(gone))
+        else:
+            self.remove(group, {member.member_id}, now_ms, out)
+        return ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
+
+    def remove(self, group: ConsumerGroup, gone: set[str], now_ms: int, out: Outcome) -> None:
+        """Members are gone: a new epoch begins, and the next heartbeat of another member assigns anew.
+
+        If only members of the classic protocol are left, the group goes back to it.
+        """
+        records = self.records_of(group.group_id)
+        self.sessions.forget(group.group_id, gone)
+        draft = Draft(group)
+        for member_id in gone:
+            del draft.members[member_id]
+        if self._may_downgrade(draft.members):
+            self.sessions.forget(group.group_id, draft.members)
+            classic = downgraded(group, gone, self._topics, now_ms)
+            out.records += records.end_of_group(group)
+            out.records.append(group_record(self._registry.partition_for(group.group_id), classic))
+            return
+        out.records += [one for member_id in sorted(gone) for one in records.end_of_member(member_id)]
+        used = {member.subscribed_topic_regex for member in draft.members.values()}
+        for expression in sorted(draft.regexes.keys() - used):
+            del draft.regexes[expression]
+            out.records.append(records.regex(expression, None))
+        out.records.append(records.epoch(group.epoch + 1, _metadata_hash(draft.subscribed_topics(), self._topics)))
+
+    def _may_downgrade(self, members: Mapping[str, ConsumerMember]) -> bool:
+        settings = self._registry.settings
+        return (
+            bool(members)
+            and settings.allows_downgrade
+            and len(members) <= settings.group_max_size
+            and all(member.classic is not None for member in members.values())
+        )
+
+    # Time
+
+    def on_timer(self, group: ConsumerGroup | None, timer: Timer, now_ms: int, out: Outcome) -> None:
+        """A member that did not do in time what it had to is gone."""
+        member = None if group is None else group.members.get(timer.member_id)
+        if self.sessions.is_overdue(timer, member, now_ms) and group is not None:
+            self.remove(group, {timer.member_id}, now_ms, out)
+
+
+def _updated(
+    member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, client_id: str, client_host: str
+) -> ConsumerMember:
+    """The member with whatever the request says anew; what it leaves out stays."""
+    names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
+    return replace(
+        member,
+        instance_id=member.instance_id if request.instance_id is None else request.instance_id,
+        rack_id=member.rack_id if request.rack_id is None else request.rack_id,
+        rebalance_timeout_ms=member.rebalance_timeout_ms
+        if request.rebalance_timeout_ms == -1
+        else request.rebalance_timeout_ms,
+        server_assignor=member.server_assignor if request.server_assignor is None else request.server_assignor,
+        subscribed_topic_names=member.subscribed_topic_names if names is None else frozenset(names),
+        subscribed_topic_regex=member.subscribed_topic_regex if regex is None else regex,
+        client_id=client_id,
+        client_host=client_host,
+        classic=None,
+    )
+
+
+def _check_epoch(member: ConsumerMember, epoch: int, said: Said | None) -> None:
+    """Fence a member that is not where it should be.
+
+    One epoch behind is well when it has nothing but what it was given: the answer with the new epoch was lost.
+    """
+    if epoch in (JOIN_EPOCH, member.member_epoch):
+        return
+    lost_an_answer = (
+        epoch == member.previous_member_epoch
+        and said is not None
+        and all(partitions <= member.assigned.get(topic_id, {}).keys() for topic_id, partitions in said.items())
+    )
+    if epoch > member.member_epoch or not lost_an_answer:
+        raise Refused(
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            f"epoch {epoch}, but the member is at {member.member_epoch}: it must give up its partitions and rejoin",
+        )
+
+
+def _metadata_hash(subscribed: frozenset[str], topics: TopicsView) -> int:
+    """A number that changes when the topics a group reads do; 0 when there are none."""
+    known = sorted((name, topics[name]) for name in subscribed if name in topics)
+    if not known:
+        return 0
+    digest = blake2b(digest_size=8)
+    for name, info in known:
+        digest.update(f"{name}\0{info.topic_id}\0{info.partitions}\0".encode())
+    return int.from_bytes(digest.digest(), "big", signed=True)

@@ -1,0 +1,125 @@
+"""A live group changes its protocol: from classic to consumer with its first new member, and back with its last.
+
+Members keep their ids, and partitions their owners, across the change: what the last generation assigned is what the
+first epoch begins with, and the other way round.
+"""
+
+from __future__ import annotations
+
+from struct import error as StructError
+from typing import TypeVar
+from uuid import UUID
+
+from semel.errors import ErrorCode, Refused
+from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, ClassicGroup, ClassicMember, State
+from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, MemberState, Owned
+from semel.machines.groups.idle_entries import with_entry
+from semel.machines.groups.registry import TopicsView
+from semel.wire import decode, encode_versioned
+from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+_NEWEST_VERSION = 3
+_Embedded = TypeVar("_Embedded", ConsumerProtocolSubscription, ConsumerProtocolAssignment)
+
+
+def read_embedded(message_class: type[_Embedded], data: bytes) -> _Embedded:
+    """What a classic client put into its metadata or assignment; a newer version is read as the newest known."""
+    try:
+        version = min(int.from_bytes(data[:2], "big", signed=True), _NEWEST_VERSION)
+        return decode(message_class, version, data, 2)
+    except (Refused, StructError, KeyError) as error:
+        raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the embedded consumer protocol cannot be read") from error
+
+
+def written_assignment(assigned: Owned, like: bytes, topics: TopicsView) -> bytes:
+    """An assignment as a classic client reads it, in the version of the subscription it sent."""
+    names = {info.topic_id: name for name, info in topics.items()}
+    version = min(int.from_bytes(like[:2], "big", signed=True), _NEWEST_VERSION)
+    rows = sorted(
+        (names[topic_id], sorted(partitions)) for topic_id, partitions in assigned.items() if topic_id in names
+    )
+    return encode_versioned(
+        ConsumerProtocolAssignment(
+            assigned_partitions=[
+                ConsumerProtocolAssignment.TopicPartition(topic=name, partitions=partitions)
+                for name, partitions in rows
+            ],
+            user_data=None,
+        ),
+        max(version, 0),
+    )
+
+
+def owned_of(subscription: ConsumerProtocolSubscription, topics: TopicsView) -> dict[UUID, frozenset[int]]:
+    """The partitions a classic member says it still has. A member that gives up all of them says none."""
+    return {
+        topics[part.topic].topic_id: frozenset(part.partitions)
+        for part in subscription.owned_partitions
+        if part.topic in topics
+    }
+
+
+def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
+    """The classic group as a consumer group whose members all speak the classic protocol.
+
+    Refused if what its members wrote for one another cannot be read: then the broker cannot assign for them.
+    """
+    converted = ConsumerGroup(group.group_id)
+    converted.epoch = converted.target_epoch = group.generation_id
+    for member in group.members.values():
+        name = group.protocol_name or member.protocols[0][0]
+        subscription = read_embedded(ConsumerProtocolSubscription, member.metadata(name))
+        assigned: dict[UUID, dict[int, int]] = {}
+        if member.assignment:
+            assignment = read_embedded(ConsumerProtocolAssignment, member.assignment)
+            if assignment.user_data:
+                raise Refused(ErrorCode.UNSUPPORTED_VERSION, "user data of a custom assignor would be lost")
+            assigned = {
+                topics[part.topic].topic_id: dict.fromkeys(part.partitions, group.generation_id)
+                for part in assignment.assigned_partitions
+                if part.topic in topics
+            }
+        converted.put_member(
+            ConsumerMember(
+                member.member_id,
+                instance_id=member.group_instance_id,
+                rack_id=subscription.rack_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=frozenset(subscription.topics),
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                member_epoch=group.generation_id,
+                previous_member_epoch=group.generation_id,
+                state=MemberState.STABLE,
+                assigned=assigned,
+                classic=ClassicSide(member.session_timeout_ms, member.protocols),
+            )
+        )
+        target = {topic_id: frozenset(partitions) for topic_id, partitions in assigned.items()}
+        converted.target = with_entry(converted.target, member.member_id, target)
+    return converted
+
+
+def downgraded(group: ConsumerGroup, gone: set[str], topics: TopicsView, now_ms: int) -> ClassicGroup:
+    """The consumer group without those that are gone, all of whose members speak the classic protocol."""
+    converted = ClassicGroup(group.group_id, now_ms)
+    converted.generation_id = group.epoch
+    converted.protocol_type = CONSUMER_PROTOCOL_TYPE
+    for member in group.members.values():
+        if member.member_id in gone or member.classic is None:
+            continue
+        target = {t: dict.fromkeys(p, group.epoch) for t, p in group.target.get(member.member_id, {}).items()}
+        classic_member = ClassicMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            member.rebalance_timeout_ms,
+            member.classic.session_timeout_ms,
+            member.classic.protocols,
+            written_assignment(target, member.classic.protocols[0][1], topics),
+        )
+        converted.add(classic_member, CONSUMER_PROTOCOL_TYPE)
+    converted.protocol_name = converted.select_protocol()
+    converted.restore(State.STABLE)
+    return converted

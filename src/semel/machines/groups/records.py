@@ -1,0 +1,96 @@
+"""The records of `__consumer_offsets`, in Kafka's own formats: building them and reading them back.
+
+A key opens with the number of its record type, a value with the version it is written in. What 4.3 writes is written
+here too, so Kafka's dump tool reads a Semel log and Semel reads a Kafka log; values of every older version are read.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+from semel.machines.contract import StateRecord
+from semel.machines.groups.committed_offsets import NO_EXPIRY, CommittedOffset
+from semel.wire import decode_versioned, encode_versioned
+from semel.wire.messages.coordinator_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupPartitionMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+_RECORD_TYPE = Struct(">h")
+
+#: record type -> (key class, value class). Types 0 and 1 are both offset commits: 0 is what Kafka 0.8 wrote.
+RECORD_TYPES: dict[int, tuple[type[Any], type[Any]]] = {
+    0: (OffsetCommitKey, OffsetCommitValue),
+    1: (OffsetCommitKey, OffsetCommitValue),
+    2: (GroupMetadataKey, GroupMetadataValue),
+    3: (ConsumerGroupMetadataKey, ConsumerGroupMetadataValue),
+    4: (ConsumerGroupPartitionMetadataKey, ConsumerGroupPartitionMetadataValue),
+    5: (ConsumerGroupMemberMetadataKey, ConsumerGroupMemberMetadataValue),
+    6: (ConsumerGroupTargetAssignmentMetadataKey, ConsumerGroupTargetAssignmentMetadataValue),
+    7: (ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue),
+    8: (ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue),
+    16: (ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue),
+}
+
+#: The version 4.3 writes each value in; what is not named is written in version 0.
+_WRITTEN_IN: dict[type[Any], int] = {OffsetCommitValue: 4, GroupMetadataValue: 3}
+
+
+def record(partition: int, key: Any, value: Any | None, *, version: int | None = None) -> StateRecord:
+    """A record of `__consumer_offsets`; no value is a tombstone."""
+    written_key = encode_versioned(key)
+    if value is None:
+        return StateRecord(partition, written_key, None)
+    written_in = _WRITTEN_IN.get(type(value), 0) if version is None else version
+    return StateRecord(partition, written_key, encode_versioned(value, written_in))
+
+
+def read(key: bytes, value: bytes | None) -> tuple[Any, Any | None] | None:
+    """Key and value of a stored record, or None for a record type this coordinator does not keep."""
+    classes = RECORD_TYPES.get(_RECORD_TYPE.unpack_from(key)[0])
+    if classes is None:
+        return None
+    key_class, value_class = classes
+    return decode_versioned(key_class, key), None if value is None else decode_versioned(value_class, value)
+
+
+def offset_record(partition: int, group_id: str, topic: str, index: int, offset: CommittedOffset) -> StateRecord:
+    """A committed offset. Only version 1 can carry an expiry of its own, which old clients still ask for."""
+    return record(
+        partition,
+        OffsetCommitKey(group=group_id, topic=topic, partition=index),
+        OffsetCommitValue(
+            offset=offset.offset,
+            leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+            commit_timestamp=offset.commit_timestamp_ms,
+            expire_timestamp=offset.expire_timestamp_ms,
+            topic_id=offset.topic_id,
+        ),
+        version=1 if offset.expire_timestamp_ms != NO_EXPIRY else None,
+    )
+
+
+def offset_tombstone(partition: int, group_id: str, topic: str, index: int) -> StateRecord:
+    return record(partition, OffsetCommitKey(group=group_id, topic=topic, partition=index), None)
+
+
+def group_tombstone(partition: int, group_id: str) -> StateRecord:
+    return record(partition, GroupMetadataKey(group=group_id), None)

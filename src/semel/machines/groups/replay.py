@@ -1,0 +1,104 @@
+"""Written records become memory here and nowhere else, the same way after a decision and after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.machines.contract import StateRecord
+from semel.machines.groups.classic.group import ClassicGroup
+from semel.machines.groups.classic.rebalance import ClassicRebalance
+from semel.machines.groups.classic.records import read_group
+from semel.machines.groups.committed_offsets import CommittedOffset, CommittedOffsets
+from semel.machines.groups.consumer import records as consumer_records
+from semel.machines.groups.consumer.group import ConsumerGroup
+from semel.machines.groups.records import read
+from semel.machines.groups.registry import GroupRegistry, Outcome
+from semel.wire.messages.coordinator_records import (
+    ConsumerGroupMetadataKey,
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+
+class GroupReplay:
+    """Replays records of `__consumer_offsets` into the registry and the offsets."""
+
+    __slots__ = ("_classic", "_offsets", "_registry")
+
+    def __init__(self, registry: GroupRegistry, offsets: CommittedOffsets, classic: ClassicRebalance) -> None:
+        self._registry = registry
+        self._offsets = offsets
+        self._classic = classic
+
+    def replay(self, record: StateRecord, producer_id: int, now_ms: int, out: Outcome) -> None:
+        """Take a record in; whoever waited for it is answered through `out`."""
+        found = read(record.key, record.value)
+        if found is None:
+            return
+        key, value = found
+        if isinstance(key, OffsetCommitKey):
+            self._offset(record.partition, key, value, producer_id)
+        elif isinstance(key, GroupMetadataKey):
+            self._classic_group(record.partition, key.group, value, now_ms, out)
+        else:
+            self._consumer_group(key, value)
+
+    def _offset(self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int) -> None:
+        if value is None:
+            self._offsets.replay_tombstone(partition, key.group, key.topic, key.partition)
+            return
+        group = self._registry.groups.get(key.group)
+        if group is None:
+            # Nobody has joined it: a group of offsets alone.
+            group = ClassicGroup(key.group, value.commit_timestamp)
+            self._registry.put(group)
+        offset = CommittedOffset(
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.commit_timestamp,
+            value.expire_timestamp,
+            value.topic_id,
+            0,
+        )
+        self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
+
+    def _classic_group(
+        self, partition: int, group_id: str, value: GroupMetadataValue | None, now_ms: int, out: Outcome
+    ) -> None:
+        group = self._registry.groups.get(group_id)
+        if value is None:
+            if isinstance(group, ClassicGroup):
+                self._registry.remove(group_id)
+            return
+        live = self._registry.is_loaded(partition)
+        if not live or not isinstance(group, ClassicGroup):
+            # The id it was first known by: one object, however often the group is written.
+            known_id = group_id if group is None else group.group_id
+            restored = read_group(known_id, value)
+            self._registry.put(restored)
+            if live:
+                self._classic.begin_again(restored, now_ms, out)
+            return
+        group.creating = False
+        group.replaces = None
+        group.replaced = None
+        if group.writing_assignment and group.generation_id == value.generation:
+            assignments = {member.member_id: bytes(member.assignment) for member in value.members}
+            self._classic.assignment_written(group, assignments, now_ms, out)
+
+    def _consumer_group(self, key: Any, value: Any) -> None:
+        group = self._registry.groups.get(key.group_id)
+        if value is None and isinstance(key, ConsumerGroupMetadataKey):
+            if isinstance(group, ConsumerGroup):
+                self._registry.remove(key.group_id)
+            return
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            # A group of offsets alone gives way: it was only there because nobody had joined yet.
+            group = ConsumerGroup(key.group_id)
+            self._registry.put(group)
+        consumer_records.replay(group, key, value)

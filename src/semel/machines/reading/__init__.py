@@ -1,0 +1,1 @@
+"""A consumer's reading: where it stands in each partition, and which batches read_committed hides."""

@@ -1,0 +1,252 @@
+"""Where a consumer stands in each of its partitions, and what it must find out before it can read on.
+
+Guarantees: a partition is read from exactly one position; data that was asked for before a seek, a reset or a new
+assignment is thrown away; a position only moves forward by what was read, or by the caller's word. What the caller was
+handed last and has not come back from is known apart: it may not be done. Without a committed offset, or when an
+offset is gone, `auto.offset.reset` decides, and "none" makes it the caller's problem, loudly.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from semel.errors import ErrorCode, KafkaError, Misuse, OffsetOutOfRange
+from semel.machines.values import TopicPartition
+
+#: What ListOffsets takes in place of a timestamp.
+LATEST, EARLIEST = -1, -2
+_RESET_TIMESTAMPS = {"earliest": EARLIEST, "latest": LATEST}
+
+
+class Stage(enum.Enum):
+    """How much is known of a partition's position."""
+
+    NEEDS_COMMITTED = "the committed offset must be looked up"
+    NEEDS_RESET = "an offset must be looked up by timestamp"
+    FETCHING = "the position is known"
+
+
+class Event(enum.Enum):
+    """What changes that."""
+
+    COMMITTED_FOUND = "a committed offset"
+    COMMITTED_MISSING = "no committed offset"
+    OFFSET_FOUND = "an offset by timestamp"
+    OUT_OF_RANGE = "the offset is gone"
+    SEEK = "seek()"
+    SEEK_BY_TIME = "seek_to_beginning() or seek_to_end()"
+    REWIND = "rewind()"
+
+
+#: From (stage, event) to the next stage; a blank cell means that the event comes too late and is dropped.
+STEPS: dict[Stage, dict[Event, Stage]] = {
+    Stage.NEEDS_COMMITTED: {
+        Event.COMMITTED_FOUND: Stage.FETCHING,
+        Event.COMMITTED_MISSING: Stage.NEEDS_RESET,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
+    },
+    Stage.NEEDS_RESET: {
+        Event.OFFSET_FOUND: Stage.FETCHING,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
+    },
+    Stage.FETCHING: {
+        Event.OUT_OF_RANGE: Stage.NEEDS_RESET,
+        Event.SEEK: Stage.FETCHING,
+        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
+        Event.REWIND: Stage.NEEDS_COMMITTED,
+    },
+}
+
+
+@dataclass(slots=True)
+class PartitionPosition:
+    """One partition as its reader sees it."""
+
+    stage: Stage = Stage.NEEDS_COMMITTED
+    position: int = -1
+    leader_epoch: int = -1
+    reset_timestamp: int = LATEST
+    paused: bool = False
+    #: A new one with every jump: an answer to a fetch of another generation is thrown away.
+    generation: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    #: Position and epoch before what the caller holds now was handed out; None when it holds nothing.
+    before: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """The position up to which the caller has come back for more, and the leader epoch there."""
+        return (self.position, self.leader_epoch) if self.before is None else self.before
+
+
+@dataclass(slots=True)
+class FetchPositions:
+    """The positions of one consumer. `reset_policy` is auto.offset.reset."""
+
+    reset_policy: str = "latest"
+    partitions: dict[TopicPartition, PartitionPosition] = field(default_factory=dict)
+    #: Counts over all partitions: one that is given away and comes back has none of its old generations.
+    _generations: int = 0
+    #: The partitions of what was handed out last.
+    _in_hand: list[PartitionPosition] = field(default_factory=list)
+
+    def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
+        """Read these partitions and no others; those already read go on where they are.
+
+        Without a group there are no committed offsets, and a new partition starts where the policy says.
+        """
+        wanted = list(wanted)
+        for gone in set(self.partitions) - set(wanted):
+            del self.partitions[gone]
+        for partition in wanted:
+            if partition not in self.partitions:
+                self._generations += 1
+                self.partitions[partition] = PartitionPosition(generation=self._generations)
+                if not with_group:
+                    self.on_committed(partition, None)
+
+    def __getitem__(self, partition: TopicPartition) -> PartitionPosition:
+        found = self.partitions.get(partition)
+        if found is None:
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{partition} is not assigned to this consumer")
+        return found
+
+    # --- what the caller says -------------------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        if offset < 0:
+            raise Misuse(ErrorCode.OFFSET_OUT_OF_RANGE, f"seek of {partition} to {offset}: offsets start at 0")
+        self._jump(self[partition], Event.SEEK, offset, leader_epoch)
+
+    def seek_by_time(self, partition: TopicPartition, timestamp: int) -> None:
+        """Look an offset up: `EARLIEST`, `LATEST`, or a timestamp in milliseconds."""
+        entry = self[partition]
+        entry.reset_timestamp = timestamp
+        self._jump(entry, Event.SEEK_BY_TIME, -1)
+
+    def rewind(self) -> None:
+        """Go back to what the group has committed, in every partition."""
+        for entry in self.partitions.values():
+            self._jump(entry, Event.REWIND, -1)
+
+    def pause(self, partition: TopicPartition) -> None:
+        self[partition].paused = True
+
+    def resume(self, partition: TopicPartition) -> None:
+        self[partition].paused = False
+
+    @property
+    def paused(self) -> set[TopicPartition]:
+        return {partition for partition, entry in self.partitions.items() if entry.paused}
+
+    # --- what must be found out -----------------------------------------------------------------------------------
+
+    def needing_committed(self) -> list[TopicPartition]:
+        return [p for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_COMMITTED]
+
+    def needing_reset(self) -> dict[TopicPartition, int]:
+        """Partitions whose offset must be looked up, and the timestamp to look it up by."""
+        return {p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_RESET}
+
+    def on_committed(
+        self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1, *, asked_in: int | None = None
+    ) -> None:
+        """The group's offset for this partition, or None when it has none.
+
+        `asked_in` is the generation in which it was asked for: an answer from before the partition was given away and
+        came back is an old one, and somebody else may have read on since.
+        """
+        entry = self.partitions.get(partition)
+        if entry is None or entry.stage is not Stage.NEEDS_COMMITTED or asked_in not in (None, entry.generation):
+            return
+        if offset is not None and offset >= 0:
+            self._jump(entry, Event.COMMITTED_FOUND, offset, leader_epoch)
+            return
+        entry.reset_timestamp = self._reset_timestamp(partition, "the group has no committed offset for it")
+        self._jump(entry, Event.COMMITTED_MISSING, -1)
+
+    def on_offset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int = -1) -> None:
+        """The offset that was looked up by `timestamp`."""
+        entry = self.partitions.get(partition)
+        if entry is not None and entry.reset_timestamp == timestamp:
+            self._jump(entry, Event.OFFSET_FOUND, offset, leader_epoch)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def fetchable(self) -> list[tuple[TopicPartition, PartitionPosition]]:
+        """Partitions that can be asked for data."""
+        return [
+            (partition, entry)
+            for partition, entry in self.partitions.items()
+            if entry.stage is Stage.FETCHING and not entry.paused
+        ]
+
+    def is_current(self, partition: TopicPartition, generation: int) -> bool:
+        """Whether data asked for in this generation of the position may still be used."""
+        entry = self.partitions.get(partition)
+        return entry is not None and entry.generation == generation and entry.stage is Stage.FETCHING
+
+    def advance(self, partition: TopicPartition, position: int, leader_epoch: int) -> None:
+        """Everything below `position` was read."""
+        entry = self[partition]
+        if position > entry.position:
+            if entry.before is None:
+                entry.before = entry.done
+                self._in_hand.append(entry)
+            entry.position, entry.leader_epoch = position, leader_epoch
+
+    def came_back(self) -> None:
+        """The caller asks for more, or says that it is done with what it was handed."""
+        for entry in self._in_hand:
+            entry.before = None
+        self._in_hand.clear()
+
+    def take_back(self) -> None:
+        """What was handed out last has not reached the caller: it is to be read again."""
+        for entry in self._in_hand:
+            if entry.before is not None:
+                self._jump(entry, Event.SEEK, *entry.before)
+        self._in_hand.clear()
+
+    def on_commit(self, partition: TopicPartition, offset: int) -> None:
+        """The caller has committed this offset itself: so much of what it holds is done."""
+        entry = self.partitions.get(partition)
+        if entry is not None and entry.before is not None and offset > entry.before[0]:
+            entry.before = None if offset >= entry.position else (offset, entry.leader_epoch)
+
+    def on_out_of_range(self, partition: TopicPartition, generation: int) -> None:
+        """The broker does not hold the position. Raises `OffsetOutOfRange` when the policy is "none"."""
+        if not self.is_current(partition, generation):
+            return
+        entry = self.partitions[partition]
+        entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is not there any more")
+        self._jump(entry, Event.OUT_OF_RANGE, -1)
+
+    def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
+        """Partitions whose position is known: what a commit writes down."""
+        return {p: entry for p, entry in self.partitions.items() if entry.stage is Stage.FETCHING}
+
+    def _jump(self, entry: PartitionPosition, event: Event, position: int, leader_epoch: int = -1) -> None:
+        following = STEPS[entry.stage].get(event)
+        if following is None:
+            return
+        entry.stage, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None
+        self._generations += 1
+        entry.generation = self._generations
+
+    def _reset_timestamp(self, partition: TopicPartition, why: str) -> int:
+        timestamp = _RESET_TIMESTAMPS.get(self.reset_policy)
+        if timestamp is None:
+            raise self._no_reset(partition, why)
+        return timestamp
+
+    def _no_reset(self, partition: TopicPartition, why: str) -> KafkaError:
+        return OffsetOutOfRange(ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition}: {why}, and auto.offset.reset=none")

@@ -1,0 +1,570 @@
+"""The transaction coordinator: who owns a transactional id, and what becomes of its transactions.
+
+It guarantees that
+- a transaction ends one way only, and every partition in it is told the same;
+- an older owner of a transactional id can neither add to, commit nor abort what a newer one does;
+- what was answered survives a crash: state changes only by `replay` of a record that was written, so recovery is the
+  same replay over the stored records;
+- between a decision and its replay the id is *pending* and everyone else is told CONCURRENT_TRANSACTIONS, and a failed
+  write leaves everything as it was.
+
+How the host drives it: call a request's method; append `decision.records` to `__transaction_state`; on success `replay`
+each record, send the reply, perform the effects; on failure answer with what `append_failed` returns. Every
+`SendMarkers` itself is handed back to `markers_written`, at once or partition by partition. Call `tick` no later than
+`next_wake_ms`. It serves both transaction protocols: V1, where the epoch lasts, and V2 (KIP-890), where every EndTxn
+bumps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from semel.errors import ErrorCode, Refused, invariant
+from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, done
+from semel.machines.internal_topics import after_failed_append, partition_for
+from semel.machines.transactions.fencing import (
+    expected_identity,
+    is_repeated_end,
+    may_renew,
+    owner_of,
+    writer_of,
+)
+from semel.machines.transactions.metadata import (
+    EPOCH_BUMPING,
+    NO_TIMEOUT_MS,
+    NewProducerId,
+    TransactionMetadata,
+    completed,
+    created,
+    fenced,
+    initialized,
+    kept,
+    moved,
+    prepared,
+    with_partitions,
+)
+from semel.machines.transactions.records import record_of, tombstone_of, transactional_id_of
+from semel.machines.transactions.replies import (
+    described,
+    ended,
+    for_version,
+    init_error,
+    listed,
+    partitions_of,
+    refused,
+    topic_results,
+)
+from semel.machines.transactions.shard import Pending, Shard
+from semel.machines.transactions.states import OPEN, PREPARED, Event, State, step
+from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.wire.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+
+GROUP_METADATA_TOPIC = "__consumer_offsets"
+#: How long after a failed write the coordinator tries its own steps (timeouts, completions) again.
+RETRY_MS = 500
+#: No decision forgets more ids than this, however many expire at once.
+MOST_EXPIRED_AT_ONCE = 1_000
+
+#: From this version on a request's sender knows PRODUCER_FENCED; before, it is told INVALID_PRODUCER_EPOCH.
+FENCED_SINCE_INIT = 4
+FENCED_SINCE = 2
+#: From this version AddPartitionsToTxn is what brokers send each other, many transactions at once.
+BATCHED_SINCE = 4
+#: From this version EndTxn bumps the epoch and answers with the next identity.
+BUMPING_SINCE = 5
+
+Response = TypeVar("Response")
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """What the host takes from the broker's configuration, under Kafka's names."""
+
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    transaction_state_log_num_partitions: int = 50
+    transaction_two_phase_commit_enable: bool = False
+    #: The finalized feature level: what the coordinator itself uses when it aborts for an absent owner.
+    transaction_version: int = 2
+
+
+class TransactionCoordinator:
+    """One coordinator for all partitions of `__transaction_state` that this broker leads."""
+
+    def __init__(self, settings: TransactionSettings) -> None:
+        self.settings = settings
+        self._shards: dict[int, Shard] = {}
+        self._next_timeout_ms: int | None = None
+        self._next_retry_ms: int | None = None
+        self._next_expiration_ms: int | None = None
+
+    def partition_for(self, transactional_id: str) -> int:
+        return partition_for(transactional_id, self.settings.transaction_state_log_num_partitions)
+
+    # Loading and recovery
+
+    def load(self, partition: int, coordinator_epoch: int) -> None:
+        """Begin anew with this partition; until `loaded`, its ids are answered COORDINATOR_LOAD_IN_PROGRESS."""
+        self._shards[partition] = Shard(coordinator_epoch)
+
+    def replay(self, record: StateRecord) -> None:
+        """Remember a record that is durable: the only way anything is ever remembered."""
+        transactional_id = transactional_id_of(record.key)
+        shard = self._shards.get(record.partition)
+        if transactional_id is None or shard is None:
+            return
+        metadata = shard.replay(transactional_id, record)
+        if metadata is not None and metadata.state is State.ONGOING:
+            self._expect_timeout(metadata)
+
+    def loaded(self, partition: int, now_ms: int) -> list[Decision[None]]:
+        """The partition is served from now on; transactions whose outcome was decided are brought to their end."""
+        shard = self._shards[partition]
+        shard.loading = False
+        if self._next_expiration_ms is None:
+            interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
+            self._next_expiration_ms = now_ms + interval_ms
+        decisions: list[Decision[None]] = []
+        for transactional_id, completion in sorted(shard.completions.items()):
+            if completion.unmarked:
+                decisions.append(Decision(None, effects=(completion.sent,)))
+            else:
+                decisions.append(self._decide(shard, None, completed(shard.entries[transactional_id], now_ms)))
+        return decisions
+
+    def unload(self, partition: int) -> None:
+        """Another broker leads the partition now."""
+        self._shards.pop(partition, None)
+
+    def append_failed(
+        self, decision: Decision[Response], code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    ) -> Response | None:
+        """The records could not be written: nothing happened. Returns what to answer instead of `decision.reply`."""
+        failed: set[str] = set()
+        for record in decision.records:
+            transactional_id = transactional_id_of(record.key)
+            shard = self._shards.get(record.partition)
+            if transactional_id is None or shard is None:
+                continue
+            pending = shard.pending.pop(transactional_id, None)
+            if pending is None:
+                continue
+            failed.add(transactional_id)
+            if transactional_id in shard.ongoing or transactional_id in shard.completions:
+                # An abort by timeout or a completion may have been lost, and nobody else will ask for it again.
+                self._next_retry_ms = pending.decided_at_ms + RETRY_MS
+        return refused(decision.reply, after_failed_append(code), failed)
+
+    # Requests
+
+    def init_producer_id(
+        self, request: InitProducerIdRequest, version: int, now_ms: int, new_producer_id: NewProducerId
+    ) -> Decision[InitProducerIdResponse]:
+        """Give a producer its identity; with a transactional id, settle what the last owner left and fence it."""
+        try:
+            expected = expected_identity(request)
+            if request.transactional_id is None:
+                return Decision(InitProducerIdResponse(producer_id=new_producer_id(), producer_epoch=0))
+            return self._init_transactional(request, request.transactional_id, expected, now_ms, new_producer_id)
+        except Refused as refusal:
+            code = for_version(refusal.code, version, FENCED_SINCE_INIT)
+            return Decision(init_error(code))
+
+    def _init_transactional(
+        self,
+        request: InitProducerIdRequest,
+        transactional_id: str,
+        expected: ProducerIdentity | None,
+        now_ms: int,
+        new_producer_id: NewProducerId,
+    ) -> Decision[InitProducerIdResponse]:
+        timeout_ms = self._timeout_of(request, transactional_id)
+        shard = self._shard_of(transactional_id)
+        shard.check_not_pending(transactional_id)
+        old = shard.entries.get(transactional_id)
+        if old is None:
+            old = created(transactional_id, new_producer_id(), timeout_ms, now_ms)
+        if expected is not None and not may_renew(old, expected):
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        state = moved(old, Event.KEEP if request.keep_prepared_txn else Event.INIT)
+        if state is State.PREPARE_EPOCH_FENCE:
+            new = fenced(old, self.settings.transaction_version, now_ms, new_producer_id)
+            # The caller comes back once the abort is complete, and then gets its identity.
+            return self._decide(shard, init_error(ErrorCode.CONCURRENT_TRANSACTIONS), new)
+        if state is State.ONGOING:
+            new = kept(old, timeout_ms, now_ms, new_producer_id)
+            return self._decide(
+                shard,
+                InitProducerIdResponse(
+                    producer_id=new.next_producer_id,
+                    producer_epoch=new.next_producer_epoch,
+                    ongoing_txn_producer_id=new.producer_id,
+                    ongoing_txn_producer_epoch=new.producer_epoch,
+                ),
+                new,
+            )
+        new = initialized(old, expected, timeout_ms, now_ms, new_producer_id)
+        reply = InitProducerIdResponse(producer_id=new.producer_id, producer_epoch=new.producer_epoch)
+        return self._decide(shard, reply, new)
+
+    def _timeout_of(self, request: InitProducerIdRequest, transactional_id: str) -> int:
+        if not transactional_id:
+            raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+        allowed = self.settings.transaction_two_phase_commit_enable
+        if request.enable2_pc and not allowed:
+            raise Refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not enabled")
+        if request.keep_prepared_txn and not allowed:
+            raise Refused(ErrorCode.UNSUPPORTED_VERSION, "two-phase commit is not enabled")
+        if request.enable2_pc:
+            return NO_TIMEOUT_MS
+        if not 0 < request.transaction_timeout_ms <= self.settings.transaction_max_timeout_ms:
+            raise Refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        return request.transaction_timeout_ms
+
+    def add_partitions_to_txn(
+        self, request: AddPartitionsToTxnRequest, version: int, now_ms: int
+    ) -> Decision[AddPartitionsToTxnResponse]:
+        """V1 clients add their partitions; brokers (v4+) add or verify for many transactions at once."""
+        if version < BATCHED_SINCE:
+            partitions = partitions_of(request.v3_and_below_topics)
+            identity = ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+            code, records = self._add(request.v3_and_below_transactional_id, identity, partitions, 0, now_ms)
+            code = for_version(code, version, FENCED_SINCE)
+            results = topic_results(dict.fromkeys(partitions, code))
+            return Decision(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results), records)
+        response = AddPartitionsToTxnResponse()
+        all_records: tuple[StateRecord, ...] = ()
+        for transaction in request.transactions:
+            transactional_id = transaction.transactional_id
+            partitions = partitions_of(transaction.topics)
+            if transaction.verify_only:
+                codes = self.verify(transactional_id, transaction.producer_id, transaction.producer_epoch, partitions)
+            else:
+                identity = ProducerIdentity(transaction.producer_id, transaction.producer_epoch)
+                code, records = self._add(transactional_id, identity, partitions, EPOCH_BUMPING, now_ms)
+                all_records += records
+                codes = dict.fromkeys(partitions, code)
+            response.results_by_transaction.append(
+                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                    transactional_id=transactional_id, topic_results=topic_results(codes)
+                )
+            )
+        return Decision(response, all_records)
+
+    def add_offsets_to_txn(
+        self,
+        request: AddOffsetsToTxnRequest,
+        version: int,
+        now_ms: int,
+        offsets_partition: Callable[[str], int],
+    ) -> Decision[AddOffsetsToTxnResponse]:
+        """A V1 client will commit a group's offsets: the group's own partition joins the transaction."""
+        partition = TopicPartition(GROUP_METADATA_TOPIC, offsets_partition(request.group_id))
+        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
+        code, records = self._add(request.transactional_id, identity, frozenset((partition,)), 0, now_ms)
+        code = for_version(code, version, FENCED_SINCE)
+        return Decision(AddOffsetsToTxnResponse(error_code=code), records)
+
+    def add_implicitly(
+        self,
+        transactional_id: str | None,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+        now_ms: int,
+    ) -> Decision[ErrorCode]:
+        """Protocol V2: Produce v12+ and TxnOffsetCommit v5 add their partitions themselves.
+
+        The reply is the code for the request at hand. PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH in a produce.
+        """
+        identity = ProducerIdentity(producer_id, producer_epoch)
+        code, records = self._add(transactional_id, identity, frozenset(partitions), EPOCH_BUMPING, now_ms)
+        return Decision(code, records)
+
+    def verify(
+        self,
+        transactional_id: str | None,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Is each partition part of this producer's open transaction? Asked before its first transactional append.
+
+        TRANSACTION_ABORTABLE means it is not; a sender that does not know that code is told INVALID_TXN_STATE.
+        """
+        partitions = tuple(partitions)
+        try:
+            if not transactional_id:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+            known = self._shard_of(transactional_id).entries.get(transactional_id)
+            metadata = writer_of(known, ProducerIdentity(producer_id, producer_epoch))
+            if metadata.state in PREPARED:
+                raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        except Refused as refusal:
+            return dict.fromkeys(partitions, refusal.code)
+        return {
+            partition: ErrorCode.NONE if partition in metadata.partitions else ErrorCode.TRANSACTION_ABORTABLE
+            for partition in partitions
+        }
+
+    def _add(
+        self,
+        transactional_id: str | None,
+        identity: ProducerIdentity,
+        partitions: frozenset[TopicPartition],
+        client_transaction_version: int,
+        now_ms: int,
+    ) -> tuple[ErrorCode, tuple[StateRecord, ...]]:
+        try:
+            if not transactional_id:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+            shard = self._shard_of(transactional_id)
+            shard.check_not_pending(transactional_id)
+            old = writer_of(shard.entries.get(transactional_id), identity)
+            moved(old, Event.ADD)
+        except Refused as refusal:
+            return refusal.code, ()
+        if old.state is State.ONGOING and partitions <= old.partitions:
+            return ErrorCode.NONE, ()
+        new = with_partitions(old, partitions, client_transaction_version, now_ms)
+        return ErrorCode.NONE, self._decide(shard, None, new).records
+
+    def end_txn(
+        self, request: EndTxnRequest, version: int, now_ms: int, new_producer_id: NewProducerId
+    ) -> Decision[EndTxnResponse]:
+        """Commit or abort. The answer may be sent as soon as the outcome is durable: the markers follow."""
+        try:
+            if not request.transactional_id:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+            shard = self._shard_of(request.transactional_id)
+            if version < BUMPING_SINCE:
+                return self._end_v1(shard, request, now_ms, new_producer_id)
+            return self._end_v2(shard, request, now_ms, new_producer_id)
+        except Refused as refusal:
+            return Decision(EndTxnResponse(error_code=for_version(refusal.code, version, FENCED_SINCE)))
+
+    def _end_v1(
+        self, shard: Shard, request: EndTxnRequest, now_ms: int, new_producer_id: NewProducerId
+    ) -> Decision[EndTxnResponse]:
+        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
+        old = writer_of(shard.entries.get(request.transactional_id), identity)
+        shard.check_not_pending(request.transactional_id)
+        cell = step(old.state, Event.COMMIT_V1 if request.committed else Event.ABORT_V1)
+        if isinstance(cell, State):
+            return self._decide(shard, EndTxnResponse(), prepared(old, cell, 0, now_ms, new_producer_id))
+        return Decision(EndTxnResponse(error_code=cell))
+
+    def _end_v2(
+        self, shard: Shard, request: EndTxnRequest, now_ms: int, new_producer_id: NewProducerId
+    ) -> Decision[EndTxnResponse]:
+        shard.check_not_pending(request.transactional_id)
+        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
+        old = shard.entries.get(request.transactional_id)
+        if old is not None and is_repeated_end(old, identity):
+            event = Event.COMMIT_AGAIN if request.committed else Event.ABORT_AGAIN
+        else:
+            old = owner_of(old, identity)
+            event = Event.COMMIT if request.committed else Event.ABORT
+        cell = step(old.state, event)
+        if isinstance(cell, State):
+            new = prepared(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
+            return self._decide(shard, ended(new.next_identity), new)
+        if cell is ErrorCode.NONE:
+            return Decision(ended(old.identity))
+        raise Refused(cell)
+
+    def markers_written(
+        self, sent: SendMarkers, now_ms: int, partitions: Iterable[TopicPartition] | None = None
+    ) -> Decision[None]:
+        """These partitions (or all that were `sent`) have their marker; a partition that was deleted counts as well.
+
+        The last one completes the transaction, once. A report about an older transaction or from before a reload
+        changes nothing.
+        """
+        shard = self._shards.get(self.partition_for(sent.transactional_id))
+        completion = None if shard is None or shard.loading else shard.completion_of(sent)
+        if shard is None or completion is None:
+            return Decision(None)
+        completion.unmarked.difference_update(sent.partitions if partitions is None else partitions)
+        if completion.unmarked or sent.transactional_id in shard.pending:
+            return Decision(None)
+        return self._decide(shard, None, completed(shard.entries[sent.transactional_id], now_ms))
+
+    # Time
+
+    def tick(self, now_ms: int) -> list[Decision[None]]:
+        """Abort what ran out of time, retry completions whose write failed, forget ids that nobody used for long."""
+        decisions: list[Decision[None]] = []
+        retry = self._next_retry_ms is not None and self._next_retry_ms <= now_ms
+        if retry:
+            self._next_retry_ms = None
+            decisions.extend(self._unwritten_completions(now_ms))
+        if retry or (self._next_timeout_ms is not None and self._next_timeout_ms < now_ms):
+            self._next_timeout_ms = None
+            decisions.extend(self._timed_out(now_ms))
+        if self._next_expiration_ms is not None and self._next_expiration_ms <= now_ms:
+            interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
+            self._next_expiration_ms = now_ms + interval_ms
+            decisions.extend(self._expired(now_ms))
+        return decisions
+
+    def next_wake_ms(self) -> int | None:
+        """When `tick` may have something to do next."""
+        wake_ms = self._next_expiration_ms
+        if self._next_timeout_ms is not None and (wake_ms is None or self._next_timeout_ms < wake_ms):
+            wake_ms = self._next_timeout_ms + 1
+        if self._next_retry_ms is not None and (wake_ms is None or self._next_retry_ms < wake_ms):
+            wake_ms = self._next_retry_ms
+        return wake_ms
+
+    def _expect_timeout(self, metadata: TransactionMetadata) -> None:
+        deadline_ms = metadata.deadline_ms
+        if deadline_ms is not None and (self._next_timeout_ms is None or deadline_ms < self._next_timeout_ms):
+            self._next_timeout_ms = deadline_ms
+
+    def _unwritten_completions(self, now_ms: int) -> Iterator[Decision[None]]:
+        for shard in self._serving():
+            for transactional_id, completion in list(shard.completions.items()):
+                if not completion.unmarked and transactional_id not in shard.pending:
+                    yield self._decide(shard, None, completed(shard.entries[transactional_id], now_ms))
+
+    def _timed_out(self, now_ms: int) -> Iterator[Decision[None]]:
+        for shard in self._serving():
+            for transactional_id in sorted(shard.ongoing):
+                if transactional_id in shard.pending:
+                    continue  # Its replay, or the retry after its failure, brings it back here.
+                old = shard.entries[transactional_id]
+                deadline_ms = old.deadline_ms
+                if deadline_ms is not None and deadline_ms < now_ms:
+                    moved(old, Event.TIME_OUT)
+                    new = fenced(old, self.settings.transaction_version, now_ms)
+                    yield self._decide(shard, None, new)
+                else:
+                    self._expect_timeout(old)
+
+    def _expired(self, now_ms: int) -> Iterator[Decision[None]]:
+        unused_since_ms = now_ms - self.settings.transactional_id_expiration_ms
+        for partition, shard in self._shards.items():
+            if shard.loading:
+                continue
+            expired = [
+                transactional_id
+                for transactional_id, metadata in shard.entries.items()
+                if metadata.last_update_ms <= unused_since_ms
+                and transactional_id not in shard.pending
+                and step(metadata.state, Event.EXPIRE) is State.DEAD
+            ]
+            for start in range(0, len(expired), MOST_EXPIRED_AT_ONCE):
+                tombstones = []
+                for transactional_id in expired[start : start + MOST_EXPIRED_AT_ONCE]:
+                    tombstones.append(tombstone_of(transactional_id, partition))
+                    shard.pending[transactional_id] = Pending([(tombstones[-1], None)], now_ms)
+                yield Decision(None, tuple(tombstones))
+
+    # For administrators
+
+    def open_by_producer(self) -> dict[int, TransactionMetadata]:
+        """The transactions that are begun and not over, by the producer id of their data."""
+        return {metadata.producer_id: metadata for metadata in self.entries() if metadata.state in OPEN}
+
+    def abort_for_administrator(self, transactional_id: str, now_ms: int) -> Decision[None]:
+        """End an open transaction in all its partitions, and fence its producer: it must not commit what is left."""
+        shard = self._shard_of(transactional_id)
+        shard.check_not_pending(transactional_id)
+        old = shard.entries[transactional_id]
+        moved(old, Event.TIME_OUT)
+        return self._decide(shard, None, fenced(old, self.settings.transaction_version, now_ms))
+
+    def describe_transactions(self, request: DescribeTransactionsRequest) -> Decision[DescribeTransactionsResponse]:
+        """Each id as the coordinator sees it; of a prepared transaction, the partitions still without a marker."""
+        return Decision(
+            DescribeTransactionsResponse(
+                transaction_states=[self._described(each) for each in request.transactional_ids]
+            )
+        )
+
+    def _described(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
+        try:
+            if not transactional_id:
+                raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+            shard = self._shard_of(transactional_id)
+            metadata = shard.entries.get(transactional_id)
+            if metadata is None:
+                raise Refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+        except Refused as refusal:
+            return DescribeTransactionsResponse.TransactionState(
+                error_code=refusal.code, transactional_id=transactional_id
+            )
+        completion = shard.completions.get(transactional_id)
+        return described(metadata, metadata.partitions if completion is None else completion.unmarked)
+
+    def list_transactions(self, request: ListTransactionsRequest, now_ms: int) -> Decision[ListTransactionsResponse]:
+        """The ids that pass every filter; a state nobody knows is named in the answer."""
+        return Decision(done(self.transactions_listed(request, now_ms)))
+
+    def transactions_listed(self, request: ListTransactionsRequest, now_ms: int) -> Steps[ListTransactionsResponse]:
+        """The same in steps."""
+        if any(shard.loading for shard in self._shards.values()):
+            return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        try:
+            return (yield from listed(self.entries(), request, now_ms))
+        except Refused as refusal:
+            return ListTransactionsResponse(error_code=refusal.code)
+
+    def is_completing(self, transactional_id: str) -> bool:
+        """Whether a decided transaction of this id still has markers or its last record to come."""
+        shard = self._shards.get(self.partition_for(transactional_id))
+        return shard is not None and not shard.loading and transactional_id in shard.completions
+
+    def entries(self) -> Iterator[TransactionMetadata]:
+        """Everything that is known, to look at."""
+        return (metadata for shard in self._shards.values() for metadata in shard.entries.values())
+
+    # Shared steps
+
+    def _serving(self) -> list[Shard]:
+        return [shard for shard in self._shards.values() if not shard.loading]
+
+    def _shard_of(self, transactional_id: str) -> Shard:
+        shard = self._shards.get(self.partition_for(transactional_id))
+        if shard is None:
+            raise Refused(ErrorCode.NOT_COORDINATOR)
+        if shard.loading:
+            raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return shard
+
+    def _decide(self, shard: Shard, reply: Response, new: TransactionMetadata) -> Decision[Response]:
+        """Make `new` pending, and say what must be written for it to be so and what follows."""
+        transactional_id = new.transactional_id
+        invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
+        partition = self.partition_for(transactional_id)
+        record = record_of(new, partition)
+        records: tuple[StateRecord, ...] = (record,)
+        steps: list[tuple[StateRecord, TransactionMetadata | None]] = [(record, new)]
+        markers: SendMarkers | None = None
+        if new.state in PREPARED:
+            if new.partitions:
+                markers = shard.markers_of(new)
+            else:
+                # Nothing was written in this transaction, so there is nobody to tell: it is complete at once.
+                done = completed(new, new.last_update_ms)
+                steps.append((record_of(done, partition), done))
+                records = (record, steps[1][0])
+        shard.pending[transactional_id] = Pending(steps, new.last_update_ms, markers)
+        return Decision(reply, records, () if markers is None else (markers,))

@@ -1,0 +1,433 @@
+"""The producer's half of the transaction conversation: who it is, what it may do, what it must say next.
+
+Guarantees: nothing is sent under an identity that was not given by the coordinator; a transaction is committed only
+when every record and offset in it was acknowledged; after an error the next step is always one of abort and close,
+and the table says which. Every request here may be repeated until it is answered.
+
+Both protocols are spoken. V1: partitions and groups are announced (AddPartitionsToTxn, AddOffsetsToTxn) before they
+are written to, and the epoch stays. V2 (KIP-890): the first write announces, and every EndTxn answers with the identity
+for the next transaction. Without a transactional id the manager only keeps the identity of an idempotent producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from semel.errors import (
+    AbortTransaction,
+    AuthorizationFailed,
+    ErrorCode,
+    Fatal,
+    KafkaError,
+    Misuse,
+    ProducerFenced,
+    Retriable,
+    error_for,
+    invariant,
+)
+from semel.machines.transactions import requests
+from semel.machines.transactions.producer_states import (
+    STEPS,
+    VERDICTS,
+    WHAT_TO_DO_FIRST,
+    Event,
+    State,
+    Verdict,
+    deciding_code,
+    verdict,
+)
+from semel.machines.transactions.requests import GroupMetadata, OffsetAndMetadata
+from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.wire.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+__all__ = [
+    "MAX_EPOCH",
+    "NO_IDENTITY",
+    "STEPS",
+    "VERDICTS",
+    "Event",
+    "GroupMetadata",
+    "OffsetAndMetadata",
+    "Send",
+    "State",
+    "TransactionManager",
+    "Verdict",
+]
+
+NO_IDENTITY = ProducerIdentity(-1, -1)
+MAX_EPOCH = 2**15 - 1
+#: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
+CONCURRENT_BACKOFF_MS = 20
+#: Answers to a batch that say this producer may never write.
+_REFUSED_FOR_GOOD = (
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.UNSUPPORTED_VERSION,
+)
+#: Two-phase commit (KIP-939) begins with this version of InitProducerId.
+TWO_PHASE_VERSION = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request for a coordinator. `newest` is the version the protocol in use must not go beyond.
+
+    `version` asks for exactly that one: a broker that lacks it lacks the feature.
+    """
+
+    message: Any
+    coordinator: str
+    key: str
+    newest: int
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class _PendingOffsets:
+    group: GroupMetadata
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+    announced: bool = False
+
+
+@dataclass(slots=True)
+class TransactionManager:
+    """One producer's identity and transaction. `version` is the cluster's finalized `transaction.version`."""
+
+    transactional_id: str | None
+    transaction_timeout_ms: int = 60_000
+    two_phase_commit: bool = False
+    version: int = 2
+    state: State = State.UNINITIALIZED
+    identity: ProducerIdentity = NO_IDENTITY
+    #: Why the producer is in an error state.
+    error: KafkaError | None = None
+    #: Not before this time may the next request be sent.
+    not_before_ms: int = 0
+    #: Whose transaction is prepared: what an outside coordinator writes down before it decides.
+    prepared: ProducerIdentity | None = None
+    _keep_prepared: bool = False
+    _in_flight: bool = False
+    _started: bool = False
+    _bump_after_abort: bool = False
+    _partitions: set[TopicPartition] = field(default_factory=set)
+    _unannounced: set[TopicPartition] = field(default_factory=set)
+    _pending_offsets: list[_PendingOffsets] = field(default_factory=list)
+
+    # --- what the user asks ---------------------------------------------------------------------------------------
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.transactional_id is not None
+
+    def initialize(self, *, keep_prepared: bool = False) -> None:
+        """Ask for an identity; whatever the predecessor of this transactional id left open is ended by it.
+
+        With `keep_prepared` a transaction that was prepared stays, for `complete` to decide on.
+        """
+        if keep_prepared and not self.two_phase_commit:
+            raise self._needs_two_phase("init_transactions(keep_prepared=True)")
+        if self.state is State.INITIALIZING:
+            return
+        self._step(Event.INITIALIZE)
+        self.error = None
+        self._keep_prepared = keep_prepared
+
+    def begin(self) -> None:
+        self._need_transactional_id(Event.BEGIN)
+        self._step(Event.BEGIN)
+        self._started = False
+
+    def check_write(self) -> None:
+        """Raise if no record may join what is open. Changes nothing: the record may yet prove too large."""
+        if not self.is_transactional:
+            if self.state is State.FATAL_ERROR:
+                raise self._why_not(Event.WRITE)
+        elif Event.WRITE not in STEPS[self.state]:
+            raise self._why_not(Event.WRITE)
+
+    def write(self, partition: TopicPartition) -> None:
+        """A record for this partition joins the open transaction."""
+        if self.state is State.IN_TRANSACTION and partition in self._partitions:
+            return
+        if not self.is_transactional:
+            if self.state is State.FATAL_ERROR:
+                raise self._why_not(Event.WRITE)
+            return
+        self._step(Event.WRITE)
+        if partition in self._partitions:
+            return
+        self._partitions.add(partition)
+        if self.version >= 2:
+            self._started = True
+        else:
+            self._unannounced.add(partition)
+
+    def add_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
+        """A group's progress joins the open transaction."""
+        self._need_transactional_id(Event.WRITE)
+        self._step(Event.WRITE)
+        if offsets:
+            self._pending_offsets.append(_PendingOffsets(group, dict(offsets)))
+            # The first commit of offsets opens a V2 transaction, whether or not its answer arrives.
+            self._started = self._started or self.version >= 2
+
+    def prepare(self) -> None:
+        """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
+        self._need_transactional_id(Event.PREPARE)
+        if not self.two_phase_commit:
+            raise self._needs_two_phase("prepare_transaction()")
+        self._step(Event.PREPARE)
+        self.prepared = self.identity
+
+    def complete(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if the outside coordinator decided on this very transaction, abort if on an earlier one."""
+        if self.prepared is None:
+            raise self._why_not(Event.COMMIT)
+        if decided == self.prepared:
+            self.commit()
+        else:
+            self.abort()
+
+    def commit(self) -> None:
+        self._need_transactional_id(Event.COMMIT)
+        self._step(Event.COMMIT)
+
+    def abort(self) -> None:
+        self._need_transactional_id(Event.ABORT)
+        self._step(Event.ABORT)
+        self._pending_offsets.clear()
+        self._unannounced.clear()
+
+    # --- what the sender asks -------------------------------------------------------------------------------------
+
+    @property
+    def may_write(self) -> bool:
+        """Whether records may join what is open: the transaction, or without one simply the log."""
+        return self.state is State.IN_TRANSACTION or (self.transactional_id is None and self.error is None)
+
+    def may_send_to(self, partition: TopicPartition) -> bool:
+        """Whether a batch for this partition may go out now."""
+        if self.identity == NO_IDENTITY or self.state in (State.INITIALIZING, State.FATAL_ERROR):
+            return False
+        return not self.is_transactional or (partition in self._partitions and partition not in self._unannounced)
+
+    @property
+    def offsets_pending(self) -> bool:
+        """Whether offsets given to this transaction are not acknowledged yet."""
+        return bool(self._pending_offsets)
+
+    def fail(self, error: KafkaError, *, renew: bool = False) -> None:
+        """A batch of the open transaction could not be delivered.
+
+        With `renew`, the sequence numbers of a partition are in doubt: after the abort the epoch must be a new one.
+        """
+        if renew and self.version < 2:
+            self._bump_after_abort = True
+        if error.code in _REFUSED_FOR_GOOD:
+            self._fatal(error)
+        elif self.is_transactional:
+            # The batch is lost, the producer is not: what could be tried again, or ends a request, costs a transaction.
+            mendable = isinstance(error, (Retriable, Fatal))
+            self._abortable(AbortTransaction(error.code, error.why) if mendable else error)
+
+    def bump_epoch(self) -> None:
+        """A new epoch for an idempotent producer (KIP-360): its own to take, until there is none left."""
+        invariant(not self.is_transactional, "the epoch of a transactional producer is the coordinator's to give")
+        if self.identity.producer_epoch < MAX_EPOCH:
+            self.identity = ProducerIdentity(self.identity.producer_id, self.identity.producer_epoch + 1)
+        else:
+            self.identity = NO_IDENTITY
+            self._step(Event.INITIALIZE)
+
+    # --- the conversation -----------------------------------------------------------------------------------------
+
+    def poll(self, now_ms: int, *, batches_left: bool) -> Send | None:
+        """The next thing to say, or None when there is nothing to say or it is not yet time.
+
+        `batches_left`: records of the transaction are still on their way, so it cannot be ended.
+        """
+        if self._in_flight or now_ms < self.not_before_ms:
+            return None
+        send = self._next(batches_left)
+        self._in_flight = send is not None
+        return send
+
+    def _next(self, batches_left: bool) -> Send | None:
+        if self.state is State.INITIALIZING:
+            return self._init_producer_id()
+        if self.state in (State.IN_TRANSACTION, State.COMMITTING):
+            if self._unannounced:
+                return self._add_partitions()
+            if self._pending_offsets:
+                return self._commit_offsets(self._pending_offsets[0])
+        if self.state in (State.COMMITTING, State.ABORTING) and not batches_left:
+            if self._started:
+                return self._end()
+            self._ended(None)
+            return self._next(batches_left)
+        return None
+
+    def on_disconnect(self, now_ms: int, backoff_ms: int) -> None:
+        """No answer came: the same request is asked again."""
+        self._in_flight = False
+        self.not_before_ms = now_ms + backoff_ms
+
+    def on_error(self, error: KafkaError) -> None:
+        """The request could not even be sent, and never can (no common version, no authorization)."""
+        self._in_flight = False
+        self._fatal(error)
+
+    def on_response(self, request: Any, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:
+        """Take an answer in. The code it gave is returned, for the shell to look for the coordinator anew."""
+        self._in_flight = False
+        code = deciding_code(request, response)
+        if code is not ErrorCode.NONE:
+            self._refused(request, code, now_ms, backoff_ms, getattr(response, "error_message", None))
+        elif isinstance(request, InitProducerIdRequest):
+            self._identified(response)
+        elif isinstance(request, AddPartitionsToTxnRequest):
+            self._started = True
+            for topic in request.v3_and_below_topics:
+                self._unannounced -= {TopicPartition(topic.name, number) for number in topic.partitions}
+        elif isinstance(request, AddOffsetsToTxnRequest):
+            self._started = True
+            for pending in self._pending_offsets:
+                pending.announced = pending.announced or pending.group.group_id == request.group_id
+        elif isinstance(request, TxnOffsetCommitRequest):
+            self._started = True
+            if self._pending_offsets:
+                del self._pending_offsets[0]
+        else:
+            self._ended(response)
+        return code
+
+    def _refused(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
+        meaning = verdict(request, code)
+        what = f"{type(request).__name__} of '{self.transactional_id}': {message or code.meaning}"
+        if meaning is Verdict.RETRY:
+            concurrent = code is ErrorCode.CONCURRENT_TRANSACTIONS
+            self.not_before_ms = now_ms + (min(backoff_ms, CONCURRENT_BACKOFF_MS) if concurrent else backoff_ms)
+        elif meaning is Verdict.FENCED:
+            why = f"{what}; another producer has used this transactional.id, or the transaction timed out"
+            self._fatal(ProducerFenced(ErrorCode.PRODUCER_FENCED, why))
+        elif meaning is Verdict.ABORTABLE and self.state is State.ABORTING:
+            # The coordinator knows nothing of what is to be aborted: a fresh identity is all that is left to ask for.
+            self._bump_after_abort = True
+            self._ended(None)
+        elif meaning is Verdict.ABORTABLE:
+            if self.version < 2:
+                self._bump_after_abort = True
+            self._abortable(error_for(code, what))
+        elif meaning is Verdict.NOT_ALLOWED:
+            # Whoever gives out permissions may do so yet: until then every attempt is refused anew, and said.
+            self.error = AuthorizationFailed(code, what)
+            self.not_before_ms = now_ms + backoff_ms
+            self._step(Event.NOT_ALLOWED)
+        else:
+            error = error_for(code, what)
+            self._fatal(Fatal(code, what) if isinstance(error, AbortTransaction) else error)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def _init_producer_id(self) -> Send:
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self.transaction_timeout_ms if self.is_transactional else 2**31 - 1,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+            enable2_pc=self.two_phase_commit,
+            keep_prepared_txn=self._keep_prepared,
+        )
+        send = self._to_coordinator(request, newest=5)
+        return replace(send, version=TWO_PHASE_VERSION) if self.two_phase_commit else send
+
+    def _add_partitions(self) -> Send:
+        return self._to_coordinator(requests.add_partitions(self._name, self.identity, self._unannounced), newest=3)
+
+    def _commit_offsets(self, pending: _PendingOffsets) -> Send:
+        group = pending.group
+        if self.version < 2 and not pending.announced:
+            return self._to_coordinator(requests.add_offsets(self._name, self.identity, group.group_id), newest=4)
+        request = requests.commit_offsets(self._name, self.identity, group, pending.offsets)
+        return Send(request, "group", group.group_id, 5 if self.version >= 2 else 4)
+
+    def _end(self) -> Send:
+        request = requests.end(self._name, self.identity, committed=self.state is State.COMMITTING)
+        return self._to_coordinator(request, newest=5 if self.version >= 2 else 4)
+
+    def _to_coordinator(self, request: Any, newest: int) -> Send:
+        return Send(request, "transaction", self._name, newest)
+
+    @property
+    def _name(self) -> str:
+        return self.transactional_id or ""
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _identified(self, response: Any) -> None:
+        self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        self._forget_transaction()
+        if response.ongoing_txn_producer_id < 0:
+            self._step(Event.INITIALIZED)
+            return
+        self.prepared = ProducerIdentity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        self._started = True
+        self._step(Event.FOUND_PREPARED)
+
+    def _ended(self, response: Any) -> None:
+        if response is not None and getattr(response, "producer_id", -1) >= 0:
+            self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        renew = self.state is State.ABORTING and (self._bump_after_abort or self.identity == NO_IDENTITY)
+        self._forget_transaction()
+        self._step(Event.INITIALIZE if renew else Event.ENDED)
+
+    def _forget_transaction(self) -> None:
+        self._started = False
+        self._keep_prepared = False
+        self.prepared = None
+        self._bump_after_abort = False
+        self._partitions.clear()
+        self._unannounced.clear()
+        self._pending_offsets.clear()
+        self.error = None
+
+    def _abortable(self, error: KafkaError) -> None:
+        if self.state not in (State.ABORTING, State.FATAL_ERROR, State.READY):
+            self.error = self.error or error
+        self._pending_offsets.clear()
+        self._step(Event.ABORTABLE)
+
+    def _fatal(self, error: KafkaError) -> None:
+        if self.state is not State.FATAL_ERROR:
+            self.error = error
+        self._pending_offsets.clear()
+        self._step(Event.FATAL)
+
+    def _step(self, event: Event) -> None:
+        following = STEPS[self.state].get(event)
+        if following is None:
+            raise self._why_not(event)
+        self.state = following
+
+    def _why_not(self, event: Event) -> KafkaError:
+        if self.error is not None and self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR):
+            return self.error
+        return Misuse(
+            ErrorCode.INVALID_TXN_STATE,
+            f"{event.value}() while the producer is {self.state.value}: {WHAT_TO_DO_FIRST[self.state]}",
+        )
+
+    def _needs_two_phase(self, what: str) -> Misuse:
+        return Misuse(ErrorCode.INVALID_TXN_STATE, f"{what} needs transaction.two.phase.commit.enable=true")
+
+    def _need_transactional_id(self, event: Event) -> None:
+        if not self.is_transactional:
+            raise Misuse(ErrorCode.INVALID_TXN_STATE, f"{event.value}() needs the setting transactional.id")

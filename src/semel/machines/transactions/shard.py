@@ -1,0 +1,104 @@
+"""The transactional ids of one partition of `__transaction_state`: what is known of each, and what is under way.
+
+`replay` is the only way an entry ever changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from semel.errors import ErrorCode, Refused
+from semel.machines.contract import SendMarkers, StateRecord
+from semel.machines.transactions.metadata import NO_PRODUCER_EPOCH, TransactionMetadata
+from semel.machines.transactions.records import metadata_of
+from semel.machines.transactions.states import PREPARED, State
+from semel.machines.values import TopicPartition, by_topic
+
+
+@dataclass(slots=True)
+class Pending:
+    """A decision that was made and is not yet written: its records, first to last, as they are and as they read."""
+
+    unwritten: list[tuple[StateRecord, TransactionMetadata | None]]
+    decided_at_ms: int
+    markers: SendMarkers | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """A decided transaction on its way into the partitions."""
+
+    sent: SendMarkers
+    unmarked: set[TopicPartition]
+
+
+@dataclass(slots=True)
+class Shard:
+    """The transactional ids of one partition of `__transaction_state`."""
+
+    coordinator_epoch: int
+    loading: bool = True
+    entries: dict[str, TransactionMetadata] = field(default_factory=dict)
+    pending: dict[str, Pending] = field(default_factory=dict)
+    #: Open transactions, the only ones a timeout is looked for in.
+    ongoing: set[str] = field(default_factory=set)
+    #: Prepared transactions, and which of their partitions are still without a marker.
+    completions: dict[str, Completion] = field(default_factory=dict)
+
+    def check_not_pending(self, transactional_id: str) -> None:
+        if transactional_id in self.pending:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the previous step is not yet written")
+
+    def replay(self, transactional_id: str, record: StateRecord) -> TransactionMetadata | None:
+        """Remember a record; a decision is no longer pending when its last record is here.
+
+        The very record a decision made is known without reading it again; any other is read.
+        """
+        pending = self.pending.get(transactional_id)
+        metadata, last_producer_epoch, known = None, NO_PRODUCER_EPOCH, False
+        if pending is not None:
+            decided, metadata = pending.unwritten.pop(0)
+            known = decided is record
+            last_producer_epoch = NO_PRODUCER_EPOCH if metadata is None else metadata.last_producer_epoch
+            if not pending.unwritten:
+                del self.pending[transactional_id]
+        if not known:
+            metadata = None
+            if record.value is not None:
+                metadata = metadata_of(transactional_id, record.value, last_producer_epoch)
+        self.ongoing.discard(transactional_id)
+        self.completions.pop(transactional_id, None)
+        if metadata is None:
+            self.entries.pop(transactional_id, None)
+            return None
+        self.entries[transactional_id] = metadata
+        if metadata.state is State.ONGOING:
+            self.ongoing.add(transactional_id)
+        elif metadata.state in PREPARED:
+            sent = pending.markers if pending is not None else None
+            self.completions[transactional_id] = Completion(sent or self.markers_of(metadata), set(metadata.partitions))
+        return metadata
+
+    def markers_of(self, metadata: TransactionMetadata) -> SendMarkers:
+        return SendMarkers(
+            transactional_id=metadata.transactional_id,
+            producer_id=metadata.producer_id,
+            producer_epoch=metadata.producer_epoch,
+            coordinator_epoch=self.coordinator_epoch,
+            commit=metadata.state is State.PREPARE_COMMIT,
+            transaction_version=metadata.client_transaction_version,
+            partitions=tuple(
+                TopicPartition(topic, partition)
+                for topic, partitions in by_topic(metadata.partitions).items()
+                for partition in partitions
+            ),
+        )
+
+    def completion_of(self, sent: SendMarkers) -> Completion | None:
+        """The completion these very markers were sent for; None if that is over, or began before a reload.
+
+        Under protocol V1 the epoch stays, so two transactions may send markers that are equal: only identity tells
+        a late report about the first from a report about the second.
+        """
+        completion = self.completions.get(sent.transactional_id)
+        return completion if completion is not None and completion.sent is sent else None

@@ -1,0 +1,83 @@
+"""Idle groups by the thousand: little memory each, and back from the log quickly."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+
+from semel.errors import ErrorCode, InvariantViolation
+from semel.machines.contract import StateRecord
+from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings
+from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
+from tests.machines.groups.group_host import TOPICS, Host
+
+GROUPS = 3_000
+MOST_BYTES_PER_GROUP = 640
+#: Generous: a slow machine that runs other tests beside this one must pass too.
+MOST_SECONDS = 2
+
+
+def written_log(protocol: str) -> list[StateRecord]:
+    """Groups that somebody joined, committed one offset to, and left."""
+    host = Host(GroupSettings(group_initial_rebalance_delay_ms=0))
+    for number in range(GROUPS):
+        group = f"application-{number}"
+        if protocol == "classic":
+            host.join(group=group, version=3)
+            member = next(iter(host.machine.groups[group].members))
+            host.sync(member, 1, {member: b""}, group=group)
+            host.commit(number, member_id=member, generation=1, group=group)
+            host.leave((member, None), group=group)
+        else:
+            epoch = host.consumer_heartbeat("a", 0, instance="one", group=group).member_epoch
+            assert host.commit(number, member_id="a", generation=epoch, instance="one", group=group) is ErrorCode.NONE
+            host.consumer_heartbeat("a", -1, instance="one", group=group)
+    return [entry[0] for entry in host.log if isinstance(entry, tuple)]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_idle_groups_are_small_and_quickly_loaded(protocol: str) -> None:
+    log = written_log(protocol)
+    machine = GroupCoordinator(GroupSettings(), TOPICS)
+    for partition in range(50):
+        machine.load(partition, 0)
+    started = time.perf_counter()
+    for record in log:
+        machine.replay(record)
+    for partition in range(50):
+        machine.loaded(partition, 0)
+    seconds = time.perf_counter() - started
+    assert len(machine.groups) == GROUPS
+    assert seconds < MOST_SECONDS
+    del machine
+    tracemalloc.start()
+    try:
+        again = GroupCoordinator(GroupSettings(), TOPICS)
+        for partition in range(50):
+            again.load(partition, 0)
+        before, _ = tracemalloc.get_traced_memory()
+        for record in log:
+            again.replay(record)
+        for partition in range(50):
+            again.loaded(partition, 0)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / GROUPS < MOST_BYTES_PER_GROUP
+
+
+def test_what_idle_groups_share_stays_empty() -> None:
+    for write in (
+        lambda: NOTHING.__setitem__("a", 1),
+        lambda: NOTHING.update(a=1),
+        lambda: NOTHING.setdefault("a", 1),
+    ):
+        with pytest.raises(InvariantViolation):
+            write()
+    own = with_entry(NOTHING, "a", 1)
+    assert (own, NOTHING) == ({"a": 1}, {})
+    assert with_entry(own, "b", 2) is own
+    assert without_entry(own, "a") is own
+    assert without_entry(own, "b") is NOTHING

@@ -1,0 +1,210 @@
+"""Each safeguard of the coordinator is needed: with it a story ends well, without it the same story fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.errors import ErrorCode, InvariantViolation, Refused
+from semel.machines.transactions import coordinator as transaction_coordinator
+from semel.machines.transactions import metadata as transaction_metadata
+from semel.machines.transactions.shard import Shard
+from semel.machines.transactions.states import State
+from semel.machines.values import ProducerIdentity
+from tests.machines.transactions.transaction_host import T0, T1, Host, metadata_in
+
+Story = Callable[[Host], None]
+Remove = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_zombie_cannot_add_to_or_end_what_its_successor_does(host: Host) -> None:
+    zombie = host.producer()
+    successor = host.producer()
+    assert host.produce(successor, T0) is ErrorCode.NONE
+    assert host.add(zombie, T1) is ErrorCode.PRODUCER_FENCED
+    assert host.commit(zombie, version=4) is ErrorCode.PRODUCER_FENCED
+    assert host.metadata().partitions == {T0}
+    assert host.commit(successor) is ErrorCode.NONE
+
+
+def a_zombie_cannot_end_its_successors_transaction_under_v2(host: Host) -> None:
+    zombie = host.producer()
+    successor = host.producer()
+    assert host.produce(successor, T0) is ErrorCode.NONE
+    assert host.commit(zombie) is ErrorCode.PRODUCER_FENCED
+    assert host.commit(successor) is ErrorCode.NONE
+
+
+def a_zombie_cannot_renew_itself(host: Host) -> None:
+    zombie = host.producer()
+    successor = host.producer()
+    host.produce(successor, T0)
+    assert host.init(identity=zombie).error_code == ErrorCode.PRODUCER_FENCED
+    assert host.state() == "Ongoing"
+
+
+def nobody_decides_while_a_decision_is_being_written(host: Host) -> None:
+    producer = host.producer()
+    host.produce(producer, T0)
+    commit = host.end_decision(producer, True)
+    assert host.abort(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
+    host.perform(commit)
+    host.write_markers()
+    assert {sent.commit for sent, _ in host.written} == {True}
+
+
+def a_delayed_end_cannot_end_the_next_transaction(host: Host) -> None:
+    producer = host.producer()
+    host.produce(producer, T0)
+    following = host.commit_v2(producer)
+    host.produce(following, T0)
+    assert host.abort(producer) is ErrorCode.PRODUCER_FENCED
+    assert host.state() == "Ongoing"
+
+
+def an_absent_owner_is_fenced_by_timeout(host: Host) -> None:
+    owner = host.producer()
+    host.produce(owner, T0)
+    host.tick(60_001)
+    host.write_markers()
+    assert host.produce(owner, T0) is ErrorCode.PRODUCER_FENCED
+
+
+def a_report_from_before_a_reload_completes_nothing(host: Host) -> None:
+    producer = host.producer()
+    host.produce(producer, T0)
+    host.commit(producer)
+    before = host.waiting[0]
+    host.start()
+    assert host.waiting[0].coordinator_epoch > before.coordinator_epoch
+    host.perform(host.coordinator.markers_written(before, host.now_ms))
+    assert host.state() == "PrepareCommit"
+    host.write_markers()
+    assert host.state() == "CompleteCommit"
+
+
+def a_commit_is_completed_once_however_often_it_is_reported(host: Host) -> None:
+    producer = host.producer()
+    host.produce(producer, T0)
+    host.commit(producer)
+    sent = host.waiting[0]
+    first = host.coordinator.markers_written(sent, host.now_ms)
+    assert host.coordinator.markers_written(sent, host.now_ms).records == ()
+    host.perform(first)
+    assert host.state() == "CompleteCommit"
+
+
+def the_last_epoch_is_never_exceeded(host: Host) -> None:
+    host.place(_at_epoch(32766))
+    reply = host.end(ProducerIdentity(77, 32766), True)
+    assert (reply.error_code, reply.producer_epoch) == (ErrorCode.NONE, 0)
+    assert reply.producer_id != 77
+    host.write_markers()
+    assert host.produce(ProducerIdentity(reply.producer_id, 0), T0) is ErrorCode.NONE
+
+
+def a_failed_write_is_forgotten(host: Host) -> None:
+    producer = host.producer()
+    host.append_fails = True
+    host.produce(producer, T0)
+    host.append_fails = False
+    assert host.produce(producer, T0) is ErrorCode.NONE
+
+
+def _at_epoch(epoch: int) -> transaction_metadata.TransactionMetadata:
+    return metadata_in(State.ONGOING, epoch=epoch)
+
+
+def without_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction_coordinator, "writer_of", lambda metadata, identity: metadata)
+
+
+def without_owner_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction_coordinator, "owner_of", lambda metadata, identity: metadata)
+    patch.setattr(transaction_coordinator, "is_repeated_end", lambda metadata, identity: False)
+
+
+def without_renewal_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction_coordinator, "may_renew", lambda metadata, expected: True)
+
+
+def without_pending_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "check_not_pending", lambda self, transactional_id: None)
+
+
+def without_epoch_bump_at_end(patch: pytest.MonkeyPatch) -> None:
+    original = transaction_coordinator.prepared
+
+    def unbumped(old: Any, state: Any, version: int, *rest: Any) -> Any:
+        return original(old, state, 0, *rest)
+
+    patch.setattr(transaction_coordinator, "prepared", unbumped)
+
+
+def without_epoch_bump_for_an_absent_owner(patch: pytest.MonkeyPatch) -> None:
+    def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
+        return transaction_metadata.prepared(old, State.PREPARE_ABORT, 0, now_ms, None)
+
+    patch.setattr(transaction_coordinator, "fenced", unbumped)
+
+
+def without_identity_of_reports(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "completion_of", lambda self, sent: self.completions.get(sent.transactional_id))
+
+
+def without_rotation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transaction_metadata.TransactionMetadata, "is_exhausted", lambda self: False)
+
+
+def without_clearing_after_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        transaction_coordinator.TransactionCoordinator,
+        "append_failed",
+        lambda self, decision, code=None: decision.reply,
+    )
+
+
+class _NeverPending(dict[str, Any]):
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def without_exactly_once_completion(patch: pytest.MonkeyPatch) -> None:
+    original = Shard.completion_of
+
+    def forgetful(self: Shard, sent: Any) -> Any:
+        self.pending = _NeverPending(self.pending)
+        return original(self, sent)
+
+    patch.setattr(Shard, "completion_of", forgetful)
+
+
+PAIRS: list[tuple[Story, Remove]] = [
+    (a_zombie_cannot_add_to_or_end_what_its_successor_does, without_epoch_check),
+    (a_zombie_cannot_end_its_successors_transaction_under_v2, without_owner_epoch_check),
+    (a_zombie_cannot_renew_itself, without_renewal_check),
+    (nobody_decides_while_a_decision_is_being_written, without_pending_check),
+    (a_delayed_end_cannot_end_the_next_transaction, without_epoch_bump_at_end),
+    (an_absent_owner_is_fenced_by_timeout, without_epoch_bump_for_an_absent_owner),
+    (a_report_from_before_a_reload_completes_nothing, without_identity_of_reports),
+    (a_commit_is_completed_once_however_often_it_is_reported, without_exactly_once_completion),
+    (the_last_epoch_is_never_exceeded, without_rotation),
+    (a_failed_write_is_forgotten, without_clearing_after_failure),
+]
+each_pair = pytest.mark.parametrize(
+    ("story", "remove"), PAIRS, ids=[f"{story.__name__}-{remove.__name__}" for story, remove in PAIRS]
+)
+
+
+@each_pair
+def test_with_the_safeguard_the_story_ends_well(story: Story, remove: Remove) -> None:
+    story(Host())
+
+
+@each_pair
+def test_without_the_safeguard_the_story_fails(story: Story, remove: Remove, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(monkeypatch)
+    with pytest.raises((AssertionError, InvariantViolation, Refused)):
+        story(Host())
