@@ -1,9 +1,13 @@
-"""What the documentation says is run: the README's Python, the examples in docstrings, the commands it names."""
+"""What the documentation says holds: the README's Python, the examples in docstrings, commands, links, files and tests.
+
+`tests/test_docs_commands.py` runs the pages' shell sessions.
+"""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -12,15 +16,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import semel
+from semel.cli import command_line
+from tests.support.pages import blocks_of, name_of, pages
+from tests.support.requirements import CHECKOUT
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 README = (CHECKOUT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 #: What a user imports from; examples in docstrings there are promises.
 ROOMS = ("semel.broker.embedded", "semel.client", "semel.config", "semel.errors", "semel.records", "semel.testing")
+
+
+def text(page: Path) -> str:
+    return page.read_text()
 
 
 def public_modules() -> list[str]:
@@ -47,6 +58,7 @@ def test_examples_in_docstrings_are_true(name: str, semel_broker) -> None:
 
 
 def test_the_first_python_of_the_readme_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(PYTHON) == 3
     exec(compile(PYTHON[0], "README.md", "exec"), {})
     assert capsys.readouterr().out == "[b'12.50']\n"
 
@@ -60,25 +72,81 @@ def test_the_readmes_test_is_a_test_that_passes(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_every_python_in_the_readme_compiles() -> None:
-    assert len(PYTHON) == 3
-    for block in PYTHON:
-        compile(block, "README.md", "exec")
+COMMAND = re.compile(r"semel ((?:broker|topic|txn|log|group|pipeline) (?!ready)[a-z-]+)")
+COMMANDS = sorted({found for page in pages() for found in COMMAND.findall(text(page))})
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"semel ((?:broker|topic|txn|log|group) [a-z]+)", README))))
-def test_every_command_that_the_readme_names_is_there(command: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src")}
-    words = [sys.executable, "-m", "semel", *command.split(), "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=30)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("Usage: semel " + command)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_a_page_names_is_there(command: str) -> None:
+    done = CliRunner().invoke(command_line(), [*command.split(), "--help"], prog_name="semel")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Usage: semel " + command)
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    for document in [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").glob("*.md"))]:
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name} links to {link}"
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for link, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", text(page)):
+        target = page if not link else page.parent / link
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        if heading:
+            assert heading in headings(target), f"{name_of(page)} links to {link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The names that headings have in links."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = CHECKOUT / "docs" / "README.md"
+    linked = {(contents.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", contents.read_text())}
+    assert set((CHECKOUT / "docs").rglob("*.md")) - {contents} - linked == set()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_the_blocks_of_a_page_are_of_a_kind_that_is_looked_at(page: Path) -> None:
+    for block in blocks_of(page):
+        place = f"{name_of(page)}:{block.line}"
+        assert block.language in ("", "console", "diff", "mermaid", "python", "sh"), place
+        if block.language == "python":
+            compile(block.text, place, "exec")
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                check_command(line.partition(" # ")[0].strip(), place)
+
+
+def check_command(line: str, place: str) -> None:
+    """A command that is not run names what is there: targets of the Makefile, modules, files and tests."""
+    for target in re.findall(r"^make ([a-z]+)", line):
+        assert re.search(rf"^{target}:", (CHECKOUT / "Makefile").read_text(), re.MULTILINE), f"{place}: {line}"
+    for module in re.findall(r"python -m (tests[\w.]*|semel[\w.]*|bench[\w.]*)", line):
+        assert importlib.util.find_spec(module) is not None, f"{place}: {line}"
+    for path, test in re.findall(r"((?:tests|src|docs|examples|bench)/[\w./-]+)(?:::(\w+))?", line):
+        assert (CHECKOUT / path).exists(), f"{place}: {line}"
+        assert not test or f"def {test}(" in (CHECKOUT / path).read_text(), f"{place}: {line}"
+
+
+#: `log/files.py`, `tests/broker/soak.py`, `machines/x.py: name`, `tests/x.py::test_name`, `tests/scenarios`
+NAMED = re.compile(
+    r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|pyx|md|toml|sh)|(?:tests|src|docs|bench)/[\w/-]+)(?:(?:::|: ?)(\w+))?`"
+)
+ROOTS = (CHECKOUT, CHECKOUT / "src", CHECKOUT / "src" / "semel", CHECKOUT / "tests", CHECKOUT / "docs")
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=name_of)
+def test_the_files_that_a_page_names_are_there_with_what_it_names_in_them(page: Path) -> None:
+    saved = {block.file_name for block in blocks_of(page)}
+    added = set(re.findall(r"^--- /dev/null\n\+\+\+ b/(.*)$", text(page), re.MULTILINE))
+    for name, inside in NAMED.findall(text(page)):
+        if name in saved | added:
+            continue
+        found = [root / name for root in ROOTS if (root / name).exists()]
+        if "/" not in name:
+            folders = [CHECKOUT / folder for folder in ("src", "tests", "scripts", "examples")]
+            found += [path for folder in folders for path in folder.rglob(name)]
+        assert found, f"{name_of(page)} names {name}"
+        assert not inside or any(inside in path.read_text() for path in found), f"{name_of(page)}: {name}: {inside}"
 
 
 def test_the_figures_of_the_readme_are_the_ones_that_were_measured() -> None:

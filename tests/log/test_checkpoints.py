@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semel.log import checkpoints
 from semel.log.checkpoints import DamagedCheckpoint, LeaderEpochs
 from semel.log.files import Files
+from semel.log.inspection import inspect
 from semel.log.partition_log import PartitionLog
 from tests.log.disk import NOW, InlineFiles, batch, open_log, settings
 
@@ -49,7 +50,16 @@ def test_offsets_per_partition_come_back(offsets: dict[tuple[str, int], int]) ->
     assert checkpoints.decode_offsets(checkpoints.encode_offsets(offsets)) == offsets
 
 
-@pytest.mark.parametrize("text", ["", "0\n", "1\n0\n", "0\n2\nt 0 5\n", "0\n1\nt 0\n", "0\n1\nt x 5\n", "0\nmany\n"])
+def test_the_empty_checkpoint_that_kafka_begins_with_is_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / checkpoints.CLEANER_OFFSETS).touch()
+    assert checkpoints.read_offsets(Files(), tmp_path, checkpoints.CLEANER_OFFSETS) == {}
+    assert caplog.messages == []
+    assert inspect(tmp_path / checkpoints.CLEANER_OFFSETS).problems == []
+
+
+@pytest.mark.parametrize("text", ["0\n", "1\n0\n", "0\n2\nt 0 5\n", "0\n1\nt 0\n", "0\n1\nt x 5\n", "0\nmany\n"])
 def test_a_torn_checkpoint_is_recognised(text: str) -> None:
     with pytest.raises(DamagedCheckpoint):
         checkpoints.decode_offsets(text.encode())

@@ -33,3 +33,8 @@ def test_every_argument_of_start_is_on_the_page() -> None:
 
     named = set(re.findall(r"`(\w+)`", PAGE))
     assert set(inspect.signature(start).parameters) - {"frame"} - named == set()
+
+
+def test_the_demo_ends_as_the_tutorial_says() -> None:
+    """What it prints is held by `test_demo.py`."""
+    assert "\nexactly once: yes\n" in (CHECKOUT / "docs" / "tutorial.md").read_text()

@@ -173,6 +173,8 @@ def encode_offsets(offsets: dict[tuple[str, int], int]) -> bytes:
 
 
 def decode_offsets(data: bytes) -> dict[tuple[str, int], int]:
+    if not data:
+        return {}  # Kafka creates the file empty, before it has anything to write
     return {(topic, int(partition)): int(offset) for topic, partition, offset in _rows(data, 3)}
 
 
