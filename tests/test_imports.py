@@ -43,6 +43,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"errors", "config", "wire", "records", "machines"},
     # The way to the brokers is used by producer, consumer and admin, and knows none of them.
     "client.cluster": {"errors", "config", "wire", "records", "machines", "client.forking"},
+    # The asyncio clients know the cluster, but neither each other nor the blocking clients that are built on them.
+    "client.group": {"errors", "config", "machines", "client.cluster"},
+    "client.consumer": {
+        "errors", "config", "wire", "records", "machines", "client.cluster", "client.group", "client.arguments",
+        "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.finalizers",
+    },
+    "client.producer": {
+        "errors", "config", "wire", "records", "machines", "client.cluster", "client.arguments",
+        "client.argument_lists", "client.offset_arguments", "client.finalizers", "client.forking",
+    },
+    "client.admin": {
+        "errors", "config", "wire", "machines", "client.cluster", "client.arguments", "client.argument_lists",
+        "client.offset_arguments", "client.offset_requests", "client.finalizers",
+    },
+    # Checks of what a caller hands over, and requests that several clients send: they know no client.
+    "client.arguments": {"errors", "machines"},
+    "client.argument_lists": {"errors", "config", "machines", "client.arguments", "client.offset_arguments"},
+    "client.offset_arguments": {"machines", "client.arguments"},
+    "client.offset_requests": {"errors", "wire", "machines", "client.cluster"},
+    "client.forking": {"errors"},
+    "client.finalizers": {"client.blocking.loop_thread"},
     # The driver owns a transaction that no producer object owns, so it speaks in messages: all that the client may
     # know, the pipeline may know. What it may not know is the broker and its files.
     "spark": {"errors", "config", "wire", "records", "machines", "client"},

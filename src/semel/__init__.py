@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker as Broker
     from semel.client.admin.values import NewTopic as NewTopic
-    from semel.client.blocking.clients import Admin as Admin
-    from semel.client.blocking.clients import Consumer as Consumer
-    from semel.client.blocking.clients import Producer as Producer
+    from semel.client.blocking.admin import Admin as Admin
+    from semel.client.blocking.consumer import Consumer as Consumer
+    from semel.client.blocking.producer import Producer as Producer
     from semel.client.session import TransactSession as TransactSession
     from semel.machines.values import TopicPartition as TopicPartition
 
@@ -28,10 +28,10 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Broker": "semel.broker.embedded",
-    "Admin": "semel.client.blocking.clients",
-    "Consumer": "semel.client.blocking.clients",
+    "Admin": "semel.client.blocking.admin",
+    "Consumer": "semel.client.blocking.consumer",
     "NewTopic": "semel.client.admin.values",
-    "Producer": "semel.client.blocking.clients",
+    "Producer": "semel.client.blocking.producer",
     "TopicPartition": "semel.machines.values",
     "TransactSession": "semel.client.session",
 }

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from semel.broker.embedded import Broker
 from semel.cli import NOUNS, command_line
-from semel.client.blocking.clients import Consumer
+from semel.client.blocking.consumer import Consumer
 from semel.errors import ErrorCode, KafkaError
 from tests.broker.raw import Raw, batch
 from tests.support.waiting import until

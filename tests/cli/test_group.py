@@ -15,7 +15,8 @@ from semel.broker.embedded import Broker
 from semel.cli import group_lag
 from semel.cli.group import group
 from semel.client.blocking.admin import Admin
-from semel.client.blocking.clients import Consumer, Producer
+from semel.client.blocking.consumer import Consumer
+from semel.client.blocking.producer import Producer
 from semel.machines.values import TopicPartition
 from tests.broker.raw import Raw, batch
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from semel.broker.embedded import Broker
 from semel.cli.txn import txn
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Controller, Coordinator, Leader
 from semel.errors import ErrorCode
 from semel.machines.values import ProducerIdentity

@@ -8,9 +8,9 @@ import pytest
 
 from semel.cli.txn_diagnosis import (
     GRACE_MS,
-    Coordinated,
+    CoordinatorView,
     Finding,
-    OpenInPartition,
+    PartitionView,
     Verdict,
     advice,
     duration,
@@ -23,7 +23,7 @@ from semel.machines.values import TopicPartition
 
 NOW_MS = 1_800_000_000_000
 LEDGER = TopicPartition("ledger", 0)
-OPENED = OpenInPartition(
+OPENED = PartitionView(
     producer_id=1000,
     producer_epoch=3,
     first_offset=42,
@@ -31,10 +31,10 @@ OPENED = OpenInPartition(
     last_timestamp_ms=NOW_MS - 20_000,
     coordinator_epoch=0,
 )
-ONGOING = Coordinated("payments", "Ongoing", 1000, 3, 60_000, NOW_MS - 25_000, frozenset((LEDGER,)))
+ONGOING = CoordinatorView("payments", "Ongoing", 1000, 3, 60_000, NOW_MS - 25_000, frozenset((LEDGER,)))
 
 
-def judged(coordinated: Coordinated | None, opened: OpenInPartition = OPENED) -> Finding:
+def judged(coordinated: CoordinatorView | None, opened: PartitionView = OPENED) -> Finding:
     return judge(LEDGER, 42, 50, opened, coordinated, NOW_MS)
 
 
@@ -55,7 +55,7 @@ def judged(coordinated: Coordinated | None, opened: OpenInPartition = OPENED) ->
     ],
 )
 def test_the_two_views_together_give_the_verdict(
-    coordinated: Coordinated | None, verdict: Verdict, trouble: bool
+    coordinated: CoordinatorView | None, verdict: Verdict, trouble: bool
 ) -> None:
     finding = judged(coordinated)
     assert finding.verdict is verdict

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from semel import Broker
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.cluster.answers import error_codes
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster, Controller, Coordinator, Leader
 from semel.client.cluster.connection import Connection
+from semel.client.cluster.response_errors import error_codes
 from semel.config import ConfigError
 from semel.errors import Disconnected, ErrorCode, Misuse, RequestTimedOut, UnsupportedVersion
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster.metadata import Metadata, Node, PartitionInfo, TopicInfo
-from semel.client.cluster.troubles import Troubles
+from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata
+from semel.client.cluster.wait_warnings import WaitWarnings
 from semel.client.consumer.fetcher import ConsumerRecord, Fetcher
 from semel.config import CONSUMER
 from semel.errors import ErrorCode, KafkaError
@@ -28,12 +28,12 @@ class OneLeader:
 
     def __init__(self, answer: Callable[[int], FetchResponse.PartitionData]) -> None:
         self.metadata = Metadata(nodes={1: Node(1, "leader", 9092)})
-        topic = TopicInfo("ledger", SimpleNamespace(int=7), False, (PartitionInfo("ledger", 0, 1, 0),))  # type: ignore[arg-type]
+        topic = TopicMetadata("ledger", SimpleNamespace(int=7), False, (PartitionMetadata("ledger", 0, 1, 0),))  # type: ignore[arg-type]
         self.metadata.topics["ledger"], self.metadata.fetched_at["ledger"] = topic, 0.0
         self.metadata.nodes[2] = Node(2, "follower", 9092)
         self._answer = answer
         self.asked: list[int] = []
-        self.troubles = Troubles("a test")
+        self.wait_warnings = WaitWarnings("a test")
 
     async def request(self, to: int, request: FetchRequest, **_: object) -> FetchResponse:
         self.asked.append(to)

@@ -12,7 +12,7 @@ import pytest
 
 import semel
 from semel import Broker
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from tests.support.processes import Process
 from tests.support.requirements import CHECKOUT
 
@@ -21,7 +21,7 @@ SOURCE = """
 import faulthandler, inspect, json, os, sys
 import pyarrow as pa
 import semel
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.errors import KafkaError
 from semel.wire.messages.metadata import MetadataRequest
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel.client.admin.admin import AsyncAdmin
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
 from semel.client.consumer.consumer import AsyncConsumer

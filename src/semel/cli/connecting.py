@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from semel.client.blocking.admin import Admin
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.cluster.links import read_address
+from semel.client.blocking.cluster import BlockingCluster
+from semel.client.cluster.broker_connections import read_address
 from semel.config import ADMIN
 from semel.wire.apis import ApiKey
 from semel.wire.frames import request_frame

@@ -13,9 +13,9 @@ from semel.cli.group_lag import READ_COMMITTED, lag
 from semel.cli.output import errors_for_people, show
 from semel.client.admin.values import GroupDescription
 from semel.client.blocking.admin import Admin
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.consumer.offset_requests import OffsetAndTimestamp
-from semel.client.consumer.offsets import PartitionLike
+from semel.client.blocking.cluster import BlockingCluster
+from semel.client.offset_arguments import PartitionLike
+from semel.client.offset_requests import OffsetAndTimestamp
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import TopicPartition
@@ -78,7 +78,7 @@ def describe(group_ids: tuple[str, ...], with_members: bool, most_offsets: int, 
             show(rows, ("group", "member", "instance", "client", "host", "partitions"), as_json=as_json)
             return
         with cluster_at(bootstrap) as cluster:
-            rows = [row for one in found for row in _places(admin, cluster, one, most_offsets)]
+            rows = [row for one in found for row in _partition_rows(admin, cluster, one, most_offsets)]
     if as_json:
         show(rows, (), as_json=True)
         return
@@ -110,11 +110,13 @@ def _members(found: GroupDescription) -> list[dict[str, Any]]:
     ]
 
 
-def _places(admin: Admin, cluster: BlockingCluster, found: GroupDescription, most_offsets: int) -> list[dict[str, Any]]:
+def _partition_rows(
+    admin: Admin, cluster: BlockingCluster, found: GroupDescription, most_offsets: int
+) -> list[dict[str, Any]]:
     """A row per partition that the group has an offset for or a member that reads it."""
     readers = {partition: member for member in found.members for partition in member.assignment}
     committed = {partition: at.offset for partition, at in admin.list_group_offsets(found.group_id).items()}
-    there = _existing(admin, {*committed, *readers})
+    there = _existing_partitions(admin, {*committed, *readers})
     ends = _visible_ends(admin, there)
     starts = admin.list_offsets(dict.fromkeys(ends, EARLIEST))
     rows = []
@@ -158,7 +160,7 @@ def _visible_ends(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicP
         return ends
 
 
-def _existing(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+def _existing_partitions(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Those of a topic that is still there: a group may outlive what it read."""
     partitions = list(partitions)
     known = set(admin.list_topics(internal=True))
@@ -206,7 +208,7 @@ def reset_offsets(
     since_ms = None if to_datetime is None else _milliseconds(to_datetime)
     with errors_for_people(), admin_at(bootstrap) as admin:
         committed = {partition: at.offset for partition, at in admin.list_group_offsets(group_id).items()}
-        partitions = _chosen(admin, committed, topics, numbers)
+        partitions = _choose_partitions(admin, committed, topics, numbers)
         if not partitions:
             raise click.ClickException(f"Group {group_id!r} has no offsets to move; name the topics with --topic.")
         starts = admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
@@ -261,14 +263,14 @@ def _members_of(admin: Admin, group_id: str) -> int:
         raise
 
 
-def _chosen(
+def _choose_partitions(
     admin: Admin, committed: dict[TopicPartition, int], topics: tuple[str, ...], numbers: tuple[int, ...]
 ) -> list[TopicPartition]:
     if topics:
         described = admin.describe_topics(topics)
         chosen = [TopicPartition(name, p) for name in topics for p in range(len(described[name].partitions))]
     else:
-        chosen = _existing(admin, committed)
+        chosen = _existing_partitions(admin, committed)
     chosen = [partition for partition in chosen if not numbers or partition.partition in numbers]
     return sorted(chosen, key=lambda p: (p.topic, p.partition))
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.cluster.answers import check
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Leader
+from semel.client.cluster.response_errors import check
 from semel.machines.reading.read_committed import committed_batches
 from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, read_records, split
@@ -39,16 +39,16 @@ def lag(cluster: BlockingCluster, partition: TopicPartition, start: int, end: in
     count = 0
     position = start
     while position < end:
-        batches, aborted = _fetched(cluster, partition, position)
+        batches, aborted = _fetch_batches(cluster, partition, position)
         if not batches:
             break
         visible = (batch for batch in committed_batches(batches, aborted) if batch.base_offset < end)
-        count += _visible(visible, position)
+        count += _count_from(visible, position)
         position = batches[-1].next_offset
     return Lag(count, exact=True)
 
 
-def _visible(batches: Iterable[Batch], start: int) -> int:
+def _count_from(batches: Iterable[Batch], start: int) -> int:
     count = 0
     for batch in batches:
         if batch.base_offset >= start:
@@ -58,7 +58,7 @@ def _visible(batches: Iterable[Batch], start: int) -> int:
     return count
 
 
-def _fetched(
+def _fetch_batches(
     cluster: BlockingCluster, partition: TopicPartition, offset: int
 ) -> tuple[list[Batch], list[tuple[int, int]]]:
     request = FetchRequest(

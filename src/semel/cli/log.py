@@ -31,7 +31,7 @@ def log() -> None:
 def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json: bool) -> None:
     """Print and verify files of a log: batches, indexes, producer state, checkpoints. A directory stands for all of
     its files, a broker's data directory for those of all partitions. Ends with 1 when something is wrong."""
-    inspections = [inspect(str(path), records=records) for path in _expanded(files)]
+    inspections = [inspect(str(path), records=records) for path in _files_in(files)]
     if as_json:
         click.echo(json.dumps([asdict(inspection) for inspection in inspections], indent=2, default=str))
     else:
@@ -41,7 +41,7 @@ def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json
         context.exit(1)
 
 
-def _expanded(files: Sequence[Path]) -> list[Path]:
+def _files_in(files: Sequence[Path]) -> list[Path]:
     """A directory stands for its files and, as a broker's data directory, for those of its partitions."""
     expanded: list[Path] = []
     for path in files:
@@ -49,7 +49,7 @@ def _expanded(files: Sequence[Path]) -> list[Path]:
             inner = sorted(path.iterdir())
             expanded.extend(file for file in inner if file.is_file() and not _beside_the_logs(file.name))
             folders = [folder for folder in inner if folder.is_dir() and not _beside_the_logs(folder.name)]
-            expanded.extend(_expanded(folders))
+            expanded.extend(_files_in(folders))
         else:
             expanded.append(path)
     return expanded
@@ -68,7 +68,7 @@ def _print(inspection: Inspection) -> None:
         columns: dict[str, None] = {}
         for row in inspection.rows:
             columns.update(dict.fromkeys(row))
-        show([_shortened(row) for row in inspection.rows], list(columns), as_json=False)
+        show([_shorten(row) for row in inspection.rows], list(columns), as_json=False)
     for problem in inspection.problems:
         click.secho(f"WRONG: {problem}", fg="red")
     if not inspection.problems:
@@ -80,7 +80,7 @@ def _count(count: int) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
 
 
-def _shortened(row: Mapping[str, object]) -> dict[str, object]:
+def _shorten(row: Mapping[str, object]) -> dict[str, object]:
     return {name: value if name == "what" else _short(value) for name, value in row.items()}
 
 

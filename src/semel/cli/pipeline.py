@@ -13,7 +13,7 @@ from semel.cli.connecting import admin_at, bootstrap_option
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import duration
 from semel.client.blocking.admin import Admin
-from semel.client.consumer.offsets import PartitionLike
+from semel.client.offset_arguments import PartitionLike
 from semel.errors import ErrorCode, KafkaError
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import TopicPartition

@@ -9,9 +9,9 @@ import click
 
 from semel.cli.connecting import cluster_at, common_options
 from semel.cli.output import errors_for_people, in_words, show
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.cluster.answers import check, failure
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Controller, Leader
+from semel.client.cluster.response_errors import check, failure
 from semel.errors import KafkaError
 from semel.wire.messages.admin import (
     CreatePartitionsRequest,
@@ -109,7 +109,7 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
     """Show settings, and the first and next offset of every partition."""
     with errors_for_people(), cluster_at(bootstrap) as cluster:
-        described = [_described(cluster, name) for name in names]
+        described = [_describe_topic(cluster, name) for name in names]
         if as_json:
             show(described, (), as_json=True)
             return
@@ -120,7 +120,7 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
             show(one["partitions"], columns, as_json=False)
 
 
-def _described(cluster: BlockingCluster, name: str) -> dict[str, Any]:
+def _describe_topic(cluster: BlockingCluster, name: str) -> dict[str, Any]:
     asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
     found = cluster.request(None, asked).topics[0]
     check(found.error_code, f"describing {name}")

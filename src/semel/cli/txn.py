@@ -11,17 +11,17 @@ import click
 from semel.cli.connecting import cluster_at, common_options
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import Verdict, duration, explain, moment
-from semel.cli.txn_questions import (
+from semel.cli.txn_requests import (
     chosen_partitions,
-    described,
+    describe_transaction,
     fence,
     findings,
     is_unchanged,
-    listed,
+    list_transactional_ids,
     mend,
     write_marker,
 )
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.machines.transactions.metadata import NO_TIMEOUT_MS
 from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, State
 from semel.machines.values import TopicPartition
@@ -71,7 +71,7 @@ def list_transactions(
                 "producer_id": state.producer_id,
                 "state": state.transaction_state,
             }
-            for answer in listed(cluster, request)
+            for answer in list_transactional_ids(cluster, request)
             for state in answer.transaction_states
         ]
         rows.sort(key=lambda row: str(row["transactional_id"]))
@@ -87,7 +87,7 @@ def describe(transactional_ids: tuple[str, ...], bootstrap: str, as_json: bool) 
         now_ms = _now_ms()
         rows = []
         for transactional_id in transactional_ids:
-            found = described(cluster, transactional_id)
+            found = describe_transaction(cluster, transactional_id)
             state = STATES_BY_TITLE.get(found.state)
             is_open = state is State.ONGOING or state in PREPARED
             rows.append(
@@ -106,10 +106,10 @@ def describe(transactional_ids: tuple[str, ...], bootstrap: str, as_json: bool) 
             show(rows, (), as_json=True)
             return
         for row in rows:
-            click.echo(_described_in_words(row))
+            click.echo(_in_words(row))
 
 
-def _described_in_words(row: dict[str, Any]) -> str:
+def _in_words(row: dict[str, Any]) -> str:
     timeout = "none (two-phase)" if row["timeout_ms"] == NO_TIMEOUT_MS else duration(row["timeout_ms"])
     lines = [
         f"{row['transactional_id']}: {row['state']}",
@@ -157,7 +157,7 @@ def abort(
 
 
 def _abort_known(cluster: BlockingCluster, transactional_id: str, yes: bool) -> str:
-    found = described(cluster, transactional_id)
+    found = describe_transaction(cluster, transactional_id)
     if STATES_BY_TITLE.get(found.state) in PREPARED:
         raise click.ClickException(
             f"{transactional_id!r} is {found.state}: its outcome is decided and cannot be changed any more."

@@ -22,7 +22,7 @@ SILENT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class OpenInPartition:
+class PartitionView:
     """The partition's view of one open transaction."""
 
     producer_id: int
@@ -34,7 +34,7 @@ class OpenInPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinated:
+class CoordinatorView:
     """The coordinator's view of the transactional id behind a producer id."""
 
     transactional_id: str
@@ -69,8 +69,8 @@ class Finding:
     partition: TopicPartition
     last_stable_offset: int
     high_watermark: int
-    opened: OpenInPartition
-    coordinated: Coordinated | None
+    opened: PartitionView
+    coordinated: CoordinatorView | None
     verdict: Verdict
     age_ms: int
     #: Since when nothing was written in the transaction, in any of its partitions.
@@ -113,8 +113,8 @@ def judge(
     partition: TopicPartition,
     last_stable_offset: int,
     high_watermark: int,
-    opened: OpenInPartition,
-    coordinated: Coordinated | None,
+    opened: PartitionView,
+    coordinated: CoordinatorView | None,
     now_ms: int,
     last_written_ms: int = -1,
 ) -> Finding:
@@ -138,7 +138,7 @@ def judge(
 
 
 def _verdict(
-    partition: TopicPartition, opened: OpenInPartition, coordinated: Coordinated | None, now_ms: int
+    partition: TopicPartition, opened: PartitionView, coordinated: CoordinatorView | None, now_ms: int
 ) -> Verdict:
     if coordinated is None or coordinated.producer_id != opened.producer_id:
         return Verdict.HANGING

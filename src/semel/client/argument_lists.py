@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from semel.client.arguments import INT64_MAX, as_number, as_text, as_topic, as_wait, shown
-from semel.client.consumer.offsets import PartitionLike, as_partition
+from semel.client.offset_arguments import PartitionLike, as_partition
 from semel.config import ConfigError, Values
 from semel.config.table import Table
 from semel.errors import ErrorCode, Misuse

@@ -243,7 +243,7 @@ class AsyncTransactSession:
 
     @property
     def abandon_within_s(self) -> float:
-        """How long ending without having been closed may take: see `semel.client.blocking.endings`."""
+        """How long ending without having been closed may take: see `semel.client.finalizers`."""
         return self._producer.abandon_within_s + self._consumer.abandon_within_s
 
     async def abandon(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.metadata import TopicInfo
+from semel.client.cluster.metadata import TopicMetadata
 from semel.errors import ErrorCode, KafkaError
 from semel.wire.messages.configs import DescribeConfigsRequest
 
@@ -41,7 +41,7 @@ def forget_largest_batch(settings: ClientSettings) -> None:
 
 async def find_topic(
     cluster: Cluster, name: str, *, patience_ms: float, allow_auto_create: bool = False
-) -> TopicInfo | None:
+) -> TopicMetadata | None:
     """A topic and its partitions; None where it is not there after a while: brokers may not all know of it yet."""
     loop = asyncio.get_running_loop()
     deadline, tries = loop.time() + patience_ms / 1000, 0

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from semel.client.cluster.broker_connections import read_address
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.links import read_address
-from semel.client.cluster.metadata import TopicInfo
+from semel.client.cluster.metadata import TopicMetadata
 from semel.config import CONSUMER, ConfigError
 from semel.errors import Misuse
 from semel.records.compression import NAMES as COMPRESSIONS
@@ -269,7 +269,7 @@ async def check_cluster(
         await _existing(cluster, bootstrap, marker_topic, made_on_demand)
 
 
-async def _existing(cluster: Cluster, bootstrap: str, name: str, made_on_demand: bool) -> TopicInfo:
+async def _existing(cluster: Cluster, bootstrap: str, name: str, made_on_demand: bool) -> TopicMetadata:
     patience_ms = _NEW_TOPIC_MS if made_on_demand else _ANY_TOPIC_MS
     try:
         found = await find_topic(cluster, name, patience_ms=patience_ms, allow_auto_create=made_on_demand)

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster, Leader
-from semel.client.consumer.offset_requests import list_offsets
+from semel.client.offset_requests import list_offsets
 from semel.errors import ErrorCode, error_for
 from semel.machines.reading.read_committed import all_batches, committed_batches
 from semel.machines.values import TopicPartition

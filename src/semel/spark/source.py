@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
-from semel.client.consumer.offset_requests import list_offsets
+from semel.client.offset_requests import list_offsets
 from semel.errors import KafkaError
 from semel.machines.values import TopicPartition
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semel.client.cluster.links import read_address
+from semel.client.cluster.broker_connections import read_address
 from semel.config import CONSUMER, ConfigError
 from semel.machines.values import TopicPartition
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from semel.client.cluster.cluster import Cluster, Coordinator
-from semel.client.cluster.metadata import TopicInfo
+from semel.client.cluster.metadata import TopicMetadata
 from semel.errors import ErrorCode, KafkaError, error_for
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.offsets import OffsetFetchRequest
@@ -132,7 +132,7 @@ class DriverTransaction:
         """Make the next `begin` ask for a new epoch."""
         self.identity = None
 
-    async def topic(self, name: str) -> TopicInfo:
+    async def topic(self, name: str) -> TopicMetadata:
         """An output topic and its partitions."""
         return await self._cluster.topic(name, allow_auto_create=True)
 

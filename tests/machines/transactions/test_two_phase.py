@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Controller, Coordinator, Leader
 from semel.errors import ErrorCode, UnsupportedVersion
 from semel.machines.values import ProducerIdentity

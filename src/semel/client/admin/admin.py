@@ -9,9 +9,9 @@ from semel.client.admin.groups import GroupAdmin
 from semel.client.admin.topics import TopicAdmin
 from semel.client.admin.transactions import TransactionAdmin
 from semel.client.argument_lists import as_values
-from semel.client.blocking.endings import drop
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
+from semel.client.finalizers import drop
 from semel.config import ADMIN, Values
 
 
@@ -43,7 +43,7 @@ class AsyncAdmin(TopicAdmin, GroupAdmin, TransactionAdmin):
         if not getattr(self, "_closed", True) and not self.cluster.origin.lost:
             drop(self, "an admin", self._loop)
 
-    #: What is left to do takes no time: see `semel.client.blocking.endings`.
+    #: What is left to do takes no time: see `semel.client.finalizers`.
     abandon_within_s = 0.0
 
     async def abandon(self) -> None:

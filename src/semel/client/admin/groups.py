@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from semel.client.admin.part import AdminPart, within_api_timeout
+from semel.client.admin.requests import AdminPart, within_api_timeout
 from semel.client.admin.values import GroupDescription, GroupListing, MemberDescription
 from semel.client.argument_lists import as_flag, as_id, as_ids, as_texts
-from semel.client.cluster.answers import check
 from semel.client.cluster.cluster import Coordinator
-from semel.client.consumer.offset_requests import commit_offsets, fetch_committed
-from semel.client.consumer.offsets import Offsets, PartitionLike, as_offsets, as_partitions
+from semel.client.cluster.response_errors import check
+from semel.client.offset_arguments import Offsets, PartitionLike, as_offsets, as_partitions
+from semel.client.offset_requests import commit_offsets, fetch_committed
 from semel.errors import CommitFailed, ErrorCode, Misuse, Refused
 from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
 from semel.machines.values import TopicPartition, by_topic

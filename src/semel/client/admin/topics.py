@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from semel.client.admin.part import AdminPart, within_api_timeout
+from semel.client.admin.requests import AdminPart, within_api_timeout
 from semel.client.admin.values import ClusterDescription, ConfigEntry, NewTopic
 from semel.client.argument_lists import (
     as_dict,
@@ -17,11 +17,11 @@ from semel.client.argument_lists import (
     as_topics,
 )
 from semel.client.arguments import INT32_MAX, as_number, as_text, as_topic
-from semel.client.cluster.answers import check
 from semel.client.cluster.cluster import Controller
-from semel.client.cluster.metadata import Node, TopicInfo
-from semel.client.consumer.offset_requests import READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
-from semel.client.consumer.offsets import PartitionLike
+from semel.client.cluster.metadata import Node, TopicMetadata
+from semel.client.cluster.response_errors import check
+from semel.client.offset_arguments import PartitionLike
+from semel.client.offset_requests import READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
 from semel.errors import ErrorCode, Misuse, TopicExists
 from semel.machines.values import TopicPartition
 from semel.wire.messages.admin import (
@@ -108,7 +108,7 @@ class TopicAdmin(AdminPart):
         return sorted(name for name, info in topics.items() if internal or not info.is_internal)
 
     @within_api_timeout
-    async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+    async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
         """Partitions, leaders and replicas of these topics."""
         names = as_topics(names, "names")
         for name in names:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from semel.client.admin.part import AdminPart, within_api_timeout
+from semel.client.admin.requests import AdminPart, within_api_timeout
 from semel.client.admin.values import ProducerDescription, TransactionDescription, TransactionListing
 from semel.client.argument_lists import as_ids, as_list, as_texts
 from semel.client.arguments import INT32_MAX, INT64_MAX, as_number, as_text
-from semel.client.cluster.answers import check
 from semel.client.cluster.cluster import Coordinator
-from semel.client.consumer.offsets import PartitionLike, as_partition, as_partitions
+from semel.client.cluster.response_errors import check
+from semel.client.offset_arguments import PartitionLike, as_partition, as_partitions
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     DescribeProducersRequest,

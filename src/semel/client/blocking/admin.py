@@ -16,9 +16,9 @@ from semel.client.admin.values import (
     TransactionListing,
 )
 from semel.client.blocking.blocking_client import BlockingClient
-from semel.client.cluster.metadata import TopicInfo
-from semel.client.consumer.offset_requests import OffsetAndTimestamp
-from semel.client.consumer.offsets import Offsets, PartitionLike
+from semel.client.cluster.metadata import TopicMetadata
+from semel.client.offset_arguments import Offsets, PartitionLike
+from semel.client.offset_requests import OffsetAndTimestamp
 from semel.config import Values
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import ProducerIdentity, TopicPartition
@@ -65,7 +65,7 @@ class Admin(BlockingClient):
         """The names of all topics, the broker's own left out unless asked for."""
         return self._thread.run(self._admin.list_topics(internal=internal))
 
-    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicMetadata]:
         """Partitions, leaders and replicas of these topics."""
         return self._thread.run(self._admin.describe_topics(names))
 

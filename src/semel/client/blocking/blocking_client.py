@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from semel.client.blocking.endings import Abandoned, Ending
 from semel.client.blocking.loop_thread import LoopThread
+from semel.client.finalizers import Abandonable, Finalizer
 
 T = TypeVar("T")
-Client = TypeVar("Client", bound=Abandoned)
+Client = TypeVar("Client", bound=Abandonable)
 
 
 class BlockingClient:
@@ -20,7 +20,7 @@ class BlockingClient:
     A client that is dropped without being closed warns (ResourceWarning) and closes itself: see `endings`.
     """
 
-    _ending: Ending | None = None
+    _finalizer: Finalizer | None = None
 
     def __init__(self, name: str) -> None:
         self._thread = LoopThread(name)
@@ -36,7 +36,7 @@ class BlockingClient:
         except BaseException:
             self._thread.close()
             raise
-        self._ending = Ending(self._thread, client)
+        self._finalizer = Finalizer(self._thread, client)
         return client
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -56,10 +56,10 @@ class BlockingClient:
         self.close()
 
     def __del__(self) -> None:
-        ending = self._ending
-        if ending is None or ending.thread.is_closed or ending.thread.origin.lost:
+        finalizer = self._finalizer
+        if finalizer is None or finalizer.thread.is_closed or finalizer.thread.origin.lost:
             return
-        ending.begin(dropped=True)
+        finalizer.begin(dropped=True)
         why = f"{self._thread.name} was not closed: call close() or use `with`"
         warnings.warn(why, ResourceWarning, stacklevel=2, source=self)
 
@@ -75,5 +75,5 @@ class BlockingClient:
             self._thread.run(last)
         finally:
             self._thread.close()
-            if self._ending is not None:
-                self._ending.over()
+            if self._finalizer is not None:
+                self._finalizer.over()

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semel.client.cluster.answers import check, error_codes
+from semel.client.cluster.broker_connections import BrokerConnections, read_address
 from semel.client.cluster.connection import Connection
-from semel.client.cluster.links import Links, read_address
-from semel.client.cluster.metadata import Metadata, Node, PartitionInfo, TopicInfo, topics_of
+from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata, topics_of
+from semel.client.cluster.response_errors import check, error_codes
 from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
@@ -84,9 +84,9 @@ class Cluster:
         self._bootstrap = [read_address(text) for text in self.config["bootstrap.servers"]]
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
-        self._links = Links(self.config, connect, self._address_of)
+        self._connections = BrokerConnections(self.config, connect, self._address_of)
         #: What is waited for, for the log.
-        self.troubles = self._links.troubles
+        self.wait_warnings = self._connections.wait_warnings
         self._coordinators: dict[Coordinator, int] = {}
         self._refreshing: dict[tuple[frozenset[str] | None, bool], asyncio.Task[None]] = {}
 
@@ -98,12 +98,12 @@ class Cluster:
 
     async def close(self) -> None:
         """Close every connection; requests that wait fail with `Disconnected`."""
-        self._links.close()
+        self._connections.close()
         for task in self._refreshing.values():
             task.cancel()
         await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
 
-    #: What is left to do takes no time: see `semel.client.blocking.endings`.
+    #: What is left to do takes no time: see `semel.client.finalizers`.
     abandon_within_s = 0.0
 
     async def abandon(self) -> None:
@@ -113,7 +113,7 @@ class Cluster:
     @property
     def finalized_features(self) -> dict[str, int]:
         """What the whole cluster agreed on, such as {"transaction.version": 2}; known after the first connection."""
-        return self._links.finalized_features
+        return self._connections.finalized_features
 
     @property
     def transaction_version(self) -> int:
@@ -147,16 +147,17 @@ class Cluster:
             async with asyncio.timeout(timeout_ms / 1000):
                 node_id = await self._node_for(to)
                 connection, node_id = await self._connection(node_id, lane)
-                return await self._links.exchange(connection, node_id, lane, message, version, newest)
+                return await self._connections.exchange(connection, node_id, lane, message, version, newest)
         except TimeoutError:
             if connection is not None:
                 # Answers come in order: whatever follows on this connection would wait behind the one that is late.
                 connection.close("closed: an answer on it is overdue")
-            elif self._links.failure is not None:
-                why = f"no connection within {limit or f'{timeout_ms:g} ms'}; the last try: {self._links.failure.why}"
-                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from self._links.failure
+            elif self._connections.failure is not None:
+                failure = self._connections.failure
+                why = f"no connection within {limit or f'{timeout_ms:g} ms'}; the last try: {failure.why}"
+                raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from failure
             why = f"no answer to {type(message).__name__} within {limit or f'{timeout_ms:g} ms'}"
-            if connection is None and (left_s := self._links.throttles.longest_s()) > 0:
+            if connection is None and (left_s := self._connections.throttles.longest_s()) > 0:
                 why += f"; it was not sent: a quota makes this client wait for another {left_s * 1000:.0f} ms"
             raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
         except asyncio.CancelledError:
@@ -206,7 +207,7 @@ class Cluster:
                     return response
                 code = min(codes)
                 last = error_for(code, f"{type(message).__name__}: {code.meaning}")
-            if self._links.closed:
+            if self._connections.closed:
                 raise last
             self._doubt(to)
             tries += 1
@@ -239,16 +240,16 @@ class Cluster:
         """The version `request` will use for this API with this broker."""
         node_id = await self._node_for(to)
         _, node_id = await self._connection(node_id, "data")
-        return self._links.pick_version(node_id, api, None, None)
+        return self._connections.pick_version(node_id, api, None, None)
 
     async def serves(self, api: ApiKey) -> bool:
         """Whether the cluster offers this API at all."""
         _, node_id = await self._connection(None, "data")
-        return self._links.serves(node_id, api)
+        return self._connections.serves(node_id, api)
 
     def throttled_s(self, node_id: int, lane: str = "data") -> float:
         """For how many seconds this broker wants to hear nothing more of this client; `request` waits by itself."""
-        return self._links.throttles.left_s(node_id, lane)
+        return self._connections.throttles.left_s(node_id, lane)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -266,17 +267,17 @@ class Cluster:
     async def _connection(self, node_id: int | None, lane: str) -> tuple[Connection, int]:
         """An open connection to a node, or for None to whichever broker answers first."""
         if node_id is not None:
-            return await self._links.open(node_id, lane), node_id
-        ready = self._links.least_busy(lane)
+            return await self._connections.open(node_id, lane), node_id
+        ready = self._connections.least_busy(lane)
         if ready is not None:
-            return await self._links.open(ready, lane), ready
+            return await self._connections.open(ready, lane), ready
         last: Disconnected | None = None
         known = list(self.metadata.nodes)
         random.shuffle(known)
         # Bootstrap addresses have negative ids: they are a way in, not brokers by name.
         for candidate in known + [-1 - i for i in range(len(self._bootstrap))]:
             try:
-                return await self._links.open(candidate, lane), candidate
+                return await self._connections.open(candidate, lane), candidate
             except Disconnected as error:
                 last = error
         assert last is not None
@@ -314,19 +315,19 @@ class Cluster:
         if task is None or task.done():
             task = asyncio.ensure_future(self._refresh(*key, timeout_ms, limit))
             self._refreshing[key] = task
-            task.add_done_callback(lambda done: self._refreshed(key, done))
+            task.add_done_callback(lambda done: self._on_refresh_done(key, done))
         await asyncio.shield(task)
         for name in (waiting and key[0]) or ():
             if name not in self.metadata.topics:
                 self._note_missing(name, made_by_asking=key[1])
-        if self.troubles:
+        if self.wait_warnings:
             for name in self.metadata.topics if key[0] is None else key[0] & self.metadata.topics.keys():
-                self.troubles.ends(("topic", name))
+                self.wait_warnings.end(("topic", name))
 
     def _note_missing(self, name: str, *, made_by_asking: bool) -> None:
         why = "the brokers do not know it, or it has no leader yet"
         after_s = _TIME_TO_MAKE_A_TOPIC_S if made_by_asking else 0.0
-        self.troubles.begins(("topic", name), f"topic '{name}' is not there", why, after_s=after_s)
+        self.wait_warnings.begin(("topic", name), f"topic '{name}' is not there", why, after_s=after_s)
 
     async def refresh_retrying(self, topics: Iterable[str] | None, *, timeout_ms: float) -> None:
         """As `refresh_metadata`, until there is an answer or `timeout_ms` has passed."""
@@ -344,17 +345,17 @@ class Cluster:
                 return
             except (Retriable, TimeoutError) as error:
                 tries += 1
-                if self._links.closed and isinstance(error, Retriable):
+                if self._connections.closed and isinstance(error, Retriable):
                     raise
                 if loop.time() >= deadline:
-                    last = error if isinstance(error, Retriable) else self._links.failure
+                    last = error if isinstance(error, Retriable) else self._connections.failure
                     why = f"gave up after {timeout_ms:g} ms and {tries} tries"
                     if last is not None:
                         why += f"; the last answer: {last.why}"
                     raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from last
             await asyncio.sleep(min(self.backoff(tries), max(0.0, deadline - loop.time())))
 
-    def _refreshed(self, key: tuple[frozenset[str] | None, bool], task: asyncio.Task[None]) -> None:
+    def _on_refresh_done(self, key: tuple[frozenset[str] | None, bool], task: asyncio.Task[None]) -> None:
         if self._refreshing.get(key) is task:
             del self._refreshing[key]
         if not task.cancelled():
@@ -385,7 +386,7 @@ class Cluster:
         allow_auto_create: bool = False,
         timeout_ms: float | None = None,
         limit: str | None = None,
-    ) -> TopicInfo:
+    ) -> TopicMetadata:
         """A topic with its partitions, from memory while it is younger than metadata.max.age.ms.
 
         `limit` is what the caller allows in all, for the message, where `timeout_ms` is only what is left of it.
@@ -415,7 +416,7 @@ class Cluster:
                 raise error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why)
             await asyncio.sleep(min(self.backoff(tries), max(0.0, deadline - loop.time())))
 
-    async def partition(self, topic: str, partition: int) -> PartitionInfo:
+    async def partition(self, topic: str, partition: int) -> PartitionMetadata:
         """One partition's leader and replicas."""
         info = await self.topic(topic)
         if not 0 <= partition < len(info.partitions):

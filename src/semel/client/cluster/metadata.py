@@ -30,7 +30,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionInfo:
+class PartitionMetadata:
     """One partition: who leads it, in which epoch, and who follows."""
 
     topic: str
@@ -44,13 +44,13 @@ class PartitionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInfo:
+class TopicMetadata:
     """One topic and its partitions, in order."""
 
     name: str
     topic_id: uuid.UUID
     is_internal: bool
-    partitions: tuple[PartitionInfo, ...]
+    partitions: tuple[PartitionMetadata, ...]
     error: ErrorCode = ErrorCode.NONE
 
 
@@ -61,7 +61,7 @@ class Metadata:
     cluster_id: str | None = None
     controller_id: int = -1
     nodes: dict[int, Node] = field(default_factory=dict)
-    topics: dict[str, TopicInfo] = field(default_factory=dict)
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
     topic_names: dict[uuid.UUID, str] = field(default_factory=dict)
     fetched_at: dict[str, float] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class Metadata:
         if known is not None:
             self.topic_names.pop(known.topic_id, None)
 
-    def partition(self, topic: str, partition: int) -> PartitionInfo | None:
+    def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
         known = self.topics.get(topic)
         if known is None or not 0 <= partition < len(known.partitions):
             return None
@@ -102,15 +102,15 @@ class Metadata:
         return None if info is None or info.leader < 0 else info.leader
 
 
-def topics_of(response: MetadataResponse) -> Iterator[TopicInfo]:
+def topics_of(response: MetadataResponse) -> Iterator[TopicMetadata]:
     """The answer's topics as values; a partition list with holes reads as far as it goes."""
     for topic in response.topics:
-        yield TopicInfo(
+        yield TopicMetadata(
             topic.name or "",
             topic.topic_id,
             topic.is_internal,
             tuple(
-                PartitionInfo(
+                PartitionMetadata(
                     topic.name or "",
                     p.partition_index,
                     p.leader_id,
@@ -126,7 +126,9 @@ def topics_of(response: MetadataResponse) -> Iterator[TopicInfo]:
         )
 
 
-def _newer_of_each(known: tuple[PartitionInfo, ...], given: Iterable[PartitionInfo]) -> tuple[PartitionInfo, ...]:
+def _newer_of_each(
+    known: tuple[PartitionMetadata, ...], given: Iterable[PartitionMetadata]
+) -> tuple[PartitionMetadata, ...]:
     return tuple(
         known[info.partition]
         if info.partition < len(known) and info.leader_epoch < known[info.partition].leader_epoch

@@ -22,22 +22,22 @@ from semel.client.argument_lists import (
     as_values,
 )
 from semel.client.arguments import INT32_MAX, as_number
-from semel.client.blocking.endings import drop
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
 from semel.client.consumer.fetcher import Ahead, ConsumerRecord, Fetcher
-from semel.client.consumer.offset_requests import (
+from semel.client.consumer.positions import Places
+from semel.client.finalizers import drop
+from semel.client.group.classic_member import ClassicGroupMember
+from semel.client.group.consumer_member import ConsumerGroupMember
+from semel.client.group.member import Callback, GroupMember, Hooks, RebalanceListener
+from semel.client.offset_arguments import Offsets, PartitionLike, as_offsets, as_partitions
+from semel.client.offset_requests import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     ask_leaders,
     commit_offsets,
     fetch_committed,
 )
-from semel.client.consumer.offsets import Offsets, PartitionLike, as_offsets, as_partitions
-from semel.client.consumer.places import Places
-from semel.client.group.classic_member import ClassicMember
-from semel.client.group.consumer_member import ConsumerMember
-from semel.client.group.member import Callback, Hooks, Listener, Member
 from semel.config import CONSUMER, ConfigError, Values
 from semel.errors import (
     CommitFailed,
@@ -81,10 +81,10 @@ class AsyncConsumer(Places):
         self._positions = FetchPositions(values["auto.offset.reset"])
         self._fetcher = Fetcher(self._cluster, self._positions, values)
         self._isolation = READ_COMMITTED if values["isolation.level"] == "read_committed" else READ_UNCOMMITTED
-        self._member: Member | None = None
+        self._member: GroupMember | None = None
         self._pattern: re.Pattern[str] | None = None
         self._topics: frozenset[str] = frozenset()
-        self._listener = Listener()
+        self._listener = RebalanceListener()
         self._settling: asyncio.Task[None] | None = None
         self._locating: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class AsyncConsumer(Places):
         """
         self._check_open()
         wanted = as_subscription(topics)
-        listener = Listener(
+        listener = RebalanceListener(
             as_callback(on_assigned, "on_assigned"),
             as_callback(on_revoked, "on_revoked"),
             as_callback(on_lost, "on_lost"),
@@ -154,8 +154,8 @@ class AsyncConsumer(Places):
         self._topics = wanted if isinstance(wanted, frozenset) else self._matching_topics()
         self._member.subscribe(self._topics, self._listener)
 
-    def _new_member(self) -> Member:
-        kind = ConsumerMember if self.config["group.protocol"] == "consumer" else ClassicMember
+    def _new_member(self) -> GroupMember:
+        kind = ConsumerGroupMember if self.config["group.protocol"] == "consumer" else ClassicGroupMember
         # Heartbeats go on for ever: they must not keep a consumer alive that everybody else has dropped.
         me, positions = weakref.ref(self), self._positions
 
@@ -182,10 +182,10 @@ class AsyncConsumer(Places):
             if self._pattern.fullmatch(name) and not (info.is_internal and self.config["exclude.internal.topics"])
         )
         if found:
-            self._cluster.troubles.ends("pattern")
+            self._cluster.wait_warnings.end("pattern")
         else:
             why = "topics are looked at every metadata.max.age.ms"
-            self._cluster.troubles.begins("pattern", f"no topic matches {self._pattern.pattern!r}", why)
+            self._cluster.wait_warnings.begin("pattern", f"no topic matches {self._pattern.pattern!r}", why)
         return found
 
     async def unsubscribe(self) -> None:
@@ -332,7 +332,7 @@ class AsyncConsumer(Places):
             task, self._settling = self._settling, None
             task.result()
 
-    async def _follow_topics(self, member: Member) -> None:
+    async def _follow_topics(self, member: GroupMember) -> None:
         """From time to time: are there new topics for the pattern, or new partitions for the group?"""
         if self._loop.time() < self._next_topic_check:
             return
@@ -372,11 +372,11 @@ class AsyncConsumer(Places):
             error = task.exception()
             if isinstance(error, Retriable):
                 if not isinstance(error, Disconnected):
-                    self._cluster.troubles.begins("positions", "where to read on is not known", error.why)
+                    self._cluster.wait_warnings.begin("positions", "where to read on is not known", error.why)
             elif error is not None:
                 raise error
             else:
-                self._cluster.troubles.ends("positions")
+                self._cluster.wait_warnings.end("positions")
         if self._positions.needing_committed() or self._positions.needing_reset():
             self._locating = self._loop.create_task(self._find_positions())
             self._locating.add_done_callback(lambda _: self._fetcher.arrived.set())

@@ -239,14 +239,15 @@ class Fetcher:
                 self._errors.append(error)
                 self._later(partition)
         elif code.retriable:
-            self._cluster.troubles.begins(partition, f"{partition} cannot be read", code.meaning, after_s=_PASSING_S)
+            what = f"{partition} cannot be read"
+            self._cluster.wait_warnings.begin(partition, what, code.meaning, after_s=_PASSING_S)
             self._doubt((partition,))
         elif code is not ErrorCode.NONE:
             self._errors.append(error_for(code, f"fetch of {partition} at {offset}: {code.meaning}"))
             self._later(partition)
         else:
-            if self._cluster.troubles:
-                self._cluster.troubles.ends(partition)
+            if self._cluster.wait_warnings:
+                self._cluster.wait_warnings.end(partition)
             self._tries.pop(partition, None)
             self._hold(partition, generation, offset, row, self._positions[partition])
 

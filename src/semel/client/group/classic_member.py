@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from semel.client.cluster.cluster import Cluster
-from semel.client.group.member import Hooks, Listener, Member
+from semel.client.group.member import GroupMember, Hooks, RebalanceListener
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.groups.classic.member import Membership, State
@@ -20,7 +20,7 @@ from semel.machines.transactions.producer import GroupMetadata
 _JOIN_GRACE_MS = 5_000
 
 
-class ClassicMember(Member):
+class ClassicGroupMember(GroupMember):
     """A member of a group of the classic protocol."""
 
     def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
@@ -42,7 +42,7 @@ class ClassicMember(Member):
     def busy(self) -> bool:
         return self.machine.state is not State.STABLE or bool(self.machine.lost)
 
-    def subscribe(self, topics: Iterable[str], listener: Listener) -> None:
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener) -> None:
         self._listener = listener
         self.machine.subscribe(topics)
         if self.machine.state is State.LEFT:
@@ -74,9 +74,9 @@ class ClassicMember(Member):
             except Retriable as error:
                 machine.on_disconnect()
                 self._doubt_coordinator()
-                self._note_trouble(error)
+                self._warn_of_waiting(error)
             if machine.state is State.STABLE:
-                self._trouble_over()
+                self._waiting_is_over()
             else:
                 tries += 1
                 # The first answer to a new member is only its id: that is no reason to wait.
@@ -92,7 +92,7 @@ class ClassicMember(Member):
         self._doubt_coordinator(response.error_code)
         code = ErrorCode.of(response.error_code)
         if code.retriable:
-            self._note_trouble(error_for(code, code.meaning))
+            self._warn_of_waiting(error_for(code, code.meaning))
         self._shared_out = None
         if machine.state is State.ASSIGNING:
             self._shared_out = await self._count_partitions(machine.topics_to_assign())

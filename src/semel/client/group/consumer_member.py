@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from semel.client.cluster.cluster import Cluster
-from semel.client.group.member import Hooks, Listener, Member
+from semel.client.group.member import GroupMember, Hooks, RebalanceListener
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.groups.consumer.member import ConsumerMembership, State
 from semel.machines.transactions.producer import GroupMetadata
 
 
-class ConsumerMember(Member):
+class ConsumerGroupMember(GroupMember):
     """A member of a group of the consumer protocol."""
 
     def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
@@ -46,7 +46,7 @@ class ConsumerMember(Member):
             or machine.wanted(names) != machine.owned
         )
 
-    def subscribe(self, topics: Iterable[str], listener: Listener) -> None:
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener) -> None:
         self._listener = listener
         self.machine.subscribe(topics)
         self._wake.set()
@@ -117,7 +117,7 @@ class ConsumerMember(Member):
                 response = await self._cluster.request(self._coordinator, request)
             except Retriable as error:
                 self._doubt_coordinator()
-                self._note_trouble(error)
+                self._warn_of_waiting(error)
                 machine.on_no_answer(self._now_ms(), pause_ms)
                 continue
             except KafkaError as error:
@@ -128,9 +128,9 @@ class ConsumerMember(Member):
             self._doubt_coordinator(code)
             if code is ErrorCode.NONE:
                 tries = 0
-                self._trouble_over()
+                self._waiting_is_over()
             elif code.retriable:
-                self._note_trouble(error_for(code, code.meaning))
+                self._warn_of_waiting(error_for(code, code.meaning))
             if self.busy:
                 self._notify()
 

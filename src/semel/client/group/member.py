@@ -30,7 +30,7 @@ _PASSING_S = 5.0
 
 
 @dataclass(slots=True)
-class Listener:
+class RebalanceListener:
     """What the consumer's user wants to be told."""
 
     on_assigned: Callback | None = None
@@ -38,7 +38,7 @@ class Listener:
     on_lost: Callback | None = None
 
 
-class Machine(Protocol):
+class MembershipMachine(Protocol):
     """The part of a membership that both protocols have."""
 
     group_id: str
@@ -62,15 +62,15 @@ class Hooks:
     notify: Callable[[], None]
 
 
-class Member(ABC):
+class GroupMember(ABC):
     """A consumer's place in its group."""
 
-    def __init__(self, cluster: Cluster, config: Values, hooks: Hooks, machine: Machine) -> None:
+    def __init__(self, cluster: Cluster, config: Values, hooks: Hooks, machine: MembershipMachine) -> None:
         self._cluster = cluster
         self._config = config
         self._membership = machine
         self._apply, self._before_revoke, self._notify = hooks.apply, hooks.before_revoke, hooks.notify
-        self._listener = Listener()
+        self._listener = RebalanceListener()
         self._loop = asyncio.get_running_loop()
         self._last_poll = self._loop.time()
         self._in_poll = asyncio.Event()
@@ -94,7 +94,7 @@ class Member(ABC):
         """Whether the group wants something of this member that `settle` has to do."""
 
     @abstractmethod
-    def subscribe(self, topics: Iterable[str], listener: Listener) -> None:
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener) -> None:
         """Change what this member wants to read, and who is told of what it gets."""
 
     @abstractmethod
@@ -180,15 +180,15 @@ class Member(ABC):
         if error_code is None or error_code in _COORDINATOR_IN_DOUBT:
             self._cluster.forget_coordinator("group", self._membership.group_id)
 
-    def _note_trouble(self, error: KafkaError) -> None:
+    def _warn_of_waiting(self, error: KafkaError) -> None:
         """The group's coordinator cannot be had. A broker that is down is told of where it is noticed."""
         if not isinstance(error, Disconnected):
             group_id = self._membership.group_id
             what = f"group '{group_id}' cannot be joined"
-            self._cluster.troubles.begins(("group", group_id), what, error.why, after_s=_PASSING_S)
+            self._cluster.wait_warnings.begin(("group", group_id), what, error.why, after_s=_PASSING_S)
 
-    def _trouble_over(self) -> None:
-        self._cluster.troubles.ends(("group", self._membership.group_id))
+    def _waiting_is_over(self) -> None:
+        self._cluster.wait_warnings.end(("group", self._membership.group_id))
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)

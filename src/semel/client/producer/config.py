@@ -9,7 +9,7 @@ from semel.config import PRODUCER, ConfigError, Values
 _MOST_IN_FLIGHT = 5
 
 
-def checked(config: Values | Mapping[str, object]) -> Values:
+def parse_config(config: Values | Mapping[str, object]) -> Values:
     """The settings, or an error that names the ones that contradict each other and says which to change."""
     values = config if isinstance(config, Values) else PRODUCER.parse(config)
     if values.table is not PRODUCER:
@@ -22,7 +22,7 @@ def checked(config: Values | Mapping[str, object]) -> Values:
         if "enable.idempotence" in given or values["transactional.id"] is not None:
             raise ConfigError(f"enable.idempotence=true needs acks=all, not acks={values['acks']}")
         # As in Kafka: whoever asks for fewer acknowledgements has given idempotence up.
-        return checked(PRODUCER.parse({**{name: values[name] for name in given}, "enable.idempotence": False}))
+        return parse_config(PRODUCER.parse({**{name: values[name] for name in given}, "enable.idempotence": False}))
     if values["enable.idempotence"]:
         in_flight = values["max.in.flight.requests.per.connection"]
         if in_flight > _MOST_IN_FLIGHT:
@@ -39,5 +39,5 @@ def checked(config: Values | Mapping[str, object]) -> Values:
                 f"delivery.timeout.ms={values['delivery.timeout.ms']} must be at least linger.ms + request.timeout.ms, "
                 f"which is {least}"
             )
-        return checked(PRODUCER.parse({**{name: values[name] for name in given}, "delivery.timeout.ms": least}))
+        return parse_config(PRODUCER.parse({**{name: values[name] for name in given}, "delivery.timeout.ms": least}))
     return values

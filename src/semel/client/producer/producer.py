@@ -32,9 +32,9 @@ from semel.client.arguments import (
 )
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
-from semel.client.cluster.metadata import TopicInfo
-from semel.client.consumer.offsets import Offsets, as_offsets
-from semel.client.producer.config import checked
+from semel.client.cluster.metadata import TopicMetadata
+from semel.client.offset_arguments import Offsets, as_offsets
+from semel.client.producer.config import parse_config
 from semel.client.producer.delivery import BatchDelivery, Delivery
 from semel.client.producer.send_loop import SendLoop
 from semel.config import Values
@@ -64,7 +64,7 @@ _SETTLED = (State.UNINITIALIZED, State.READY, State.PREPARED, State.ABORTABLE_ER
 class _Route:
     """A topic as its records are sent: what is known of it, and the newest batch of each partition."""
 
-    info: TopicInfo
+    info: TopicMetadata
     routes: TopicRoutes
     open: list[ProducerBatch | None]
 
@@ -83,7 +83,7 @@ class AsyncProducer:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
     ) -> None:
-        self.config = values = checked(config)
+        self.config = values = parse_config(config)
         self._clock_ms = clock_ms
         self._cluster = Cluster(values, auto_create_topics=True, connect=connect)
         self._sending = sending = SendLoop(values, self._cluster, clock_ms)
@@ -261,16 +261,16 @@ class AsyncProducer:
         wait_ms = as_wait(timeout_ms)
         self._check_open()
         if wait_ms is None:
-            await self._flushed()
+            await self._wait_for_all()
             return
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                await self._flushed()
+                await self._wait_for_all()
         except TimeoutError:
             why = f"flush() did not finish within timeout_ms={wait_ms:g}; what was sent goes on"
             raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
 
-    async def _flushed(self) -> None:
+    async def _wait_for_all(self) -> None:
         with self._lock:
             self._accumulator.close_all()
             pending = list(self._accumulator.batches()) + self._sender.unfinished_batches()
@@ -278,7 +278,7 @@ class AsyncProducer:
         for batch in pending:
             await self._deliveries.wait_async(batch)
 
-    def _route_of(self, info: TopicInfo) -> _Route:
+    def _route_of(self, info: TopicMetadata) -> _Route:
         """How records of a topic are routed; the current partition is kept while their number stays."""
         count = len(info.partitions)
         known = self._routes.get(info.name)
@@ -306,7 +306,7 @@ class AsyncProducer:
                 f"max.block.ms={self.config['max.block.ms']}: brokers do not keep up with what is sent",
             ) from None
 
-    async def _topic_with(self, topic: str, partition: int | None, deadline: float) -> TopicInfo:
+    async def _topic_with(self, topic: str, partition: int | None, deadline: float) -> TopicMetadata:
         """What is known of a topic, asked for anew if it seems to lack this partition; a Misuse if it does lack it."""
         as_topic(topic)
         limit = f"max.block.ms={self.config['max.block.ms']}"
@@ -369,7 +369,7 @@ class AsyncProducer:
         manager = self._need_manager("prepare_transaction")
         self._check_open()
         async with self._blocking("prepare_transaction"):
-            await self._flushed()
+            await self._wait_for_all()
         with self._lock:
             manager.prepare()
         return manager.identity
@@ -392,10 +392,10 @@ class AsyncProducer:
         self._check_open()
         async with self._blocking("commit_transaction"):
             if manager.state is State.IN_TRANSACTION:
-                await self._flushed()
+                await self._wait_for_all()
             with self._lock:
                 manager.commit()
-            await self._settled(manager)
+            await self._wait_for_outcome(manager)
         if manager.error is not None:
             raise manager.error
 
@@ -438,11 +438,11 @@ class AsyncProducer:
         """Wait until the step that was begun has an outcome, and raise it if it is an error."""
         manager = self._need_manager(what)
         async with self._blocking(what):
-            await self._settled(manager)
+            await self._wait_for_outcome(manager)
         if manager.error is not None:
             raise manager.error
 
-    async def _settled(self, manager: TransactionManager) -> None:
+    async def _wait_for_outcome(self, manager: TransactionManager) -> None:
         self._sending.wake()
         await self._until(lambda: manager.state in _SETTLED)
 
@@ -490,7 +490,7 @@ class AsyncProducer:
 
     @property
     def abandon_within_s(self) -> float:
-        """How long ending without having been closed may take: see `semel.client.blocking.endings`."""
+        """How long ending without having been closed may take: see `semel.client.finalizers`."""
         return float(self.config["semel.exit.timeout.ms"]) / 1000
 
     async def abandon(self) -> None:
@@ -509,7 +509,7 @@ class AsyncProducer:
                 if manager is not None and manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
                     await self.abort_transaction()
                 else:
-                    await self._flushed()
+                    await self._wait_for_all()
         except (TimeoutError, KafkaError):
             pass  # the deliveries tell what was lost; the coordinator ends what was left open
         self._closing = True

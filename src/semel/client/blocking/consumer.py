@@ -1,7 +1,4 @@
-"""The blocking face of the client: the same producer, consumer and admin, for code without an event loop.
-
-Nothing is decided here. Every object owns a private event loop in a thread, runs the asyncio client on it, and waits.
-"""
+"""The blocking consumer: `AsyncConsumer` on a loop thread."""
 
 from __future__ import annotations
 
@@ -9,160 +6,32 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.client.argument_lists import as_callback, as_timeout_s
-from semel.client.arguments import HeadersLike, Text, as_headers, as_wait
-from semel.client.blocking.admin import Admin
 from semel.client.blocking.blocking_client import BlockingClient
-from semel.client.cluster.cluster import Cluster, Target
-from semel.client.cluster.metadata import Metadata, PartitionInfo, TopicInfo
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.consumer.fetcher import ConsumerRecord
-from semel.client.consumer.offset_requests import OffsetAndTimestamp
-from semel.client.consumer.offsets import Offsets, PartitionLike
 from semel.client.group.member import Callback
-from semel.client.producer.delivery import BatchDelivery, Delivery
-from semel.client.producer.producer import AsyncProducer
+from semel.client.offset_arguments import Offsets, PartitionLike
+from semel.client.offset_requests import OffsetAndTimestamp
 from semel.config import Values
-from semel.errors import Fatal, KafkaError
+from semel.errors import KafkaError
 from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
-from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Admin", "BlockingCluster", "Consumer", "Producer"]
-
 T = TypeVar("T")
-
-
-class Producer(BlockingClient):
-    """Sends records, each exactly once and in order, alone or in transactions.
-
-    >>> with Producer({"bootstrap.servers": broker}) as producer:
-    ...     delivery = producer.send("greetings", "hello", key="world")
-    ...     delivery.result().offset
-    0
-
-    With a `transactional.id`, what is sent within a transaction becomes visible at once or never:
-
-    >>> with Producer({"bootstrap.servers": broker, "transactional.id": "docs"}) as producer:
-    ...     producer.init_transactions()
-    ...     with producer.transaction():
-    ...         _ = producer.send("ledger", b"debit")
-    ...         _ = producer.send("ledger", b"credit")
-
-    An argument of the wrong type raises TypeError; all else that goes wrong raises a `semel.errors.KafkaError`, an
-    argument that cannot be a `Misuse`, such as `InvalidRecord`. Nothing has happened then: the next correct call works.
-
-    Close it, or use it as above. One that is not closed still sends what it was given when it is dropped or the program
-    ends, for up to semel.exit.timeout.ms, and logs what did not go out. After a fork only the process that made it can
-    use it: every call in the other one says so.
-    """
-
-    def __init__(self, config: Values | Mapping[str, object]) -> None:
-        super().__init__("semel-producer")
-        self._producer = self._make(lambda: AsyncProducer(config))
-
-    @property
-    def identity(self) -> ProducerIdentity | None:
-        """The producer id and epoch in use; None without idempotence."""
-        return self._producer.identity
-
-    def send(
-        self,
-        topic: str,
-        value: Text | None = None,
-        key: Text | None = None,
-        partition: int | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Delivery:
-        """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
-
-        The delivery's `result()` waits for the broker and says where the record is.
-        """
-        if headers is not None:
-            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
-        delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
-        if delivery is not None:
-            return delivery
-        return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
-
-    def send_arrow(self, topic: str, rows: pa.Table | pa.RecordBatch, partition: int | None = None) -> BatchDelivery:
-        """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
-        return self._thread.run(self._producer.send_arrow(topic, rows, partition))
-
-    def flush(self, timeout_ms: float | None = None) -> None:
-        """Wait until everything sent so far is delivered or has failed, or until `timeout_ms` has passed."""
-        self._thread.run(self._producer.flush(timeout_ms))
-
-    def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
-        """Take the transactional id over: fences its former owner and ends what that left open.
-
-        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
-        is the answer.
-        """
-        return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
-
-    def begin_transaction(self) -> None:
-        """Open a transaction."""
-        self._producer.begin_now()
-
-    def send_offsets_to_transaction(
-        self,
-        offsets: Offsets,
-        group_metadata: GroupMetadata | str,
-    ) -> None:
-        """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
-        self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
-
-    def prepare_transaction(self) -> ProducerIdentity:
-        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
-        return self._thread.run(self._producer.prepare_transaction())
-
-    def complete_transaction(self, decided: ProducerIdentity) -> None:
-        """Phase two: commit if this is the transaction that was written down, abort it if not."""
-        self._thread.run(self._producer.complete_transaction(decided))
-
-    def commit_transaction(self) -> None:
-        """Wait for every record of the transaction, then make all of it visible at once."""
-        self._thread.run(self._producer.commit_transaction())
-
-    def abort_transaction(self) -> None:
-        """Drop the transaction."""
-        self._thread.run(self._producer.abort_transaction())
-
-    @contextmanager
-    def transaction(self) -> Iterator[Producer]:
-        """Begin; commit at the end of the block, or abort if it raises."""
-        self.begin_transaction()
-        try:
-            yield self
-            self.commit_transaction()
-        except Fatal:
-            raise
-        except BaseException as error:
-            self._thread.run(self._producer.abort_after(error))
-            raise
-
-    def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, abort an open transaction, and let go of the connections.
-
-        Waits for up to `timeout_ms`, without it for delivery.timeout.ms. Records that are not delivered by then fail
-        with `ClientClosed`, which says whether they may have been written, and how many they are is logged.
-        """
-        wait_ms = as_wait(timeout_ms)
-        self._close(self._producer.close(wait_ms))
 
 
 class Consumer(BlockingClient):
     """Reads records in order, and hides what was not committed.
 
-    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    >>> import semel
+    >>> with semel.Producer({"bootstrap.servers": broker}) as producer:
     ...     _ = producer.send("letters", "alpha").result()
     >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}) as consumer:
     ...     consumer.assign([("letters", 0)])
@@ -347,61 +216,3 @@ class Records(Iterator[ConsumerRecord]):
 def _in_a_thread(callback: Callback | None) -> Callback | None:
     """Callbacks may use the consumer, which is blocking: so they must not run on its loop."""
     return None if callback is None else lambda partitions: asyncio.to_thread(callback, partitions)
-
-
-class BlockingCluster(BlockingClient):
-    """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
-
-    Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.
-    """
-
-    def __init__(self, config: Values | Mapping[str, object]) -> None:
-        super().__init__("semel-cluster")
-        self._cluster = self._make(lambda: Cluster(config))
-
-    @property
-    def metadata(self) -> Metadata:
-        return self._cluster.metadata
-
-    @property
-    def finalized_features(self) -> dict[str, int]:
-        return self._cluster.finalized_features
-
-    @property
-    def transaction_version(self) -> int:
-        return self._cluster.transaction_version
-
-    def connect(self) -> None:
-        """Reach the cluster once: brokers, versions and finalized features are known afterwards."""
-        self._thread.run(self._cluster.connect())
-
-    def request(self, to: Target, message: Any, **options: Any) -> Any:
-        """Send once; see `Cluster.request`."""
-        return self._thread.run(self._cluster.request(to, message, **options))
-
-    def request_retrying(self, message: Any, **options: Any) -> Any:
-        """Send until there is a final answer or the deadline passes; see `Cluster.request_retrying`."""
-        return self._thread.run(self._cluster.request_retrying(message, **options))
-
-    def request_all(self, requests: Iterable[tuple[Target, Any]], **options: Any) -> list[Any]:
-        """Send several at once, each with retries; the answers come in the order of the requests."""
-        return self._thread.run(self._cluster.request_all(requests, **options))
-
-    def topic(self, name: str, **options: Any) -> TopicInfo:
-        return self._thread.run(self._cluster.topic(name, **options))
-
-    def partition(self, topic: str, partition: int) -> PartitionInfo:
-        return self._thread.run(self._cluster.partition(topic, partition))
-
-    def leader(self, topic: str, partition: int) -> int:
-        return self._thread.run(self._cluster.leader(topic, partition))
-
-    def coordinator(self, kind: str, key: str) -> int:
-        return self._thread.run(self._cluster.coordinator(kind, key))
-
-    def refresh_metadata(self, topics: Iterable[str] | None, **options: Any) -> None:
-        self._thread.run(self._cluster.refresh_metadata(topics, **options))
-
-    def close(self) -> None:
-        """Close every connection and stop the thread."""
-        self._close(self._cluster.close())

@@ -21,7 +21,7 @@ import pytest
 from semel import Admin, Broker, Consumer, Producer, TransactSession
 from semel.client.admin.admin import AsyncAdmin
 from semel.client.blocking.blocking_client import BlockingClient
-from semel.client.blocking.clients import BlockingCluster
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
 from semel.errors import ClientClosed, ErrorCode

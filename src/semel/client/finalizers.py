@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 import warnings
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from semel.client.blocking.loop_thread import LoopThread
+if TYPE_CHECKING:
+    from semel.client.blocking.loop_thread import LoopThread
+
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 _SLACK_S = 5.0
 
 
-class Abandoned(Protocol):
+class Abandonable(Protocol):
     """A client for asyncio that can end without having been closed."""
 
     @property
@@ -35,10 +37,10 @@ class Abandoned(Protocol):
         """Finish what must not be lost, say what was lost, and let go of the connections."""
 
 
-class Ending:
+class Finalizer:
     """What is left to do for a face when it goes. Knows its thread and its client, never the face itself."""
 
-    def __init__(self, thread: LoopThread, client: Abandoned) -> None:
+    def __init__(self, thread: LoopThread, client: Abandonable) -> None:
         self.thread = thread
         self._client = client
         self._dropped = False
@@ -68,17 +70,17 @@ class Ending:
         self.thread.join(max(0.0, since + self._client.abandon_within_s + _SLACK_S - time.monotonic()))
 
 
-_open: set[Ending] = set()
+_open: set[Finalizer] = set()
 
 
 def _at_exit() -> None:
     """All at once, so that the longest wait is the whole wait. Other threads have ended, only these still run."""
     since = time.monotonic()
-    left = [ending for ending in list(_open) if not ending.thread.origin.lost]
-    for ending in left:
-        ending.begin()
-    for ending in left:
-        ending.wait(since)
+    left = [finalizer for finalizer in list(_open) if not finalizer.thread.origin.lost]
+    for finalizer in left:
+        finalizer.begin()
+    for finalizer in left:
+        finalizer.wait(since)
 
 
 atexit.register(_at_exit)
@@ -109,7 +111,7 @@ def _at_end_of_child() -> None:
 _abandoning: set[asyncio.Task[None]] = set()
 
 
-def drop(client: Abandoned, name: str, loop: asyncio.AbstractEventLoop) -> None:
+def drop(client: Abandonable, name: str, loop: asyncio.AbstractEventLoop) -> None:
     """For `__del__` of a client for asyncio that was not closed: warn, and have its loop end it. Never waits."""
 
     def end() -> None:

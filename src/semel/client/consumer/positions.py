@@ -13,8 +13,8 @@ from semel.client.argument_lists import as_numbers_by_partition
 from semel.client.arguments import as_topic
 from semel.client.cluster.cluster import Cluster
 from semel.client.consumer.fetcher import Fetcher
-from semel.client.consumer.offset_requests import READ_COMMITTED, OffsetAndTimestamp, list_offsets
-from semel.client.consumer.offsets import PartitionLike, as_partition, as_partitions, as_position
+from semel.client.offset_arguments import PartitionLike, as_partition, as_partitions, as_position
+from semel.client.offset_requests import READ_COMMITTED, OffsetAndTimestamp, list_offsets
 from semel.config import Values
 from semel.errors import ErrorCode, Misuse, RequestTimedOut
 from semel.machines.reading.fetch_positions import EARLIEST, LATEST, FetchPositions, Stage

@@ -15,36 +15,36 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Wait:
     since: float
     what: str
     told: bool = False
 
 
-class Troubles:
+class WaitWarnings:
     """The troubles of one client, each under a key of its own. Everything happens on one loop."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._open: dict[Hashable, _Trouble] = {}
+        self._open: dict[Hashable, _Wait] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def begins(self, key: Hashable, what: str, why: str, *, after_s: float = 0.0) -> None:
+    def begin(self, key: Hashable, what: str, why: str, *, after_s: float = 0.0) -> None:
         """It is so, now: told of once it has been so for `after_s`, since some of it passes by itself."""
         now = asyncio.get_running_loop().time()
-        trouble = self._open.setdefault(key, _Trouble(now, what))
-        if not trouble.told and now - trouble.since >= after_s:
-            trouble.told = True
+        wait = self._open.setdefault(key, _Wait(now, what))
+        if not wait.told and now - wait.since >= after_s:
+            wait.told = True
             _log.warning("%s: %s: %s. It is tried again until that is over", self._who, what, why)
 
-    def ends(self, key: Hashable) -> None:
+    def end(self, key: Hashable) -> None:
         """It is not so, now."""
-        trouble = self._open.pop(key, None)
-        if trouble is not None and trouble.told:
-            passed = asyncio.get_running_loop().time() - trouble.since
-            _log.warning("%s: over after %.1f s: %s", self._who, passed, trouble.what)
+        wait = self._open.pop(key, None)
+        if wait is not None and wait.told:
+            passed = asyncio.get_running_loop().time() - wait.since
+            _log.warning("%s: over after %.1f s: %s", self._who, passed, wait.what)
 
     def forget(self) -> None:
         """Nobody waits for anything any more."""

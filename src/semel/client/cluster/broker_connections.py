@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.client.cluster.answers import check
 from semel.client.cluster.connection import Connection
+from semel.client.cluster.response_errors import check
 from semel.client.cluster.throttling import Throttles
-from semel.client.cluster.troubles import Troubles
+from semel.client.cluster.wait_warnings import WaitWarnings
 from semel.config import ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
 from semel.wire import Malformed
@@ -33,7 +33,7 @@ LAST_VERSION_BY_NAME = {
 
 
 @dataclass(slots=True)
-class _Link:
+class _ConnectionSlot:
     """What the client keeps per broker and lane: the connection, and how often opening it failed."""
 
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -42,7 +42,7 @@ class _Link:
     not_before: float = 0.0
 
 
-class Links:
+class BrokerConnections:
     """The connections of one client. `address_of` says where a node listens."""
 
     def __init__(
@@ -58,11 +58,11 @@ class Links:
         self.failure: Disconnected | None = None
         self.closed = False
         self.throttles = Throttles()
-        self.troubles = Troubles(f"{config.table.noun} '{config['client.id']}'")
+        self.wait_warnings = WaitWarnings(f"{config.table.noun} '{config['client.id']}'")
         self._client_id: str = config["client.id"]
         self._connect = connect
         self._address_of = address_of
-        self._links: dict[tuple[int, str], _Link] = {}
+        self._slots: dict[tuple[int, str], _ConnectionSlot] = {}
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
 
     def least_busy(self, lane: str) -> int | None:
@@ -71,9 +71,9 @@ class Links:
         One that has asked this client to wait comes after all that have not.
         """
         ready = [
-            (self.throttles.left_s(node_id, lane), link.connection.in_flight, node_id)
-            for (node_id, link_lane), link in self._links.items()
-            if link_lane == lane and link.connection is not None and not link.connection.closed
+            (self.throttles.left_s(node_id, lane), slot.connection.in_flight, node_id)
+            for (node_id, slot_lane), slot in self._slots.items()
+            if slot_lane == lane and slot.connection is not None and not slot.connection.closed
         ]
         return min(ready)[2] if ready else None
 
@@ -81,10 +81,10 @@ class Links:
         """Close every connection; requests that wait fail with `Disconnected`."""
         self.closed = True
         self.throttles.close()
-        self.troubles.forget()
-        for link in self._links.values():
-            if link.connection is not None:
-                link.connection.close()
+        self.wait_warnings.forget()
+        for slot in self._slots.values():
+            if slot.connection is not None:
+                slot.connection.close()
 
     def serves(self, node_id: int, api: ApiKey) -> bool:
         return api in self._versions[node_id]
@@ -101,7 +101,7 @@ class Links:
         frame = await connection.send(parts, None if unanswered else correlation_id)
         if unanswered:
             return None
-        response = _parsed(connection, api.key, version, frame)
+        response = _parse_response(connection, api.key, version, frame)
         self.throttles.note(node_id, lane, api.key, version, response)
         return response
 
@@ -124,38 +124,38 @@ class Links:
     async def open(self, node_id: int, lane: str) -> Connection:
         """An open connection to a node that may be used now; raises `Disconnected` with the reason."""
         while True:
-            connection = await self._opened(node_id, lane)
+            connection = await self._connect_slot(node_id, lane)
             await self.throttles.passed(node_id, lane)
             if not connection.closed:  # it may have been lost meanwhile
                 return connection
 
-    async def _opened(self, node_id: int, lane: str) -> Connection:
-        link = self._links.setdefault((node_id, lane), _Link())
-        if link.connection is not None and not link.connection.closed:
-            if link.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
-                return link.connection
+    async def _connect_slot(self, node_id: int, lane: str) -> Connection:
+        slot = self._slots.setdefault((node_id, lane), _ConnectionSlot())
+        if slot.connection is not None and not slot.connection.closed:
+            if slot.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
+                return slot.connection
             # The broker closes idle connections too, and a request must not be the one to find out.
-            link.connection.close("closed: it was idle")
-        async with link.opening:
-            if link.connection is not None and not link.connection.closed:
-                return link.connection
+            slot.connection.close("closed: it was idle")
+        async with slot.opening:
+            if slot.connection is not None and not slot.connection.closed:
+                return slot.connection
             self._check_open()
             loop = asyncio.get_running_loop()
-            await asyncio.sleep(max(0.0, link.not_before - loop.time()))
+            await asyncio.sleep(max(0.0, slot.not_before - loop.time()))
             try:
-                link.connection = await self._greet(node_id, lane)
-                self._check_open(link.connection)
+                slot.connection = await self._greet(node_id, lane)
+                self._check_open(slot.connection)
             except Disconnected as failure:
                 self._note_failure(node_id, failure)
                 self.failure = failure
-                link.failures += 1
+                slot.failures += 1
                 base, most = self.config["reconnect.backoff.ms"], self.config["reconnect.backoff.max.ms"]
-                link.not_before = loop.time() + min(most, base * 2 ** min(link.failures - 1, 20)) / 1000
+                slot.not_before = loop.time() + min(most, base * 2 ** min(slot.failures - 1, 20)) / 1000
                 raise
-            link.failures = 0
+            slot.failures = 0
             self.failure = None
-            self.troubles.ends(("broker", *self._address_of(node_id)))
-            return link.connection
+            self.wait_warnings.end(("broker", *self._address_of(node_id)))
+            return slot.connection
 
     def _note_failure(self, node_id: int, failure: Disconnected) -> None:
         if self.closed:
@@ -164,7 +164,7 @@ class Links:
             host, port = self._address_of(node_id)
         except Disconnected:
             return  # the cluster does not name it any more
-        self.troubles.begins(("broker", host, port), f"no connection to the broker at {host}:{port}", failure.why)
+        self.wait_warnings.begin(("broker", host, port), f"no connection to the broker at {host}:{port}", failure.why)
 
     def _check_open(self, connection: Connection | None = None) -> None:
         """Nothing is opened once the client is closed, and what was being opened meanwhile is closed again."""
@@ -212,7 +212,7 @@ class Links:
             )
             # A broker that does not know our version answers in version 0, with error 35 first in the body.
             refused = int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION
-            response = _parsed(connection, ours.key, 0 if refused else version, frame)
+            response = _parse_response(connection, ours.key, 0 if refused else version, frame)
             if not refused:
                 break
             offered = {row.api_key: row.max_version for row in response.api_keys}
@@ -226,7 +226,7 @@ class Links:
             self.finalized_features = {row.name: row.max_version_level for row in response.finalized_features}
 
 
-def _parsed(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
+def _parse_response(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
     """The message in a frame; a connection that carries something else is of no use."""
     try:
         return parse_response(api_key, version, frame)[1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from semel.cli.txn_diagnosis import Coordinated, Finding, OpenInPartition, Verdict, judge
-from semel.client.blocking.clients import BlockingCluster
-from semel.client.cluster.answers import check
+from semel.cli.txn_diagnosis import CoordinatorView, Finding, PartitionView, Verdict, judge
+from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Coordinator, Leader
+from semel.client.cluster.response_errors import check
 from semel.errors import ErrorCode, KafkaError, error_for
 from semel.machines.transactions.states import State
 from semel.machines.values import TopicPartition
@@ -57,7 +57,9 @@ def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[T
     return list(chosen)
 
 
-def listed(cluster: BlockingCluster, request: ListTransactionsRequest) -> list[ListTransactionsResponse]:
+def list_transactional_ids(
+    cluster: BlockingCluster, request: ListTransactionsRequest
+) -> list[ListTransactionsResponse]:
     """Every broker's answer: each knows the transactional ids it coordinates."""
     cluster.connect()
     answers: list[ListTransactionsResponse] = cluster.request_all(
@@ -68,14 +70,14 @@ def listed(cluster: BlockingCluster, request: ListTransactionsRequest) -> list[L
     return answers
 
 
-def described(cluster: BlockingCluster, transactional_id: str) -> Coordinated:
+def describe_transaction(cluster: BlockingCluster, transactional_id: str) -> CoordinatorView:
     """The coordinator's view; raises if it does not know the id."""
     answer = cluster.request_retrying(
         DescribeTransactionsRequest(transactional_ids=[transactional_id]),
         to=Coordinator("transaction", transactional_id),
     ).transaction_states[0]
     check(answer.error_code, f"describing {transactional_id!r}")
-    return Coordinated(
+    return CoordinatorView(
         transactional_id=transactional_id,
         state=answer.transaction_state,
         producer_id=answer.producer_id,
@@ -88,21 +90,21 @@ def described(cluster: BlockingCluster, transactional_id: str) -> Coordinated:
     )
 
 
-def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int]) -> dict[int, Coordinated]:
+def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int]) -> dict[int, CoordinatorView]:
     """The coordinator's view of whoever owns these producer ids."""
     if not producer_ids:
         return {}
     request = ListTransactionsRequest(producer_id_filters=sorted(producer_ids))
     return {
-        int(state.producer_id): described(cluster, state.transactional_id)
-        for answer in listed(cluster, request)
+        int(state.producer_id): describe_transaction(cluster, state.transactional_id)
+        for answer in list_transactional_ids(cluster, request)
         for state in answer.transaction_states
     }
 
 
 def open_in(
     cluster: BlockingCluster, partitions: Sequence[TopicPartition], unreadable: Unreadable | None = None
-) -> dict[TopicPartition, list[OpenInPartition]]:
+) -> dict[TopicPartition, list[PartitionView]]:
     """The partitions' view: who has a transaction open, the oldest first. A partition with none is left out.
 
     One that its broker cannot read goes into `unreadable` with the reason, and keeps nobody from asking the others.
@@ -121,7 +123,7 @@ def open_in(
         )
         for leader, topics in by_leader.items()
     ]
-    found: dict[TopicPartition, list[OpenInPartition]] = {}
+    found: dict[TopicPartition, list[PartitionView]] = {}
     for leader, request in requests:
         for topic in cluster.request(leader, request).topics:
             for described_partition in topic.partitions:
@@ -136,9 +138,9 @@ def open_in(
     return found
 
 
-def _open_of(producers: Iterable[DescribeProducersResponse.ProducerState]) -> list[OpenInPartition]:
+def _open_of(producers: Iterable[DescribeProducersResponse.ProducerState]) -> list[PartitionView]:
     opened = [
-        OpenInPartition(
+        PartitionView(
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             first_offset=producer.current_txn_start_offset,
@@ -199,7 +201,7 @@ def findings(
 
 
 def _last_written(
-    cluster: BlockingCluster, opened: dict[TopicPartition, list[OpenInPartition]], owners: Iterable[Coordinated]
+    cluster: BlockingCluster, opened: dict[TopicPartition, list[PartitionView]], owners: Iterable[CoordinatorView]
 ) -> dict[int, int]:
     """When each producer last wrote in its open transaction, also into partitions that nobody asked about."""
     others = {partition for owner in owners for partition in owner.partitions} - opened.keys()
@@ -251,7 +253,7 @@ def fence(cluster: BlockingCluster, transactional_id: str) -> None:
     check(answer.error_code, f"fencing {transactional_id!r}")
 
 
-def write_marker(cluster: BlockingCluster, partition: TopicPartition, opened: OpenInPartition, *, commit: bool) -> None:
+def write_marker(cluster: BlockingCluster, partition: TopicPartition, opened: PartitionView, *, commit: bool) -> None:
     """End a transaction in this partition only, in the name of the coordinator that the partition obeys."""
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=opened.producer_id,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semel.client.cluster.answers import check, failure
 from semel.client.cluster.cluster import Cluster, Coordinator
+from semel.client.cluster.response_errors import check, failure
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
 from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
 from semel.machines.values import TopicPartition, by_topic

@@ -1,0 +1,142 @@
+"""The blocking producer: `AsyncProducer` on a loop thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from semel.client.arguments import HeadersLike, Text, as_headers, as_wait
+from semel.client.blocking.blocking_client import BlockingClient
+from semel.client.offset_arguments import Offsets
+from semel.client.producer.delivery import BatchDelivery, Delivery
+from semel.client.producer.producer import AsyncProducer
+from semel.config import Values
+from semel.errors import Fatal
+from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.values import ProducerIdentity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class Producer(BlockingClient):
+    """Sends records, each exactly once and in order, alone or in transactions.
+
+    >>> with Producer({"bootstrap.servers": broker}) as producer:
+    ...     delivery = producer.send("greetings", "hello", key="world")
+    ...     delivery.result().offset
+    0
+
+    With a `transactional.id`, what is sent within a transaction becomes visible at once or never:
+
+    >>> with Producer({"bootstrap.servers": broker, "transactional.id": "docs"}) as producer:
+    ...     producer.init_transactions()
+    ...     with producer.transaction():
+    ...         _ = producer.send("ledger", b"debit")
+    ...         _ = producer.send("ledger", b"credit")
+
+    An argument of the wrong type raises TypeError; all else that goes wrong raises a `semel.errors.KafkaError`, an
+    argument that cannot be a `Misuse`, such as `InvalidRecord`. Nothing has happened then: the next correct call works.
+
+    Close it, or use it as above. One that is not closed still sends what it was given when it is dropped or the program
+    ends, for up to semel.exit.timeout.ms, and logs what did not go out. After a fork only the process that made it can
+    use it: every call in the other one says so.
+    """
+
+    def __init__(self, config: Values | Mapping[str, object]) -> None:
+        super().__init__("semel-producer")
+        self._producer = self._make(lambda: AsyncProducer(config))
+
+    @property
+    def identity(self) -> ProducerIdentity | None:
+        """The producer id and epoch in use; None without idempotence."""
+        return self._producer.identity
+
+    def send(
+        self,
+        topic: str,
+        value: Text | None = None,
+        key: Text | None = None,
+        partition: int | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
+
+        The delivery's `result()` waits for the broker and says where the record is.
+        """
+        if headers is not None:
+            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
+        delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
+        if delivery is not None:
+            return delivery
+        return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
+
+    def send_arrow(self, topic: str, rows: pa.Table | pa.RecordBatch, partition: int | None = None) -> BatchDelivery:
+        """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
+        return self._thread.run(self._producer.send_arrow(topic, rows, partition))
+
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait until everything sent so far is delivered or has failed, or until `timeout_ms` has passed."""
+        self._thread.run(self._producer.flush(timeout_ms))
+
+    def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
+        """Take the transactional id over: fences its former owner and ends what that left open.
+
+        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
+        is the answer.
+        """
+        return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
+
+    def begin_transaction(self) -> None:
+        """Open a transaction."""
+        self._producer.begin_now()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Offsets,
+        group_metadata: GroupMetadata | str,
+    ) -> None:
+        """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
+        self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
+
+    def prepare_transaction(self) -> ProducerIdentity:
+        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
+        return self._thread.run(self._producer.prepare_transaction())
+
+    def complete_transaction(self, decided: ProducerIdentity) -> None:
+        """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        self._thread.run(self._producer.complete_transaction(decided))
+
+    def commit_transaction(self) -> None:
+        """Wait for every record of the transaction, then make all of it visible at once."""
+        self._thread.run(self._producer.commit_transaction())
+
+    def abort_transaction(self) -> None:
+        """Drop the transaction."""
+        self._thread.run(self._producer.abort_transaction())
+
+    @contextmanager
+    def transaction(self) -> Iterator[Producer]:
+        """Begin; commit at the end of the block, or abort if it raises."""
+        self.begin_transaction()
+        try:
+            yield self
+            self.commit_transaction()
+        except Fatal:
+            raise
+        except BaseException as error:
+            self._thread.run(self._producer.abort_after(error))
+            raise
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent, abort an open transaction, and let go of the connections.
+
+        Waits for up to `timeout_ms`, without it for delivery.timeout.ms. Records that are not delivered by then fail
+        with `ClientClosed`, which says whether they may have been written, and how many they are is logged.
+        """
+        wait_ms = as_wait(timeout_ms)
+        self._close(self._producer.close(wait_ms))
