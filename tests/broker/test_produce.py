@@ -10,7 +10,7 @@ from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.machines.transactions.metadata import TransactionMetadata
 from semel.machines.transactions.records import key_of, value_of
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.records.batch import build
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import OffsetCommitKey, OffsetCommitValue
@@ -154,7 +154,7 @@ OFFSET_KEY = encode_versioned(OffsetCommitKey(group="repaired", topic="t"))
 OFFSET = encode_versioned(OffsetCommitValue(offset=7))
 
 
-def transaction_value(state: State) -> bytes:
+def transaction_value(state: TransactionState) -> bytes:
     return value_of(TransactionMetadata("repaired", 4711, 3, 1000, state, last_update_ms=1))
 
 
@@ -166,12 +166,12 @@ def transaction_value(state: State) -> bytes:
         ("__consumer_offsets", OFFSET_KEY[:-1], OFFSET, False),
         ("__consumer_offsets", b"x", OFFSET, False),
         ("__consumer_offsets", b"\x00\x63key", OFFSET, False),
-        ("__transaction_state", key_of("repaired"), transaction_value(State.COMPLETE_ABORT), True),
-        ("__transaction_state", key_of("repaired"), transaction_value(State.PREPARE_COMMIT), False),
-        ("__transaction_state", key_of("repaired"), transaction_value(State.ONGOING), False),
+        ("__transaction_state", key_of("repaired"), transaction_value(TransactionState.COMPLETE_ABORT), True),
+        ("__transaction_state", key_of("repaired"), transaction_value(TransactionState.PREPARE_COMMIT), False),
+        ("__transaction_state", key_of("repaired"), transaction_value(TransactionState.ONGOING), False),
         ("__transaction_state", key_of("repaired"), b"\0\1short", False),
-        ("__transaction_state", b"\0\7key", transaction_value(State.EMPTY), False),
-        ("__transaction_state", b"", transaction_value(State.EMPTY), False),
+        ("__transaction_state", b"\0\7key", transaction_value(TransactionState.EMPTY), False),
+        ("__transaction_state", b"", transaction_value(TransactionState.EMPTY), False),
     ],
 )
 def test_a_tool_writes_into_an_internal_topic_only_what_its_coordinator_can_read(

@@ -397,7 +397,7 @@ def without_waiting_for_the_previous_end(patch: Patch) -> None:
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:
     def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
-        state = transaction_states.State.PREPARE_ABORT
+        state = transaction_states.TransactionState.PREPARE_ABORT
         return transaction_metadata.prepared(old, state, 0, now_ms, None)
 
     patch.setattr(transaction_coordinator, "fenced", unbumped)

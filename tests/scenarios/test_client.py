@@ -13,7 +13,7 @@ from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.producing.accumulator import Accumulator
 from semel.machines.producing.sender import Answer, Sender
-from semel.machines.transactions.producer import State, TransactionManager
+from semel.machines.transactions.producer import ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch
 from tests.log.disk import NOW, open_log, read_all
@@ -29,7 +29,7 @@ def producer(scene: Scene, **settings: object) -> semel.Producer:
 
 
 def test_scenario_35_a_transactional_client_never_takes_an_epoch_by_itself() -> None:
-    manager = TransactionManager("payments", state=State.READY, identity=ProducerIdentity(7, 3))
+    manager = TransactionManager("payments", state=ProducerState.READY, identity=ProducerIdentity(7, 3))
     with pytest.raises(InvariantViolation, match="coordinator's to give"):
         manager.bump_epoch()
     assert manager.identity == ProducerIdentity(7, 3)
@@ -119,7 +119,7 @@ def test_scenario_47_an_empty_transaction_of_librdkafka_commits_cleanly(stage: S
 def test_a_batch_whose_answers_are_lost_again_and_again_is_written_once(tmp_path: Path) -> None:
     """The broker knows a retry by its last five batches, so no sixth is sent while the first is in doubt."""
     log = open_log(tmp_path)
-    manager = TransactionManager(None, state=State.READY, identity=ProducerIdentity(7, 0))
+    manager = TransactionManager(None, state=ProducerState.READY, identity=ProducerIdentity(7, 0))
     sender = Sender(Accumulator(batch_size_bytes=1, linger_ms=0), manager)
     partition = TopicPartition("t", 0)
     for number in range(20):

@@ -13,7 +13,7 @@ from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.transactions.metadata import TransactionMetadata
 from semel.machines.transactions.records import record_of
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.wire.messages.transactions import (
     DescribeTransactionsRequest,
     InitProducerIdRequest,
@@ -134,7 +134,9 @@ def idle_since(scene: Scene, count: int, last_update_ms: int) -> None:
     machine = scene.broker.server.transactions.machine
     for number in range(count):
         name = f"application-{number}"
-        metadata = TransactionMetadata(name, 10_000 + number, 0, 60_000, State.COMPLETE_COMMIT, last_update_ms)
+        metadata = TransactionMetadata(
+            name, 10_000 + number, 0, 60_000, TransactionState.COMPLETE_COMMIT, last_update_ms
+        )
         scene.place(record_of(metadata, machine.partition_for(name)))
 
 

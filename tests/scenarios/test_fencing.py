@@ -11,7 +11,7 @@ from semel.errors import ErrorCode
 from semel.log.partition_log import PartitionLog
 from semel.machines.transactions.metadata import TransactionMetadata
 from semel.machines.transactions.records import record_of
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from tests.scenarios.stage import Scene, Stage, Steps
 
@@ -88,7 +88,9 @@ def test_scenario_6_an_abort_for_an_absent_owner_bumps_the_epoch_and_the_zombie_
 def at_the_last_epoch(scene: Scene, producer_id: int = 4711) -> Steps:
     """A transactional id whose owner has used up all but the last epoch of its producer id."""
     machine = scene.broker.server.transactions.machine
-    metadata = TransactionMetadata("payments", producer_id, 32766, 60_000, State.COMPLETE_COMMIT, last_update_ms=0)
+    metadata = TransactionMetadata(
+        "payments", producer_id, 32766, 60_000, TransactionState.COMPLETE_COMMIT, last_update_ms=0
+    )
     scene.place(record_of(metadata, machine.partition_for("payments")))
     steps = Steps(scene, "payments")
     steps.producer_id, steps.epoch = producer_id, 32766

@@ -23,12 +23,16 @@ from semel.cli.txn_requests import (
 )
 from semel.client.blocking.cluster import BlockingCluster
 from semel.machines.transactions.metadata import NO_TIMEOUT_MS
-from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, State
+from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import ListTransactionsRequest
 
 #: The states a transactional id can be seen in.
-VISIBLE_STATES = [state.title for state in State if state not in (State.DEAD, State.PREPARE_EPOCH_FENCE)]
+VISIBLE_STATES = [
+    state.title
+    for state in TransactionState
+    if state not in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
+]
 
 
 def _now_ms() -> int:
@@ -89,7 +93,7 @@ def describe(transactional_ids: tuple[str, ...], bootstrap: str, as_json: bool) 
         for transactional_id in transactional_ids:
             found = describe_transaction(cluster, transactional_id)
             state = STATES_BY_TITLE.get(found.state)
-            is_open = state is State.ONGOING or state in PREPARED
+            is_open = state is TransactionState.ONGOING or state in PREPARED
             rows.append(
                 {
                     "transactional_id": transactional_id,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from semel.machines.transactions.metadata import NO_TIMEOUT_MS
-from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, State
+from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, TransactionState
 from semel.machines.values import TopicPartition
 
 #: How long after its timeout a transaction may still be on its way to being aborted.
@@ -145,7 +145,7 @@ def _verdict(
     state = STATES_BY_TITLE.get(coordinated.state)
     if state in PREPARED and partition in coordinated.partitions:
         return Verdict.COMPLETING
-    if state is not State.ONGOING or partition not in coordinated.partitions:
+    if state is not TransactionState.ONGOING or partition not in coordinated.partitions:
         return Verdict.HANGING
     if coordinated.timeout_ms == NO_TIMEOUT_MS:
         return Verdict.PREPARED_OUTSIDE
@@ -167,7 +167,7 @@ def meaning(finding: Finding) -> str:
             )
         case Verdict.COMPLETING:
             assert coordinated is not None
-            outcome = "committed" if coordinated.state == State.PREPARE_COMMIT.title else "aborted"
+            outcome = "committed" if coordinated.state == TransactionState.PREPARE_COMMIT.title else "aborted"
             return (
                 f"The transaction is decided: it will be {outcome}. Its marker is on the way to this partition and is "
                 "retried until it is written. If that never ends, the partition refuses it: it has seen a marker of a "

@@ -10,7 +10,7 @@ from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Coordinator, Leader
 from semel.client.cluster.response_errors import check
 from semel.errors import ErrorCode, KafkaError, error_for
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.metadata import MetadataRequest
@@ -233,7 +233,7 @@ def mend(cluster: BlockingCluster, finding: Finding) -> str:
         return f"wrote the missing abort marker into {finding.partition}"
     assert finding.coordinated is not None
     if finding.verdict is Verdict.COMPLETING:
-        commit = finding.coordinated.state == State.PREPARE_COMMIT.title
+        commit = finding.coordinated.state == TransactionState.PREPARE_COMMIT.title
         decided = replace(
             finding.opened, producer_epoch=max(finding.opened.producer_epoch, finding.coordinated.producer_epoch)
         )

@@ -24,11 +24,11 @@ from semel.client.producer.delivery import Delivery
 from semel.client.producer.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
-from semel.machines.transactions.producer import State
+from semel.machines.transactions.producer import ProducerState
 
 #: What the session decides itself, because exactly-once depends on it.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}
-_ABORTABLE = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING)
+_ABORTABLE = (ProducerState.IN_TRANSACTION, ProducerState.ABORTABLE_ERROR, ProducerState.ABORTING)
 #: How long transactions may fail in a row, unless told otherwise: as Kafka Streams has it (task.timeout.ms).
 _RETRY_TIMEOUT_MS = 300_000
 
@@ -153,7 +153,7 @@ class AsyncTransactSession:
     async def end(self, error: BaseException | None) -> bool:
         """End the block's transaction: commit, or abort for what the block raised. Whether that is to be swallowed."""
         self._in_block = False
-        ours = error is not None and (error is self._raised or self._producer.state is State.ABORTABLE_ERROR)
+        ours = error is not None and (error is self._raised or self._producer.state is ProducerState.ABORTABLE_ERROR)
         try:
             if error is None:
                 if self._producer.in_transaction:
@@ -224,14 +224,14 @@ class AsyncTransactSession:
             return  # it goes on, and is waited for before the next batch is read
 
     async def _settle(self) -> None:
-        if self._producer.state is State.COMMITTING:
+        if self._producer.state is ProducerState.COMMITTING:
             try:
                 await self._producer.commit_transaction()
             except AbortTransaction:
                 await self.give_back()
-        if self._producer.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+        if self._producer.state in (ProducerState.IN_TRANSACTION, ProducerState.ABORTABLE_ERROR):
             await self.give_back()  # a caller was interrupted before it had its records
-        if self._producer.state is State.ABORTING:
+        if self._producer.state is ProducerState.ABORTING:
             await self._producer.abort_transaction()
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.errors import Refused
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.wire import decode_versioned
 from semel.wire.messages import coordinator_records as stored
 from semel.wire.schema import fields_of
@@ -33,7 +33,7 @@ def _transaction(key: bytes, value: bytes | None) -> str:
         for schema in held.transaction_partitions or ()
         for partition in schema.partition_ids
     ]
-    known = {int(state): state.title for state in State}
+    known = {int(state): state.title for state in TransactionState}
     state = known.get(held.transaction_status, f"state {held.transaction_status}")
     words = (
         f"transactional id {transactional_id!r} is {state}, producer {held.producer_id} epoch {held.producer_epoch}, "

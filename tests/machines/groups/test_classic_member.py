@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, MemberFenced
 from semel.machines.groups.classic.assignors import ASSIGNORS, Subscriber, assign_cooperative_sticky, assign_sticky
-from semel.machines.groups.classic.member import STEPS, Event, Membership, State
+from semel.machines.groups.classic.member import (
+    CLASSIC_MEMBERSHIP_STEPS,
+    ClassicMembership,
+    ClassicMembershipEvent,
+    ClassicMembershipState,
+)
 from semel.machines.values import TopicPartition
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
@@ -17,8 +22,8 @@ from semel.wire.messages.groups import HeartbeatResponse, JoinGroupResponse, Syn
 P0, P1, P2 = (TopicPartition("ledger", number) for number in range(3))
 
 
-def member(*assignors: str) -> Membership:
-    machine = Membership("readers", assignors=assignors or ("range",))
+def member(*assignors: str) -> ClassicMembership:
+    machine = ClassicMembership("readers", assignors=assignors or ("range",))
     machine.subscribe(["ledger"])
     return machine
 
@@ -28,13 +33,15 @@ def assignment(*partitions: TopicPartition) -> bytes:
     return encode_versioned(ConsumerProtocolAssignment(assigned_partitions=rows), 1)
 
 
-def joined(machine: Membership, generation_id: int, *partitions: TopicPartition) -> tuple[set[TopicPartition], ...]:
+def joined(
+    machine: ClassicMembership, generation_id: int, *partitions: TopicPartition
+) -> tuple[set[TopicPartition], ...]:
     """Join as a follower and get these partitions."""
     machine.join_request()
     machine.on_join(
         JoinGroupResponse(generation_id=generation_id, protocol_name="range", leader="other", member_id="me")
     )
-    assert machine.state is State.SYNCING
+    assert machine.state is ClassicMembershipState.SYNCING
     added, gone = machine.on_sync(SyncGroupResponse(assignment=assignment(*partitions)), now_ms=0)
     return set(added), set(gone)
 
@@ -43,7 +50,7 @@ def test_a_new_member_joins_again_with_the_id_it_is_given() -> None:
     machine = member()
     machine.join_request()
     machine.on_join(JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id="me"))
-    assert machine.state is State.UNJOINED
+    assert machine.state is ClassicMembershipState.UNJOINED
     assert machine.join_request().member_id == "me"
 
 
@@ -55,7 +62,7 @@ def test_the_leader_shares_out_and_everybody_else_sends_nothing() -> None:
     machine.on_join(
         JoinGroupResponse(generation_id=1, protocol_name="range", leader="a", member_id="a", members=members)
     )
-    assert machine.state is State.ASSIGNING
+    assert machine.state is ClassicMembershipState.ASSIGNING
     assert machine.topics_to_assign() == {"ledger"}
     machine.assign({"ledger": 3})
     request = machine.sync_request()
@@ -89,7 +96,7 @@ def test_a_cooperative_member_keeps_reading_and_lets_go_only_of_what_it_lost() -
     assert joined(machine, 2, P0) == (set(), {P1})
     machine.let_go({P1})
     machine.rejoin()
-    assert machine.state is State.UNJOINED
+    assert machine.state is ClassicMembershipState.UNJOINED
     assert joined(machine, 3, P0, P2) == ({P2}, set())
     assert machine.owned == {P0, P2}
 
@@ -103,7 +110,7 @@ def test_a_member_the_group_has_forgotten_loses_its_partitions_and_starts_anew()
     machine = member()
     joined(machine, 1, P0)
     machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
-    assert (machine.lost, machine.state, machine.generation_id) == ({P0}, State.UNJOINED, -1)
+    assert (machine.lost, machine.state, machine.generation_id) == ({P0}, ClassicMembershipState.UNJOINED, -1)
     machine.let_go(machine.lost)
     assert machine.join_request().member_id == ""
 
@@ -113,7 +120,7 @@ def test_a_member_whose_generation_has_passed_loses_its_partitions_but_not_its_n
     machine = member()
     joined(machine, 1, P0)
     machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.ILLEGAL_GENERATION))
-    assert (machine.lost, machine.state, machine.generation_id) == ({P0}, State.UNJOINED, -1)
+    assert (machine.lost, machine.state, machine.generation_id) == ({P0}, ClassicMembershipState.UNJOINED, -1)
     machine.let_go(machine.lost)
     assert machine.join_request().member_id == "me"
     machine.on_join(JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
@@ -125,7 +132,7 @@ def test_a_sync_of_a_generation_that_has_passed_does_not_cost_the_name_either() 
     machine.join_request()
     machine.on_join(JoinGroupResponse(generation_id=1, protocol_name="range", leader="other", member_id="me"))
     machine.on_sync(SyncGroupResponse(error_code=ErrorCode.ILLEGAL_GENERATION), 0)
-    assert (machine.state, machine.member_id) == (State.UNJOINED, "me")
+    assert (machine.state, machine.member_id) == (ClassicMembershipState.UNJOINED, "me")
 
 
 def test_a_silent_coordinator_costs_the_partitions_but_not_the_name() -> None:
@@ -150,20 +157,27 @@ def test_a_commit_that_is_refused_while_a_join_is_on_its_way_changes_nothing(cod
     machine.join_request()
     machine.on_commit_refused(code, committed_as)
     machine.on_heartbeat(HeartbeatResponse(error_code=code))
-    assert (machine.state, machine.member_id, machine.owned, machine.lost) == (State.JOINING, "me", {P0}, set())
+    assert (machine.state, machine.member_id, machine.owned, machine.lost) == (
+        ClassicMembershipState.JOINING,
+        "me",
+        {P0},
+        set(),
+    )
     machine.on_join(JoinGroupResponse(generation_id=2, protocol_name="range", leader="other", member_id="me"))
     machine.on_commit_refused(code, committed_as)
-    assert machine.state is State.SYNCING
+    assert machine.state is ClassicMembershipState.SYNCING
     machine.on_sync(SyncGroupResponse(assignment=assignment(P0)), 0)
     machine.on_commit_refused(code, committed_as)
-    assert (machine.state, machine.member_id, machine.lost) == (State.STABLE, "me", set()), "an answer to long ago"
+    assert (machine.state, machine.member_id, machine.lost) == (ClassicMembershipState.STABLE, "me", set()), (
+        "an answer to long ago"
+    )
 
 
 def test_a_commit_that_is_refused_in_the_generation_that_counts_is_news() -> None:
     for code, state, lost in (
-        (ErrorCode.REBALANCE_IN_PROGRESS, State.UNJOINED, set()),
-        (ErrorCode.UNKNOWN_MEMBER_ID, State.UNJOINED, {P0}),
-        (ErrorCode.FENCED_INSTANCE_ID, State.FAILED, {P0}),
+        (ErrorCode.REBALANCE_IN_PROGRESS, ClassicMembershipState.UNJOINED, set()),
+        (ErrorCode.UNKNOWN_MEMBER_ID, ClassicMembershipState.UNJOINED, {P0}),
+        (ErrorCode.FENCED_INSTANCE_ID, ClassicMembershipState.FAILED, {P0}),
     ):
         machine = member("cooperative-sticky")
         joined(machine, 1, P0)
@@ -187,7 +201,7 @@ def test_a_second_consumer_with_the_same_instance_id_ends_the_first() -> None:
     machine = member()
     joined(machine, 1, P0)
     machine.on_heartbeat(HeartbeatResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
-    assert machine.state is State.FAILED
+    assert machine.state is ClassicMembershipState.FAILED
     assert isinstance(machine.error, MemberFenced)
 
 
@@ -212,7 +226,7 @@ def test_heartbeats_keep_their_interval() -> None:
 
 
 def test_a_static_member_leaves_without_a_word() -> None:
-    static = Membership("readers", "instance-1")
+    static = ClassicMembership("readers", "instance-1")
     static.subscribe(["ledger"])
     joined(static, 1, P0)
     assert static.leave_request("bye") is None
@@ -232,8 +246,8 @@ def test_a_sync_answered_too_late_changes_nothing() -> None:
 
 
 def test_every_state_is_in_the_table() -> None:
-    assert set(STEPS) == set(State)
-    assert Event.SYNCED in STEPS[State.SYNCING]
+    assert set(CLASSIC_MEMBERSHIP_STEPS) == set(ClassicMembershipState)
+    assert ClassicMembershipEvent.SYNCED in CLASSIC_MEMBERSHIP_STEPS[ClassicMembershipState.SYNCING]
 
 
 # --- sharing out --------------------------------------------------------------------------------------------------

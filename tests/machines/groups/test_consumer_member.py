@@ -7,7 +7,12 @@ from uuid import UUID
 import pytest
 
 from semel.errors import ErrorCode, MemberFenced
-from semel.machines.groups.consumer.member import STEPS, ConsumerMembership, Event, State
+from semel.machines.groups.consumer.member import (
+    CONSUMER_MEMBERSHIP_STEPS,
+    ConsumerMembership,
+    ConsumerMembershipEvent,
+    ConsumerMembershipState,
+)
 from semel.machines.values import TopicPartition
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatResponse
 
@@ -94,7 +99,7 @@ def test_a_fenced_member_loses_everything_and_joins_again_under_its_own_id(code:
     machine = member(0)
     machine.heartbeat_request(1_000)
     machine.on_response(answer(code=code), 1_000, 100)
-    assert (machine.lost, machine.state) == ({P0}, State.JOINING)
+    assert (machine.lost, machine.state) == ({P0}, ConsumerMembershipState.JOINING)
     assert machine.heartbeat_request(1_000) is None, "not before the loss was told"
     machine.let_go({P0})
     request = machine.heartbeat_request(1_000)
@@ -135,7 +140,7 @@ def test_a_double_of_a_static_member_ends_it() -> None:
     machine = member(0, instance_id="one")
     machine.heartbeat_request(1_000)
     machine.on_response(answer(code=ErrorCode.FENCED_INSTANCE_ID), 1_000, 100)
-    assert (machine.state, machine.lost) == (State.FAILED, {P0})
+    assert (machine.state, machine.lost) == (ConsumerMembershipState.FAILED, {P0})
     assert isinstance(machine.error, MemberFenced)
 
 
@@ -154,13 +159,13 @@ def test_an_answer_after_leaving_changes_nothing() -> None:
     machine.heartbeat_request(1_000)
     machine.leave_request()
     machine.on_response(answer(9, 0, 1), 1_000, 100)
-    assert (machine.state, machine.target) == (State.IDLE, frozenset())
+    assert (machine.state, machine.target) == (ConsumerMembershipState.IDLE, frozenset())
 
 
 def test_every_state_is_in_the_table() -> None:
-    assert set(STEPS) == set(State)
-    for state in (State.JOINING, State.MEMBER):
-        assert STEPS[state][Event.FENCED] is State.JOINING
+    assert set(CONSUMER_MEMBERSHIP_STEPS) == set(ConsumerMembershipState)
+    for state in (ConsumerMembershipState.JOINING, ConsumerMembershipState.MEMBER):
+        assert CONSUMER_MEMBERSHIP_STEPS[state][ConsumerMembershipEvent.FENCED] is ConsumerMembershipState.JOINING
 
 
 def test_a_commit_of_an_earlier_life_that_is_refused_does_not_cost_this_one() -> None:
@@ -173,6 +178,6 @@ def test_a_commit_of_an_earlier_life_that_is_refused_does_not_cost_this_one() ->
     machine.take_on(machine.wanted(NAMES))
     for code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.STALE_MEMBER_EPOCH):
         machine.on_commit_refused(code, committed_as)
-        assert (machine.state, machine.owned, machine.lost) == (State.MEMBER, {P0}, set())
+        assert (machine.state, machine.owned, machine.lost) == (ConsumerMembershipState.MEMBER, {P0}, set())
     machine.on_commit_refused(ErrorCode.UNKNOWN_MEMBER_ID, machine.metadata)
-    assert (machine.state, machine.lost) == (State.JOINING, {P0})
+    assert (machine.state, machine.lost) == (ConsumerMembershipState.JOINING, {P0})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from semel.errors import ErrorCode
-from semel.machines.groups.classic.group import ClassicGroup, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.coordinator import GroupSettings, TopicInfo
 from tests.machines.groups.group_host import GROUP, TOPICS, Host
@@ -175,7 +175,7 @@ class ClassicGroups(RuleBasedStateMachine):
             accepted = current and commit
         else:
             code = self.host.commit(self.next_offset, **identity)  # type: ignore[arg-type]
-            waiting = group is not None and group.state is State.COMPLETING_REBALANCE
+            waiting = group is not None and group.state is ClassicGroupState.COMPLETING_REBALANCE
             accepted = current and not waiting
             assert (code == ErrorCode.NONE) is accepted
         if accepted:
@@ -200,7 +200,9 @@ class ClassicGroups(RuleBasedStateMachine):
     def the_log_gives_back_what_is_stable(self) -> None:
         group = self.host.machine.groups.get(GROUP)
         # That a group became empty may fail to be written: then its last members come back, and time out again.
-        written = (State.STABLE,) if self.host.failures else (State.STABLE, State.EMPTY)
+        written = (
+            (ClassicGroupState.STABLE,) if self.host.failures else (ClassicGroupState.STABLE, ClassicGroupState.EMPTY)
+        )
         if isinstance(group, ClassicGroup) and group.state in written:
             again = self.host.restarted().machine.groups.get(GROUP)
             assert isinstance(again, ClassicGroup)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semel.errors import ErrorCode, OutOfOrderSequence, RecordTooLarge, RequestTimedOut
 from semel.machines.producing.accumulator import Accumulator, ProducerBatch, stamped
 from semel.machines.producing.sender import Answer, Produce, Sender
-from semel.machines.transactions.producer import MAX_EPOCH, State, TransactionManager
+from semel.machines.transactions.producer import MAX_EPOCH, ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch, build, check, read_records
 from semel.records.sequence import next_sequence
@@ -22,11 +22,11 @@ OK = Answer(ErrorCode.NONE, base_offset=0)
 
 
 def idempotent(producer_epoch: int = 0) -> TransactionManager:
-    return TransactionManager(None, state=State.READY, identity=ProducerIdentity(7, producer_epoch))
+    return TransactionManager(None, state=ProducerState.READY, identity=ProducerIdentity(7, producer_epoch))
 
 
 def in_transaction(*partitions: TopicPartition) -> TransactionManager:
-    manager = TransactionManager("payments", state=State.READY, identity=ProducerIdentity(7, 0))
+    manager = TransactionManager("payments", state=ProducerState.READY, identity=ProducerIdentity(7, 0))
     manager.begin()
     for partition in partitions:
         manager.write(partition)
@@ -196,11 +196,11 @@ def test_a_lost_prefix_in_a_transaction_makes_it_abortable() -> None:
     batch = put(sender, b"debit")
     sender.on_answers(poll(sender)[0], [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     assert isinstance(batch.error, OutOfOrderSequence)
-    assert manager.state is State.ABORTABLE_ERROR
+    assert manager.state is ProducerState.ABORTABLE_ERROR
 
 
 def test_under_v1_nothing_goes_to_a_partition_that_was_not_announced() -> None:
-    manager = TransactionManager("payments", version=1, state=State.READY, identity=ProducerIdentity(7, 0))
+    manager = TransactionManager("payments", version=1, state=ProducerState.READY, identity=ProducerIdentity(7, 0))
     manager.begin()
     manager.write(P0)
     sender = make(manager)
@@ -422,9 +422,12 @@ def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_a
     held: list[Produce] = []
     for now_ms in range(0, 60_000, 250):
         quiet = now_ms > 10_000
-        if manager.state is State.INITIALIZING:
+        if manager.state is ProducerState.INITIALIZING:
             # The epochs ran out: a new producer id, of which the partition knows nothing.
-            manager.state, manager.identity = State.READY, ProducerIdentity(manager.identity.producer_id + 100, 0)
+            manager.state, manager.identity = (
+                ProducerState.READY,
+                ProducerIdentity(manager.identity.producer_id + 100, 0),
+            )
             broker.epoch, broker.next_sequence = -1, 0
             broker.recent.clear()
         if not quiet and data.draw(st.booleans()):
@@ -695,4 +698,4 @@ def test_a_record_that_is_refused_costs_its_transaction() -> None:
     sender.on_answers(poll(sender)[0], [refused(0)], 0)
     assert batch.done
     assert sender.manager is not None
-    assert sender.manager.state is State.ABORTABLE_ERROR
+    assert sender.manager.state is ProducerState.ABORTABLE_ERROR

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import ErrorCode, Misuse, OffsetOutOfRange
-from semel.machines.reading.fetch_positions import EARLIEST, LATEST, STEPS, Event, FetchPositions, Stage
+from semel.machines.reading.fetch_positions import (
+    EARLIEST,
+    LATEST,
+    POSITION_STEPS,
+    FetchPositions,
+    PositionEvent,
+    PositionState,
+)
 from semel.machines.values import TopicPartition
 
 P0, P1 = TopicPartition("ledger", 0), TopicPartition("ledger", 1)
@@ -58,7 +65,7 @@ def test_data_asked_for_before_a_seek_is_thrown_away() -> None:
     positions.seek(P0, 10)
     assert not positions.is_current(P0, generation)
     positions.on_out_of_range(P0, generation)
-    assert positions[P0].stage is Stage.FETCHING
+    assert positions[P0].stage is PositionState.FETCHING
 
 
 def test_a_seek_wins_over_a_lookup_that_is_on_its_way() -> None:
@@ -112,9 +119,9 @@ def test_offsets_start_at_zero() -> None:
 
 
 def test_a_seek_is_possible_in_every_stage() -> None:
-    assert set(STEPS) == set(Stage)
-    for stage in Stage:
-        assert STEPS[stage][Event.SEEK] is Stage.FETCHING
+    assert set(POSITION_STEPS) == set(PositionState)
+    for stage in PositionState:
+        assert POSITION_STEPS[stage][PositionEvent.SEEK] is PositionState.FETCHING
 
 
 def test_an_answer_from_before_a_partition_was_given_away_and_back_is_thrown_away() -> None:

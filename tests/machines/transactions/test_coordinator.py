@@ -6,7 +6,7 @@ import pytest
 
 from semel.errors import ErrorCode
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddPartitionsToTxnRequest,
@@ -99,7 +99,7 @@ def test_a_producer_that_outlived_its_forgotten_id_gets_a_new_identity(host: Hos
 
 def test_a_retry_after_the_producer_id_was_rotated_gets_the_rotated_identity(host: Host) -> None:
     last = ProducerIdentity(77, 32766)
-    host.place(metadata_in(State.COMPLETE_COMMIT, epoch=32766))
+    host.place(metadata_in(TransactionState.COMPLETE_COMMIT, epoch=32766))
     rotated = host.init(identity=last)
     assert (rotated.producer_id, rotated.producer_epoch) == (1000, 0)
     repeated = host.init(identity=last)
@@ -429,7 +429,7 @@ def test_a_successor_may_end_the_prepared_transaction_and_its_writer_may_not(two
 
 
 def test_a_kept_transaction_survives_the_last_epoch_of_its_producer_id(two_phase: Host) -> None:
-    two_phase.place(metadata_in(State.ONGOING, epoch=32766))
+    two_phase.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     reply = two_phase.init(two_phase=True, keep=True, version=6)
     assert (reply.producer_id, reply.producer_epoch) == (1000, 0)
     assert (reply.ongoing_txn_producer_id, reply.ongoing_txn_producer_epoch) == (77, 32766)

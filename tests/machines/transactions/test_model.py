@@ -18,7 +18,7 @@ from semel.errors import ErrorCode
 from semel.machines.contract import Decision, SendMarkers
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
 from semel.machines.transactions.metadata import LAST_CLIENT_EPOCH, MAX_EPOCH
-from semel.machines.transactions.states import PREPARED, State
+from semel.machines.transactions.states import PREPARED, TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from tests.machines.transactions.transaction_host import T0, Host, metadata_in
 
@@ -73,7 +73,7 @@ class Transactions(RuleBasedStateMachine):
         if send(identity, *added, transactional_id=name) is ErrorCode.NONE:
             metadata = self.host.metadata(name)
             assert metadata.identity == identity, "only the current owner adds"
-            assert metadata.state is State.ONGOING and added <= metadata.partitions
+            assert metadata.state is TransactionState.ONGOING and added <= metadata.partitions
             self.data[name].update(dict.fromkeys(added, identity))
 
     @rule(name=ids, age=st.integers(0, 2), commit=st.booleans(), version=st.sampled_from((1, 4, 5)))
@@ -163,9 +163,9 @@ class Transactions(RuleBasedStateMachine):
     @rule(name=ids)
     def the_epochs_run_out(self, name: str) -> None:
         metadata = self.host.known().get(name)
-        if metadata is not None and metadata.state is State.EMPTY and not self.pending:
+        if metadata is not None and metadata.state is TransactionState.EMPTY and not self.pending:
             self.host.append_fails = False
-            placed = metadata_in(State.EMPTY, epoch=LAST_CLIENT_EPOCH, now_ms=self.host.now_ms)
+            placed = metadata_in(TransactionState.EMPTY, epoch=LAST_CLIENT_EPOCH, now_ms=self.host.now_ms)
             producer_id = self.host.new_producer_id()
             self.host.place(replace(placed, transactional_id=name, producer_id=producer_id))
             self.hold(name, producer_id, LAST_CLIENT_EPOCH)

@@ -21,15 +21,15 @@ from semel.errors import (
 from semel.machines.transactions.producer import (
     MAX_EPOCH,
     NO_IDENTITY,
-    STEPS,
-    VERDICTS,
-    Event,
+    PRODUCER_STEPS,
+    PRODUCER_VERDICTS,
     GroupMetadata,
     OffsetAndMetadata,
+    ProducerEvent,
+    ProducerState,
+    ProducerVerdict,
     Send,
-    State,
     TransactionManager,
-    Verdict,
 )
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
@@ -80,7 +80,7 @@ def ready(version: int = 2, producer_epoch: int = 0) -> TransactionManager:
     manager = TransactionManager("payments", version=version)
     manager.initialize()
     answer(manager, ask(manager).message, producer_id=7, producer_epoch=producer_epoch)
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
     return manager
 
 
@@ -107,7 +107,7 @@ def test_under_v2_the_first_write_joins_the_transaction_and_the_commit_brings_th
     assert send.message == EndTxnRequest(transactional_id="payments", producer_id=7, producer_epoch=0, committed=True)
     assert send.newest == 5
     answer(manager, send.message, producer_id=7, producer_epoch=1)
-    assert (manager.state, manager.identity) == (State.READY, ProducerIdentity(7, 1))
+    assert (manager.state, manager.identity) == (ProducerState.READY, ProducerIdentity(7, 1))
 
 
 def test_under_v1_a_partition_is_announced_before_it_is_written_to_and_the_epoch_stays() -> None:
@@ -124,7 +124,7 @@ def test_under_v1_a_partition_is_announced_before_it_is_written_to_and_the_epoch
     send = ask(manager)
     assert send.newest == 4, "EndTxn 5 would bump an epoch that V1 does not expect to change"
     answer(manager, send.message)
-    assert (manager.state, manager.identity) == (State.READY, ProducerIdentity(7, 0))
+    assert (manager.state, manager.identity) == (ProducerState.READY, ProducerIdentity(7, 0))
 
 
 def test_under_v1_a_group_is_announced_before_its_offsets() -> None:
@@ -158,22 +158,22 @@ def test_an_empty_transaction_commits_without_a_word() -> None:
     manager.begin()
     manager.commit()
     assert manager.poll(0, batches_left=False) is None
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
 
 
-@pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize("event", [Event.BEGIN, Event.COMMIT, Event.ABORT, Event.WRITE])
-def test_a_blank_cell_is_refused_with_what_to_do_first(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", list(ProducerState))
+@pytest.mark.parametrize("event", [ProducerEvent.BEGIN, ProducerEvent.COMMIT, ProducerEvent.ABORT, ProducerEvent.WRITE])
+def test_a_blank_cell_is_refused_with_what_to_do_first(state: ProducerState, event: ProducerEvent) -> None:
     manager = TransactionManager("payments", state=state, identity=ProducerIdentity(7, 0))
     call = {
-        Event.BEGIN: manager.begin,
-        Event.COMMIT: manager.commit,
-        Event.ABORT: manager.abort,
-        Event.WRITE: lambda: manager.write(P0),
+        ProducerEvent.BEGIN: manager.begin,
+        ProducerEvent.COMMIT: manager.commit,
+        ProducerEvent.ABORT: manager.abort,
+        ProducerEvent.WRITE: lambda: manager.write(P0),
     }[event]
-    if event in STEPS[state]:
+    if event in PRODUCER_STEPS[state]:
         call()
-        assert manager.state is STEPS[state][event]
+        assert manager.state is PRODUCER_STEPS[state][event]
     else:
         with pytest.raises(Misuse, match=event.value):
             call()
@@ -181,16 +181,16 @@ def test_a_blank_cell_is_refused_with_what_to_do_first(state: State, event: Even
 
 
 def test_every_state_is_in_the_table_and_fatal_is_the_end() -> None:
-    assert set(STEPS) == set(State)
-    assert set(STEPS[State.FATAL_ERROR].values()) == {State.FATAL_ERROR}
-    for state in State:
-        assert STEPS[state][Event.FATAL] is State.FATAL_ERROR
+    assert set(PRODUCER_STEPS) == set(ProducerState)
+    assert set(PRODUCER_STEPS[ProducerState.FATAL_ERROR].values()) == {ProducerState.FATAL_ERROR}
+    for state in ProducerState:
+        assert PRODUCER_STEPS[state][ProducerEvent.FATAL] is ProducerState.FATAL_ERROR
 
 
-@pytest.mark.parametrize("request_type", list(VERDICTS))
+@pytest.mark.parametrize("request_type", list(PRODUCER_VERDICTS))
 @pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH])
 def test_a_coordinator_that_knows_a_newer_producer_ends_this_one(request_type: type, code: ErrorCode) -> None:
-    assert VERDICTS[request_type][code] is Verdict.FENCED
+    assert PRODUCER_VERDICTS[request_type][code] is ProducerVerdict.FENCED
     manager = ready()
     manager.begin()
     manager.write(P0)
@@ -218,7 +218,7 @@ def test_what_passes_is_asked_again_after_a_pause(code: ErrorCode) -> None:
     manager.commit()
     send = ask(manager)
     answer(manager, send.message, code)
-    assert manager.state is State.COMMITTING
+    assert manager.state is ProducerState.COMMITTING
     assert manager.poll(0, batches_left=False) is None
     pause = 20 if code is ErrorCode.CONCURRENT_TRANSACTIONS else 100
     assert ask(manager, pause).message == send.message
@@ -240,12 +240,12 @@ def test_a_stale_member_makes_the_transaction_abortable_and_the_producer_stays_u
     manager.begin()
     manager.add_offsets({P0: OffsetAndMetadata(5)}, GROUP)
     answer(manager, ask(manager).message, ErrorCode.ILLEGAL_GENERATION)
-    assert manager.state is State.ABORTABLE_ERROR
+    assert manager.state is ProducerState.ABORTABLE_ERROR
     with pytest.raises(CommitFailed):
         manager.commit()
     manager.abort()
     answer(manager, ask(manager).message, producer_id=7, producer_epoch=1)
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
     assert manager.error is None
 
 
@@ -271,7 +271,7 @@ def test_a_failed_batch_can_only_be_answered_by_an_abort() -> None:
     send = ask(manager)
     assert send.message.committed is False
     answer(manager, send.message, producer_id=7, producer_epoch=1)
-    assert (manager.state, manager.identity) == (State.READY, ProducerIdentity(7, 1))
+    assert (manager.state, manager.identity) == (ProducerState.READY, ProducerIdentity(7, 1))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_whatever_kept_a_batch_from_being_written_the_transaction_can_be_aborted
     manager.begin()
     manager.write(P0)
     manager.fail(error_for(code, "not written"))
-    assert manager.state is State.ABORTABLE_ERROR
+    assert manager.state is ProducerState.ABORTABLE_ERROR
     with pytest.raises(raises, match="not written") as raised:
         manager.commit()
     assert raised.value.code is code
@@ -301,7 +301,7 @@ def test_a_batch_refused_to_this_producer_for_good_is_its_end(code: ErrorCode) -
     manager.begin()
     manager.write(P0)
     manager.fail(error_for(code, "gone"))
-    assert manager.state is State.FATAL_ERROR
+    assert manager.state is ProducerState.FATAL_ERROR
 
 
 def test_a_refused_batch_does_not_end_a_producer_without_transactions() -> None:
@@ -309,7 +309,7 @@ def test_a_refused_batch_does_not_end_a_producer_without_transactions() -> None:
     manager.initialize()
     answer(manager, ask(manager).message, producer_id=7, producer_epoch=0)
     manager.fail(error_for(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "old topic"))
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
 
 
 def test_offsets_whose_answer_got_lost_are_aborted_with_their_transaction() -> None:
@@ -329,7 +329,7 @@ def test_an_abort_after_the_identity_was_refused_asks_for_it_again() -> None:
     manager = TransactionManager("payments")
     manager.initialize()
     answer(manager, ask(manager).message, ErrorCode.TRANSACTION_ABORTABLE)
-    assert manager.state is State.ABORTABLE_ERROR
+    assert manager.state is ProducerState.ABORTABLE_ERROR
     manager.abort()
     assert isinstance(ask(manager).message, InitProducerIdRequest), "without an identity nothing can be sent"
 
@@ -342,11 +342,11 @@ def test_under_v1_sequences_in_doubt_ask_for_a_new_epoch_after_the_abort() -> No
     manager.fail(error_for(ErrorCode.REQUEST_TIMED_OUT, "late"), renew=True)
     manager.abort()
     answer(manager, ask(manager).message)
-    assert manager.state is State.INITIALIZING
+    assert manager.state is ProducerState.INITIALIZING
     send = ask(manager)
     assert (send.message.producer_id, send.message.producer_epoch) == (7, 0), "KIP-360: a zombie must not get it"
     answer(manager, send.message, producer_id=7, producer_epoch=1)
-    assert (manager.state, manager.identity) == (State.READY, ProducerIdentity(7, 1))
+    assert (manager.state, manager.identity) == (ProducerState.READY, ProducerIdentity(7, 1))
 
 
 def test_a_coordinator_that_forgot_the_producer_gives_a_new_identity_after_the_abort() -> None:
@@ -365,10 +365,13 @@ def test_a_coordinator_that_has_another_producer_under_this_id_ends_this_one(end
     manager.write(P0)
     getattr(manager, ending)()
     answer(manager, ask(manager).message, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-    assert manager.state is State.FATAL_ERROR
+    assert manager.state is ProducerState.FATAL_ERROR
     assert type(manager.error) is Fatal
-    for request_type in VERDICTS:
-        assert VERDICTS[request_type].get(ErrorCode.INVALID_PRODUCER_ID_MAPPING, Verdict.FATAL) is Verdict.FATAL
+    for request_type in PRODUCER_VERDICTS:
+        assert (
+            PRODUCER_VERDICTS[request_type].get(ErrorCode.INVALID_PRODUCER_ID_MAPPING, ProducerVerdict.FATAL)
+            is ProducerVerdict.FATAL
+        )
 
 
 @pytest.mark.parametrize("transactional_id", ["payments", None])
@@ -381,13 +384,13 @@ def test_an_identity_that_is_not_allowed_may_be_asked_for_again_once_it_is(
     manager = TransactionManager(transactional_id)
     manager.initialize()
     answer(manager, ask(manager).message, code)
-    assert manager.state is State.UNINITIALIZED
+    assert manager.state is ProducerState.UNINITIALIZED
     assert isinstance(manager.error, AuthorizationFailed)
     manager.initialize()
     assert manager.error is None
     assert manager.poll(99, batches_left=False) is None, "not at once"
     answer(manager, ask(manager, 100).message, producer_id=7, producer_epoch=0)
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
 
 
 def test_an_abort_called_in_the_middle_of_a_commit_is_refused_and_changes_nothing() -> None:
@@ -414,19 +417,19 @@ def test_a_prepared_transaction_is_completed_as_the_outside_coordinator_decided(
     decided: tuple[int, int], committed: bool
 ) -> None:
     manager = prepared(ongoing_txn_producer_id=7, ongoing_txn_producer_epoch=2)
-    assert (manager.state, manager.prepared) == (State.PREPARED, ProducerIdentity(7, 2))
+    assert (manager.state, manager.prepared) == (ProducerState.PREPARED, ProducerIdentity(7, 2))
     with pytest.raises(Misuse):
         manager.write(P0)
     manager.complete(ProducerIdentity(*decided))
     send = ask(manager)
     assert (send.message.committed, send.message.producer_epoch) == (committed, 3)
     answer(manager, send.message, producer_id=7, producer_epoch=4)
-    assert (manager.state, manager.prepared) == (State.READY, None)
+    assert (manager.state, manager.prepared) == (ProducerState.READY, None)
 
 
 def test_with_nothing_prepared_a_two_phase_producer_is_ready() -> None:
     manager = prepared()
-    assert manager.state is State.READY
+    assert manager.state is ProducerState.READY
     manager.begin()
     manager.write(P0)
     manager.prepare()
@@ -451,7 +454,7 @@ def test_an_idempotent_producer_takes_its_next_epoch_itself_until_there_is_none(
     manager.bump_epoch()
     assert manager.identity == ProducerIdentity(7, MAX_EPOCH)
     manager.bump_epoch()
-    assert (manager.identity, manager.state) == (NO_IDENTITY, State.INITIALIZING)
+    assert (manager.identity, manager.state) == (NO_IDENTITY, ProducerState.INITIALIZING)
     assert not manager.may_send_to(P0)
 
 
@@ -492,14 +495,14 @@ def test_whatever_is_answered_a_commit_is_acknowledged_only_by_the_coordinator(
                 manager.commit()
             elif call == "abort":
                 manager.abort()
-            elif call == "fail" and before is State.IN_TRANSACTION:
+            elif call == "fail" and before is ProducerState.IN_TRANSACTION:
                 manager.fail(error_for(ErrorCode.REQUEST_TIMED_OUT, "late"), renew=True)
         except KafkaError:
             continue
         before = manager.state
         send = manager.poll(now_ms, batches_left=False)
         if send is None:
-            if before is State.COMMITTING and manager.state is State.READY:
+            if before is ProducerState.COMMITTING and manager.state is ProducerState.READY:
                 assert not wrote
             continue
         code = data.draw(st.sampled_from(codes))
@@ -509,8 +512,8 @@ def test_whatever_is_answered_a_commit_is_acknowledged_only_by_the_coordinator(
                 epoch += 1
                 fields = {"producer_id": 7, "producer_epoch": epoch}
         answer(manager, send.message, code, **fields)
-        if before is State.COMMITTING and manager.state is State.READY:
+        if before is ProducerState.COMMITTING and manager.state is ProducerState.READY:
             assert isinstance(send.message, EndTxnRequest)
             assert send.message.committed
             assert code is ErrorCode.NONE
-        assert manager.state is not State.FATAL_ERROR
+        assert manager.state is not ProducerState.FATAL_ERROR

@@ -20,19 +20,19 @@ from semel.machines.transactions.records import (
     transactional_id_of,
     value_of,
 )
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import TransactionLogValue
 
-EMPTY = TransactionMetadata("payments", 1000, 0, 60_000, State.EMPTY, 1_700_000_000_123)
+EMPTY = TransactionMetadata("payments", 1000, 0, 60_000, TransactionState.EMPTY, 1_700_000_000_123)
 EMPTY_BYTES = bytes.fromhex("000100000000000003e800000000ea6000000000018bcfe5687bffffffffffffffff00")
 ROTATING = TransactionMetadata(
     "payments",
     1000,
     32767,
     60_000,
-    State.PREPARE_COMMIT,
+    TransactionState.PREPARE_COMMIT,
     1_700_000_000_123,
     1_700_000_000_000,
     frozenset((TopicPartition("ledger", 0),)),
@@ -101,7 +101,7 @@ stored = st.builds(
     producer_id=identifiers,
     producer_epoch=epochs,
     timeout_ms=st.integers(1, 2**31 - 1),
-    state=st.sampled_from([state for state in State if state is not State.EMPTY]),
+    state=st.sampled_from([state for state in TransactionState if state is not TransactionState.EMPTY]),
     last_update_ms=times,
     start_ms=times,
     partitions=partitions,

@@ -11,7 +11,7 @@ from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.transactions import coordinator as transaction_coordinator
 from semel.machines.transactions import metadata as transaction_metadata
 from semel.machines.transactions.shard import Shard
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity
 from tests.machines.transactions.transaction_host import T0, T1, Host, metadata_in
 
@@ -114,7 +114,7 @@ def a_failed_write_is_forgotten(host: Host) -> None:
 
 
 def _at_epoch(epoch: int) -> transaction_metadata.TransactionMetadata:
-    return metadata_in(State.ONGOING, epoch=epoch)
+    return metadata_in(TransactionState.ONGOING, epoch=epoch)
 
 
 def without_epoch_check(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def without_epoch_bump_at_end(patch: pytest.MonkeyPatch) -> None:
 
 def without_epoch_bump_for_an_absent_owner(patch: pytest.MonkeyPatch) -> None:
     def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
-        return transaction_metadata.prepared(old, State.PREPARE_ABORT, 0, now_ms, None)
+        return transaction_metadata.prepared(old, TransactionState.PREPARE_ABORT, 0, now_ms, None)
 
     patch.setattr(transaction_coordinator, "fenced", unbumped)
 

@@ -13,7 +13,7 @@ from semel.machines.transactions import coordinator as transaction_coordinator
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
 from semel.machines.transactions.metadata import TransactionMetadata
 from semel.machines.transactions.records import metadata_of, record_of, transactional_id_of
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import InitProducerIdRequest
 from tests.machines.transactions.transaction_host import OTHER, T0, T1, Host, metadata_in
@@ -70,7 +70,7 @@ def test_scenario_6_an_abort_for_an_absent_owner_bumps_the_epoch_and_fences_it(b
 
 @pytest.mark.parametrize("by", ["timeout", "init"])
 def test_scenario_7_fencing_at_the_last_epoch_bumps_once_and_never_overflows(host: Host, by: str) -> None:
-    host.place(metadata_in(State.ONGOING, epoch=32766))
+    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     if by == "timeout":
         host.tick(60_001)
     else:
@@ -87,7 +87,7 @@ def test_scenario_7_fencing_at_the_last_epoch_bumps_once_and_never_overflows(hos
 
 
 def test_scenario_7_a_state_already_at_the_highest_epoch_is_recovered(host: Host) -> None:
-    host.place(metadata_in(State.ONGOING, epoch=32767))
+    host.place(metadata_in(TransactionState.ONGOING, epoch=32767))
     assert host.init().error_code == E.CONCURRENT_TRANSACTIONS
     assert host.waiting[0].producer_epoch == 32767
     host.write_markers()
@@ -97,7 +97,7 @@ def test_scenario_7_a_state_already_at_the_highest_epoch_is_recovered(host: Host
 @pytest.mark.parametrize("commit", [True, False])
 def test_scenario_8_epoch_exhaustion_rotates_the_producer_id_without_fencing_itself(host: Host, commit: bool) -> None:
     last = ProducerIdentity(77, 32766)
-    host.place(metadata_in(State.ONGOING, epoch=32766))
+    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     reply = host.end(last, commit)
     assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (E.NONE, 1000, 0)
     sent = host.waiting[0]
@@ -114,7 +114,7 @@ def test_scenario_8_epoch_exhaustion_rotates_the_producer_id_without_fencing_its
 
 
 def test_scenario_8_the_rotated_identity_is_told_to_wait_while_the_markers_are_on_their_way(host: Host) -> None:
-    host.place(metadata_in(State.ONGOING, epoch=32766))
+    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     reply = host.end(ProducerIdentity(77, 32766), True)
     rotated = ProducerIdentity(reply.producer_id, reply.producer_epoch)
     assert rotated == ProducerIdentity(1000, 0)
@@ -127,7 +127,7 @@ def test_scenario_8_the_rotated_identity_is_told_to_wait_while_the_markers_are_o
 
 
 def test_scenario_8_the_rotation_survives_a_crash_between_decision_and_markers(host: Host) -> None:
-    host.place(metadata_in(State.ONGOING, epoch=32766))
+    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     host.end(ProducerIdentity(77, 32766), True)
     host.start()
     host.write_markers()
@@ -431,7 +431,9 @@ def test_a_hundred_thousand_idle_ids_are_loaded_quickly() -> None:
         coordinator.load(partition, 1)
     for number in range(100_000):
         name = f"application-{number}"
-        metadata = TransactionMetadata(name, number, 3, 60_000, State.COMPLETE_COMMIT, 1_000 + number, 900 + number)
+        metadata = TransactionMetadata(
+            name, number, 3, 60_000, TransactionState.COMPLETE_COMMIT, 1_000 + number, 900 + number
+        )
         coordinator.replay(record_of(metadata, coordinator.partition_for(name)))
     assert all(coordinator.loaded(partition, 0) == [] for partition in range(50))
     request = InitProducerIdRequest(transactional_id="application-99999", transaction_timeout_ms=1000)

@@ -10,7 +10,7 @@ from semel.machines.contract import Decision, SendMarkers, StateRecord
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
 from semel.machines.transactions.metadata import TransactionMetadata
 from semel.machines.transactions.records import record_of
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -215,7 +215,9 @@ class Host:
         self.perform(Decision(None, (record_of(metadata, partition),)))
 
 
-def metadata_in(state: State, *, epoch: int = 5, version: int = 2, now_ms: int = 1_000_000) -> TransactionMetadata:
+def metadata_in(
+    state: TransactionState, *, epoch: int = 5, version: int = 2, now_ms: int = 1_000_000
+) -> TransactionMetadata:
     open_partitions = frozenset((T0, T1)) if state in OPEN_STATES else frozenset()
     return TransactionMetadata(
         "payments",
@@ -224,14 +226,14 @@ def metadata_in(state: State, *, epoch: int = 5, version: int = 2, now_ms: int =
         timeout_ms=60_000,
         state=state,
         last_update_ms=now_ms,
-        start_ms=-1 if state is State.EMPTY else now_ms,
+        start_ms=-1 if state is TransactionState.EMPTY else now_ms,
         partitions=open_partitions,
         client_transaction_version=version,
         previous_producer_id=77,
     )
 
 
-OPEN_STATES = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
+OPEN_STATES = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
 def topics(partitions: Iterable[TopicPartition]) -> list[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]:

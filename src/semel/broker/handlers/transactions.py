@@ -14,7 +14,7 @@ from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partitio
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE
 from semel.machines.transactions.metadata import TransactionMetadata
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -244,12 +244,12 @@ def _is_for_the_coordinator(
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"no transaction writes to {target.topic}")
     state = metadata.state if metadata is not None and target in metadata.partitions else None
     if marker.transaction_result:
-        if state is not State.PREPARE_COMMIT:
+        if state is not TransactionState.PREPARE_COMMIT:
             raise Refused(ErrorCode.INVALID_TXN_STATE, "only the coordinator commits, and it has not decided to")
         return False
-    if state is State.PREPARE_COMMIT:
+    if state is TransactionState.PREPARE_COMMIT:
         raise Refused(ErrorCode.INVALID_TXN_STATE, "the transaction is committed: its markers are on their way")
-    if state is not State.ONGOING:
+    if state is not TransactionState.ONGOING:
         return False
     assert metadata is not None
     if marker.producer_epoch < metadata.producer_epoch:

@@ -218,9 +218,9 @@ def _partitions(page: _Page, broker: BrokerServer) -> None:
 
 
 def _transactions(page: _Page, broker: BrokerServer) -> None:
-    from semel.machines.transactions.states import OPEN, State
+    from semel.machines.transactions.states import OPEN, TransactionState
 
-    states: Counter[State] = Counter()
+    states: Counter[TransactionState] = Counter()
     oldest_ms: int | None = None
     # A coordinator that nobody has needed yet has nothing to show, and is not made for the asking.
     host = broker.__dict__.get("transactions")
@@ -231,7 +231,7 @@ def _transactions(page: _Page, broker: BrokerServer) -> None:
     page.gauge(
         _TRANSACTIONS + "transactional_id_count",
         "Transactional ids by the state of their last transaction.",
-        *((f'{{state="{state.title}"}}', states[state]) for state in State),
+        *((f'{{state="{state.title}"}}', states[state]) for state in TransactionState),
     )
     page.gauge(
         _TRANSACTIONS + "open_transaction_count",
@@ -246,11 +246,11 @@ def _transactions(page: _Page, broker: BrokerServer) -> None:
 
 
 def _groups(page: _Page, broker: BrokerServer) -> None:
-    from semel.machines.groups.classic.group import ClassicGroup, State
-    from semel.machines.groups.consumer.group import GroupState
+    from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
+    from semel.machines.groups.consumer.group import ConsumerGroupState
 
-    classic: Counter[State] = Counter()
-    consumer: Counter[GroupState] = Counter()
+    classic: Counter[ClassicGroupState] = Counter()
+    consumer: Counter[ConsumerGroupState] = Counter()
     offsets = pending = 0
     host = broker.__dict__.get("groups")
     if host is not None:
@@ -269,10 +269,10 @@ def _groups(page: _Page, broker: BrokerServer) -> None:
     page.gauge(
         _GROUPS + "consumer_group_count",
         "Groups of the consumer protocol by state.",
-        *((f'{{state="{state.value.lower()}"}}', consumer[state]) for state in GroupState),
+        *((f'{{state="{state.value.lower()}"}}', consumer[state]) for state in ConsumerGroupState),
     )
     page.gauge(_GROUP_MANAGER + "numgroups", "Groups of the classic protocol.", classic.total())
-    for state in State:
+    for state in ClassicGroupState:
         name = f"{_GROUP_MANAGER}numgroups{state.value.lower()}"
         page.gauge(name, f"Groups of the classic protocol that are {state.value}.", classic[state])
     page.gauge(_GROUP_MANAGER + "numoffsets", "Committed offsets.", offsets)

@@ -17,7 +17,7 @@ from semel.client.offset_arguments import PartitionLike, as_partition, as_partit
 from semel.client.offset_requests import READ_COMMITTED, OffsetAndTimestamp, list_offsets
 from semel.config import Values
 from semel.errors import ErrorCode, Misuse, RequestTimedOut
-from semel.machines.reading.fetch_positions import EARLIEST, LATEST, FetchPositions, Stage
+from semel.machines.reading.fetch_positions import EARLIEST, LATEST, FetchPositions, PositionState
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import TopicPartition
 
@@ -50,7 +50,7 @@ class Places(ABC):
         self._take_handed()
         timeout_ms = self.config["default.api.timeout.ms"]
         deadline = self._loop.time() + timeout_ms / 1000
-        while (entry := self._positions[wanted]).stage is not Stage.FETCHING:
+        while (entry := self._positions[wanted]).stage is not PositionState.FETCHING:
             if self._loop.time() >= deadline:
                 why = f"the position of {wanted} was not found within default.api.timeout.ms={timeout_ms}"
                 raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why)

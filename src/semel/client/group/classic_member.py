@@ -13,7 +13,7 @@ from semel.client.cluster.cluster import Cluster
 from semel.client.group.member import GroupMember, Hooks, RebalanceListener
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable, error_for
-from semel.machines.groups.classic.member import Membership, State
+from semel.machines.groups.classic.member import ClassicMembership, ClassicMembershipState
 from semel.machines.transactions.producer import GroupMetadata
 
 #: A join waits for every member: longer than any one request, but not for ever.
@@ -24,7 +24,7 @@ class ClassicGroupMember(GroupMember):
     """A member of a group of the classic protocol."""
 
     def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
-        self.machine = Membership(
+        self.machine = ClassicMembership(
             config["group.id"],
             config["group.instance.id"],
             config["session.timeout.ms"],
@@ -40,13 +40,13 @@ class ClassicGroupMember(GroupMember):
 
     @property
     def busy(self) -> bool:
-        return self.machine.state is not State.STABLE or bool(self.machine.lost)
+        return self.machine.state is not ClassicMembershipState.STABLE or bool(self.machine.lost)
 
     def subscribe(self, topics: Iterable[str], listener: RebalanceListener) -> None:
         self._listener = listener
         self.machine.subscribe(topics)
-        if self.machine.state is State.LEFT:
-            self.machine.state = State.UNJOINED
+        if self.machine.state is ClassicMembershipState.LEFT:
+            self.machine.state = ClassicMembershipState.UNJOINED
 
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
         self.machine.on_commit_refused(code, committed_as)
@@ -62,9 +62,9 @@ class ClassicGroupMember(GroupMember):
         while self.busy:
             if machine.lost:
                 await self._drop_lost()
-            if machine.state is State.FAILED and machine.error is not None:
+            if machine.state is ClassicMembershipState.FAILED and machine.error is not None:
                 raise machine.error
-            if machine.state is State.LEFT:
+            if machine.state is ClassicMembershipState.LEFT:
                 return
             if machine.to_revoke():
                 async with self._hand_over():
@@ -75,7 +75,7 @@ class ClassicGroupMember(GroupMember):
                 machine.on_disconnect()
                 self._doubt_coordinator()
                 self._warn_of_waiting(error)
-            if machine.state is State.STABLE:
+            if machine.state is ClassicMembershipState.STABLE:
                 self._waiting_is_over()
             else:
                 tries += 1
@@ -94,10 +94,10 @@ class ClassicGroupMember(GroupMember):
         if code.retriable:
             self._warn_of_waiting(error_for(code, code.meaning))
         self._shared_out = None
-        if machine.state is State.ASSIGNING:
+        if machine.state is ClassicMembershipState.ASSIGNING:
             self._shared_out = await self._count_partitions(machine.topics_to_assign())
             machine.assign(self._shared_out)
-        if machine.state is not State.SYNCING:
+        if machine.state is not ClassicMembershipState.SYNCING:
             return
         response = await self._cluster.request(to, machine.sync_request(), timeout_ms=timeout_ms, lane="join")
         added, gone = machine.on_sync(response, self._now_ms())

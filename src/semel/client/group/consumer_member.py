@@ -15,7 +15,7 @@ from semel.client.cluster.cluster import Cluster
 from semel.client.group.member import GroupMember, Hooks, RebalanceListener
 from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Retriable, error_for
-from semel.machines.groups.consumer.member import ConsumerMembership, State
+from semel.machines.groups.consumer.member import ConsumerMembership, ConsumerMembershipState
 from semel.machines.transactions.producer import GroupMetadata
 
 
@@ -41,7 +41,7 @@ class ConsumerGroupMember(GroupMember):
         names = self._cluster.metadata.topic_names
         return (
             bool(machine.lost)
-            or machine.state is State.FAILED
+            or machine.state is ConsumerMembershipState.FAILED
             or machine.unnamed(names)
             or machine.wanted(names) != machine.owned
         )
@@ -75,7 +75,7 @@ class ConsumerGroupMember(GroupMember):
         if machine.lost:
             await self._drop_lost()
             self._wake.set()
-        if machine.state is State.FAILED and machine.error is not None:
+        if machine.state is ConsumerMembershipState.FAILED and machine.error is not None:
             raise machine.error
         names = self._cluster.metadata.topic_names
         if machine.unnamed(names):
@@ -104,7 +104,7 @@ class ConsumerGroupMember(GroupMember):
         machine = self.machine
         tries = 0
         while True:
-            if machine.state is State.MEMBER and self._polls_no_more:
+            if machine.state is ConsumerMembershipState.MEMBER and self._polls_no_more:
                 await self._step_down()
             self._wake.clear()
             request = machine.heartbeat_request(self._now_ms())
@@ -121,7 +121,7 @@ class ConsumerGroupMember(GroupMember):
                 machine.on_no_answer(self._now_ms(), pause_ms)
                 continue
             except KafkaError as error:
-                machine.error, machine.state = error, State.FAILED
+                machine.error, machine.state = error, ConsumerMembershipState.FAILED
                 self._notify()
                 return
             code = machine.on_response(response, self._now_ms(), pause_ms)

@@ -43,7 +43,7 @@ from semel.machines.producing.accumulator import ProducerBatch
 from semel.machines.producing.sticky_partitioner import TopicRoutes
 from semel.machines.transactions.producer import (
     GroupMetadata,
-    State,
+    ProducerState,
     TransactionManager,
 )
 from semel.machines.values import ProducerIdentity, TopicPartition
@@ -56,8 +56,20 @@ _log = logging.getLogger(__name__)
 #: What ends producers that were dropped: a loop alone does not keep its tasks.
 _ending: set[asyncio.Task[None]] = set()
 
-_OPEN = (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
-_SETTLED = (State.UNINITIALIZED, State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.FATAL_ERROR)
+_OPEN = (
+    ProducerState.IN_TRANSACTION,
+    ProducerState.PREPARED,
+    ProducerState.COMMITTING,
+    ProducerState.ABORTING,
+    ProducerState.ABORTABLE_ERROR,
+)
+_SETTLED = (
+    ProducerState.UNINITIALIZED,
+    ProducerState.READY,
+    ProducerState.PREPARED,
+    ProducerState.ABORTABLE_ERROR,
+    ProducerState.FATAL_ERROR,
+)
 
 
 @dataclass(slots=True)
@@ -105,9 +117,9 @@ class AsyncProducer:
         return None if self._manager is None else self._manager.identity
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProducerState:
         """Where the producer stands; without idempotence always ready."""
-        return State.READY if self._manager is None else self._manager.state
+        return ProducerState.READY if self._manager is None else self._manager.state
 
     @property
     def in_transaction(self) -> bool:
@@ -391,7 +403,7 @@ class AsyncProducer:
         manager = self._need_manager("commit_transaction")
         self._check_open()
         async with self._blocking("commit_transaction"):
-            if manager.state is State.IN_TRANSACTION:
+            if manager.state is ProducerState.IN_TRANSACTION:
                 await self._wait_for_all()
             with self._lock:
                 manager.commit()
@@ -427,7 +439,7 @@ class AsyncProducer:
 
         One whose commit was asked for cannot be dropped any more: call `commit_transaction` again.
         """
-        if not self.in_transaction or self.state is State.COMMITTING:
+        if not self.in_transaction or self.state is ProducerState.COMMITTING:
             return
         try:
             await self.abort_transaction()
@@ -506,7 +518,10 @@ class AsyncProducer:
         manager = self._manager
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                if manager is not None and manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+                if manager is not None and manager.state in (
+                    ProducerState.IN_TRANSACTION,
+                    ProducerState.ABORTABLE_ERROR,
+                ):
                     await self.abort_transaction()
                 else:
                     await self._wait_for_all()

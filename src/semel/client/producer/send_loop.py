@@ -18,7 +18,7 @@ from semel.config import Values
 from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.producing.accumulator import Accumulator
 from semel.machines.producing.sender import Answer, Produce, Sender
-from semel.machines.transactions.producer import Send, State, TransactionManager
+from semel.machines.transactions.producer import ProducerState, Send, TransactionManager
 from semel.machines.values import TopicPartition
 from semel.records.compression import LEVEL_SETTINGS
 from semel.records.compression import NAMES as CODEC_NAMES
@@ -176,11 +176,11 @@ class SendLoop:
             requests, wake_at = self.sender.poll(now_ms, self._leader, self._throttled_ms)
             send = None
             if manager is not None:
-                if manager.state is State.UNINITIALIZED and not manager.is_transactional:
+                if manager.state is ProducerState.UNINITIALIZED and not manager.is_transactional:
                     # One that was refused its identity asks again when there is something new to send.
                     if manager.error is None or not self.accumulator.is_empty:
                         manager.initialize()
-                if manager.state is State.FATAL_ERROR and manager.error is not None:
+                if manager.state is ProducerState.FATAL_ERROR and manager.error is not None:
                     self.sender.give_up(manager.error, sent_too=True)
                 left = self.sender.busy or not self.accumulator.is_empty
                 send = manager.poll(now_ms, batches_left=left)
@@ -256,7 +256,7 @@ class SendLoop:
             if not self.cluster.finalized_features:
                 await self.cluster.connect()
             # Which protocol is spoken is settled before the first identity is asked for, and stays.
-            if manager.state is State.INITIALIZING:
+            if manager.state is ProducerState.INITIALIZING:
                 manager.version = self.cluster.transaction_version
             response = await self.cluster.request(to, send.message, version=send.version, newest=send.newest)
         except KafkaError as error:
@@ -270,7 +270,7 @@ class SendLoop:
         else:
             with self.lock:
                 code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
-                if manager.state is State.UNINITIALIZED and manager.error is not None:
+                if manager.state is ProducerState.UNINITIALIZED and manager.error is not None:
                     self.sender.give_up(manager.error, sent_too=True)
             self.trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
             if code is ErrorCode.NONE:

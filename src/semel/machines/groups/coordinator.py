@@ -16,7 +16,7 @@ from typing import Any, cast
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE, Answer, Decision, Effect, StateRecord, Steps, Token, done
 from semel.machines.groups import views as group_views
-from semel.machines.groups.classic.group import ClassicGroup, Parked, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState, Parked
 from semel.machines.groups.classic.rebalance import ClassicRebalance, end_all_parked, refuse_join
 from semel.machines.groups.classic.records import empty_group_record
 from semel.machines.groups.committed_offsets import CommittedOffsets
@@ -288,7 +288,7 @@ class GroupCoordinator:
             code = ErrorCode.NONE
             try:
                 group = self._existing(group_id)
-                if group.members or (isinstance(group, ClassicGroup) and group.state is not State.EMPTY):
+                if group.members or (isinstance(group, ClassicGroup) and group.state is not ClassicGroupState.EMPTY):
                     raise Refused(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
                 records += self._end_of_group(group)
             except Refused as refused:
@@ -406,7 +406,9 @@ class GroupCoordinator:
 
     @staticmethod
     def _is_idle(group: Group) -> bool:
-        return not isinstance(group, ClassicGroup) or (group.state is State.EMPTY and not group.pending_join)
+        return not isinstance(group, ClassicGroup) or (
+            group.state is ClassicGroupState.EMPTY and not group.pending_join
+        )
 
     def topics_changed(self, topics: TopicsView, now_ms: int) -> list[Decision[Any]]:
         """The cluster's topics are these now. Offsets of a topic that is gone go with it."""

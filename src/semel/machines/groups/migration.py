@@ -11,8 +11,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, ClassicGroup, ClassicMember, State
-from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, MemberState, Owned
+from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, ClassicGroup, ClassicGroupState, ClassicMember
+from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState, Owned
 from semel.machines.groups.idle_entries import with_entry
 from semel.machines.groups.registry import TopicsView
 from semel.wire import decode, encode_versioned
@@ -90,7 +90,7 @@ def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 member_epoch=group.generation_id,
                 previous_member_epoch=group.generation_id,
-                state=MemberState.STABLE,
+                state=ConsumerMemberState.STABLE,
                 assigned=assigned,
                 classic=ClassicSide(member.session_timeout_ms, member.protocols),
             )
@@ -121,5 +121,5 @@ def downgraded(group: ConsumerGroup, gone: set[str], topics: TopicsView, now_ms:
         )
         converted.add(classic_member, CONSUMER_PROTOCOL_TYPE)
     converted.protocol_name = converted.select_protocol()
-    converted.restore(State.STABLE)
+    converted.restore(ClassicGroupState.STABLE)
     return converted

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE, Decision, StateRecord, Steps
-from semel.machines.groups.classic.group import ClassicGroup, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.committed_offsets import (
     NO_EXPIRY,
     NO_TOPIC_ID,
@@ -340,7 +340,7 @@ class GroupOffsets:
                 raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"group {request.group_id} does not exist")
             if (
                 isinstance(group, ClassicGroup)
-                and group.state is not State.EMPTY
+                and group.state is not ClassicGroupState.EMPTY
                 and not group.uses_consumer_protocol_type
             ):
                 raise Refused(ErrorCode.NON_EMPTY_GROUP, "the group has members and their topics are not known")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from semel.errors import ErrorCode
-from semel.machines.groups.classic.group import ClassicGroup, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.registry import Group
 from semel.machines.internal_topics import after_failed_append
@@ -27,7 +27,7 @@ _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
     """What members subscribe to only means something while the group is stable."""
-    stable = group.state is State.STABLE
+    stable = group.state is ClassicGroupState.STABLE
     return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
@@ -54,7 +54,7 @@ def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> Des
         error_code=ErrorCode.NONE if missing and version < 6 else code,
         error_message=why if version >= 6 else None,
         group_id=group_id,
-        group_state=State.DEAD.value if missing else "",
+        group_state=ClassicGroupState.DEAD.value if missing else "",
     )
 
 

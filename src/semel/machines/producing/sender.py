@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut, error_for
 from semel.machines.producing.accumulator import Accumulator, ProducerBatch
-from semel.machines.transactions.producer import NO_IDENTITY, State, TransactionManager
+from semel.machines.transactions.producer import NO_IDENTITY, ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.sequence import next_sequence
 
@@ -342,7 +342,7 @@ class Sender:
             self.manager.fail(error, renew=hole)
 
     def _may_retry(self, lane: _Lane, batch: ProducerBatch, code: ErrorCode) -> bool:
-        if self.manager is not None and self.manager.state is State.FATAL_ERROR:
+        if self.manager is not None and self.manager.state is ProducerState.FATAL_ERROR:
             return False
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             # Only a consequence while something before it is unanswered; else the broker has lost records.

@@ -20,7 +20,7 @@ LATEST, EARLIEST = -1, -2
 _RESET_TIMESTAMPS = {"earliest": EARLIEST, "latest": LATEST}
 
 
-class Stage(enum.Enum):
+class PositionState(enum.Enum):
     """How much is known of a partition's position."""
 
     NEEDS_COMMITTED = "the committed offset must be looked up"
@@ -28,7 +28,7 @@ class Stage(enum.Enum):
     FETCHING = "the position is known"
 
 
-class Event(enum.Enum):
+class PositionEvent(enum.Enum):
     """What changes that."""
 
     COMMITTED_FOUND = "a committed offset"
@@ -41,25 +41,25 @@ class Event(enum.Enum):
 
 
 #: From (stage, event) to the next stage; a blank cell means that the event comes too late and is dropped.
-STEPS: dict[Stage, dict[Event, Stage]] = {
-    Stage.NEEDS_COMMITTED: {
-        Event.COMMITTED_FOUND: Stage.FETCHING,
-        Event.COMMITTED_MISSING: Stage.NEEDS_RESET,
-        Event.SEEK: Stage.FETCHING,
-        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
-        Event.REWIND: Stage.NEEDS_COMMITTED,
+POSITION_STEPS: dict[PositionState, dict[PositionEvent, PositionState]] = {
+    PositionState.NEEDS_COMMITTED: {
+        PositionEvent.COMMITTED_FOUND: PositionState.FETCHING,
+        PositionEvent.COMMITTED_MISSING: PositionState.NEEDS_RESET,
+        PositionEvent.SEEK: PositionState.FETCHING,
+        PositionEvent.SEEK_BY_TIME: PositionState.NEEDS_RESET,
+        PositionEvent.REWIND: PositionState.NEEDS_COMMITTED,
     },
-    Stage.NEEDS_RESET: {
-        Event.OFFSET_FOUND: Stage.FETCHING,
-        Event.SEEK: Stage.FETCHING,
-        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
-        Event.REWIND: Stage.NEEDS_COMMITTED,
+    PositionState.NEEDS_RESET: {
+        PositionEvent.OFFSET_FOUND: PositionState.FETCHING,
+        PositionEvent.SEEK: PositionState.FETCHING,
+        PositionEvent.SEEK_BY_TIME: PositionState.NEEDS_RESET,
+        PositionEvent.REWIND: PositionState.NEEDS_COMMITTED,
     },
-    Stage.FETCHING: {
-        Event.OUT_OF_RANGE: Stage.NEEDS_RESET,
-        Event.SEEK: Stage.FETCHING,
-        Event.SEEK_BY_TIME: Stage.NEEDS_RESET,
-        Event.REWIND: Stage.NEEDS_COMMITTED,
+    PositionState.FETCHING: {
+        PositionEvent.OUT_OF_RANGE: PositionState.NEEDS_RESET,
+        PositionEvent.SEEK: PositionState.FETCHING,
+        PositionEvent.SEEK_BY_TIME: PositionState.NEEDS_RESET,
+        PositionEvent.REWIND: PositionState.NEEDS_COMMITTED,
     },
 }
 
@@ -68,7 +68,7 @@ STEPS: dict[Stage, dict[Event, Stage]] = {
 class PartitionPosition:
     """One partition as its reader sees it."""
 
-    stage: Stage = Stage.NEEDS_COMMITTED
+    stage: PositionState = PositionState.NEEDS_COMMITTED
     position: int = -1
     leader_epoch: int = -1
     reset_timestamp: int = LATEST
@@ -124,18 +124,18 @@ class FetchPositions:
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         if offset < 0:
             raise Misuse(ErrorCode.OFFSET_OUT_OF_RANGE, f"seek of {partition} to {offset}: offsets start at 0")
-        self._jump(self[partition], Event.SEEK, offset, leader_epoch)
+        self._jump(self[partition], PositionEvent.SEEK, offset, leader_epoch)
 
     def seek_by_time(self, partition: TopicPartition, timestamp: int) -> None:
         """Look an offset up: `EARLIEST`, `LATEST`, or a timestamp in milliseconds."""
         entry = self[partition]
         entry.reset_timestamp = timestamp
-        self._jump(entry, Event.SEEK_BY_TIME, -1)
+        self._jump(entry, PositionEvent.SEEK_BY_TIME, -1)
 
     def rewind(self) -> None:
         """Go back to what the group has committed, in every partition."""
         for entry in self.partitions.values():
-            self._jump(entry, Event.REWIND, -1)
+            self._jump(entry, PositionEvent.REWIND, -1)
 
     def pause(self, partition: TopicPartition) -> None:
         self[partition].paused = True
@@ -150,11 +150,13 @@ class FetchPositions:
     # --- what must be found out -----------------------------------------------------------------------------------
 
     def needing_committed(self) -> list[TopicPartition]:
-        return [p for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_COMMITTED]
+        return [p for p, entry in self.partitions.items() if entry.stage is PositionState.NEEDS_COMMITTED]
 
     def needing_reset(self) -> dict[TopicPartition, int]:
         """Partitions whose offset must be looked up, and the timestamp to look it up by."""
-        return {p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is Stage.NEEDS_RESET}
+        return {
+            p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is PositionState.NEEDS_RESET
+        }
 
     def on_committed(
         self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1, *, asked_in: int | None = None
@@ -165,19 +167,23 @@ class FetchPositions:
         came back is an old one, and somebody else may have read on since.
         """
         entry = self.partitions.get(partition)
-        if entry is None or entry.stage is not Stage.NEEDS_COMMITTED or asked_in not in (None, entry.generation):
+        if (
+            entry is None
+            or entry.stage is not PositionState.NEEDS_COMMITTED
+            or asked_in not in (None, entry.generation)
+        ):
             return
         if offset is not None and offset >= 0:
-            self._jump(entry, Event.COMMITTED_FOUND, offset, leader_epoch)
+            self._jump(entry, PositionEvent.COMMITTED_FOUND, offset, leader_epoch)
             return
         entry.reset_timestamp = self._reset_timestamp(partition, "the group has no committed offset for it")
-        self._jump(entry, Event.COMMITTED_MISSING, -1)
+        self._jump(entry, PositionEvent.COMMITTED_MISSING, -1)
 
     def on_offset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int = -1) -> None:
         """The offset that was looked up by `timestamp`."""
         entry = self.partitions.get(partition)
         if entry is not None and entry.reset_timestamp == timestamp:
-            self._jump(entry, Event.OFFSET_FOUND, offset, leader_epoch)
+            self._jump(entry, PositionEvent.OFFSET_FOUND, offset, leader_epoch)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -186,13 +192,13 @@ class FetchPositions:
         return [
             (partition, entry)
             for partition, entry in self.partitions.items()
-            if entry.stage is Stage.FETCHING and not entry.paused
+            if entry.stage is PositionState.FETCHING and not entry.paused
         ]
 
     def is_current(self, partition: TopicPartition, generation: int) -> bool:
         """Whether data asked for in this generation of the position may still be used."""
         entry = self.partitions.get(partition)
-        return entry is not None and entry.generation == generation and entry.stage is Stage.FETCHING
+        return entry is not None and entry.generation == generation and entry.stage is PositionState.FETCHING
 
     def advance(self, partition: TopicPartition, position: int, leader_epoch: int) -> None:
         """Everything below `position` was read."""
@@ -213,7 +219,7 @@ class FetchPositions:
         """What was handed out last has not reached the caller: it is to be read again."""
         for entry in self._in_hand:
             if entry.before is not None:
-                self._jump(entry, Event.SEEK, *entry.before)
+                self._jump(entry, PositionEvent.SEEK, *entry.before)
         self._in_hand.clear()
 
     def on_commit(self, partition: TopicPartition, offset: int) -> None:
@@ -228,14 +234,14 @@ class FetchPositions:
             return
         entry = self.partitions[partition]
         entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is not there any more")
-        self._jump(entry, Event.OUT_OF_RANGE, -1)
+        self._jump(entry, PositionEvent.OUT_OF_RANGE, -1)
 
     def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
         """Partitions whose position is known: what a commit writes down."""
-        return {p: entry for p, entry in self.partitions.items() if entry.stage is Stage.FETCHING}
+        return {p: entry for p, entry in self.partitions.items() if entry.stage is PositionState.FETCHING}
 
-    def _jump(self, entry: PartitionPosition, event: Event, position: int, leader_epoch: int = -1) -> None:
-        following = STEPS[entry.stage].get(event)
+    def _jump(self, entry: PartitionPosition, event: PositionEvent, position: int, leader_epoch: int = -1) -> None:
+        following = POSITION_STEPS[entry.stage].get(event)
         if following is None:
             return
         entry.stage, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None

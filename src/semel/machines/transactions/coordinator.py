@@ -57,7 +57,7 @@ from semel.machines.transactions.replies import (
     topic_results,
 )
 from semel.machines.transactions.shard import Pending, Shard
-from semel.machines.transactions.states import OPEN, PREPARED, Event, State, step
+from semel.machines.transactions.states import OPEN, PREPARED, TransactionEvent, TransactionState, step
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -130,7 +130,7 @@ class TransactionCoordinator:
         if transactional_id is None or shard is None:
             return
         metadata = shard.replay(transactional_id, record)
-        if metadata is not None and metadata.state is State.ONGOING:
+        if metadata is not None and metadata.state is TransactionState.ONGOING:
             self._expect_timeout(metadata)
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[None]]:
@@ -202,12 +202,12 @@ class TransactionCoordinator:
             old = created(transactional_id, new_producer_id(), timeout_ms, now_ms)
         if expected is not None and not may_renew(old, expected):
             raise Refused(ErrorCode.PRODUCER_FENCED)
-        state = moved(old, Event.KEEP if request.keep_prepared_txn else Event.INIT)
-        if state is State.PREPARE_EPOCH_FENCE:
+        state = moved(old, TransactionEvent.KEEP if request.keep_prepared_txn else TransactionEvent.INIT)
+        if state is TransactionState.PREPARE_EPOCH_FENCE:
             new = fenced(old, self.settings.transaction_version, now_ms, new_producer_id)
             # The caller comes back once the abort is complete, and then gets its identity.
             return self._decide(shard, init_error(ErrorCode.CONCURRENT_TRANSACTIONS), new)
-        if state is State.ONGOING:
+        if state is TransactionState.ONGOING:
             new = kept(old, timeout_ms, now_ms, new_producer_id)
             return self._decide(
                 shard,
@@ -337,10 +337,10 @@ class TransactionCoordinator:
             shard = self._shard_of(transactional_id)
             shard.check_not_pending(transactional_id)
             old = writer_of(shard.entries.get(transactional_id), identity)
-            moved(old, Event.ADD)
+            moved(old, TransactionEvent.ADD)
         except Refused as refusal:
             return refusal.code, ()
-        if old.state is State.ONGOING and partitions <= old.partitions:
+        if old.state is TransactionState.ONGOING and partitions <= old.partitions:
             return ErrorCode.NONE, ()
         new = with_partitions(old, partitions, client_transaction_version, now_ms)
         return ErrorCode.NONE, self._decide(shard, None, new).records
@@ -365,8 +365,8 @@ class TransactionCoordinator:
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = writer_of(shard.entries.get(request.transactional_id), identity)
         shard.check_not_pending(request.transactional_id)
-        cell = step(old.state, Event.COMMIT_V1 if request.committed else Event.ABORT_V1)
-        if isinstance(cell, State):
+        cell = step(old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1)
+        if isinstance(cell, TransactionState):
             return self._decide(shard, EndTxnResponse(), prepared(old, cell, 0, now_ms, new_producer_id))
         return Decision(EndTxnResponse(error_code=cell))
 
@@ -377,12 +377,12 @@ class TransactionCoordinator:
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = shard.entries.get(request.transactional_id)
         if old is not None and is_repeated_end(old, identity):
-            event = Event.COMMIT_AGAIN if request.committed else Event.ABORT_AGAIN
+            event = TransactionEvent.COMMIT_AGAIN if request.committed else TransactionEvent.ABORT_AGAIN
         else:
             old = owner_of(old, identity)
-            event = Event.COMMIT if request.committed else Event.ABORT
+            event = TransactionEvent.COMMIT if request.committed else TransactionEvent.ABORT
         cell = step(old.state, event)
-        if isinstance(cell, State):
+        if isinstance(cell, TransactionState):
             new = prepared(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
             return self._decide(shard, ended(new.next_identity), new)
         if cell is ErrorCode.NONE:
@@ -452,7 +452,7 @@ class TransactionCoordinator:
                 old = shard.entries[transactional_id]
                 deadline_ms = old.deadline_ms
                 if deadline_ms is not None and deadline_ms < now_ms:
-                    moved(old, Event.TIME_OUT)
+                    moved(old, TransactionEvent.TIME_OUT)
                     new = fenced(old, self.settings.transaction_version, now_ms)
                     yield self._decide(shard, None, new)
                 else:
@@ -468,7 +468,7 @@ class TransactionCoordinator:
                 for transactional_id, metadata in shard.entries.items()
                 if metadata.last_update_ms <= unused_since_ms
                 and transactional_id not in shard.pending
-                and step(metadata.state, Event.EXPIRE) is State.DEAD
+                and step(metadata.state, TransactionEvent.EXPIRE) is TransactionState.DEAD
             ]
             for start in range(0, len(expired), MOST_EXPIRED_AT_ONCE):
                 tombstones = []
@@ -488,7 +488,7 @@ class TransactionCoordinator:
         shard = self._shard_of(transactional_id)
         shard.check_not_pending(transactional_id)
         old = shard.entries[transactional_id]
-        moved(old, Event.TIME_OUT)
+        moved(old, TransactionEvent.TIME_OUT)
         return self._decide(shard, None, fenced(old, self.settings.transaction_version, now_ms))
 
     def describe_transactions(self, request: DescribeTransactionsRequest) -> Decision[DescribeTransactionsResponse]:

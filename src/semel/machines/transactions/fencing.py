@@ -10,7 +10,7 @@ from semel.machines.transactions.metadata import (
     NO_PRODUCER_ID,
     TransactionMetadata,
 )
-from semel.machines.transactions.states import COMPLETED, PREPARED, State
+from semel.machines.transactions.states import COMPLETED, PREPARED, TransactionState
 from semel.machines.values import ProducerIdentity
 from semel.wire.messages.transactions import InitProducerIdRequest
 
@@ -53,7 +53,7 @@ def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool
     if metadata.producer_epoch == NO_PRODUCER_EPOCH or metadata.state in PREPARED:
         # Nothing is given away: the id is new, or everybody is told to come again.
         return True
-    if metadata.state is State.ONGOING:
+    if metadata.state is TransactionState.ONGOING:
         # A zombie that renews itself must not abort what its successor has open.
         return expected == metadata.owner
     if expected.producer_id == metadata.producer_id:

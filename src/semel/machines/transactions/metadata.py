@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from semel.errors import ErrorCode, Refused, invariant
-from semel.machines.transactions.states import COMPLETED, PREPARED, Event, State, step
+from semel.machines.transactions.states import COMPLETED, PREPARED, TransactionEvent, TransactionState, step
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 NO_PRODUCER_ID = -1
@@ -43,7 +43,7 @@ class TransactionMetadata:
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    state: State
+    state: TransactionState
     last_update_ms: int
     start_ms: int = NO_TIMESTAMP
     partitions: frozenset[TopicPartition] = NO_PARTITIONS
@@ -68,7 +68,7 @@ class TransactionMetadata:
     @property
     def is_kept(self) -> bool:
         """A successor took over while the transaction stayed open (KIP-939)."""
-        return self.state is State.ONGOING and self.next_producer_id != NO_PRODUCER_ID
+        return self.state is TransactionState.ONGOING and self.next_producer_id != NO_PRODUCER_ID
 
     @property
     def next_identity(self) -> ProducerIdentity:
@@ -80,7 +80,7 @@ class TransactionMetadata:
     @property
     def deadline_ms(self) -> int | None:
         """When the open transaction is to be aborted; None if it never is."""
-        if self.state is not State.ONGOING or self.timeout_ms == NO_TIMEOUT_MS:
+        if self.state is not TransactionState.ONGOING or self.timeout_ms == NO_TIMEOUT_MS:
             return None
         return self.start_ms + self.timeout_ms
 
@@ -91,14 +91,14 @@ class TransactionMetadata:
 def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
     """An id nobody has used yet: its first epoch is still to come."""
     return TransactionMetadata(
-        transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, State.EMPTY, last_update_ms=now_ms
+        transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, TransactionState.EMPTY, last_update_ms=now_ms
     )
 
 
-def moved(old: TransactionMetadata, event: Event) -> State:
+def moved(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
     """The state the table leads to, or the refusal it holds."""
     cell = step(old.state, event)
-    if isinstance(cell, State):
+    if isinstance(cell, TransactionState):
         return cell
     raise Refused(cell, f"{event.value} while {old.transactional_id!r} is {old.state.title}")
 
@@ -138,7 +138,7 @@ def initialized(
         next_producer_id=NO_PRODUCER_ID,
         next_producer_epoch=NO_PRODUCER_EPOCH,
         timeout_ms=timeout_ms,
-        state=State.EMPTY,
+        state=TransactionState.EMPTY,
         partitions=NO_PARTITIONS,
         start_ms=NO_TIMESTAMP,
         last_update_ms=now_ms,
@@ -174,9 +174,9 @@ def with_partitions(
         old.producer_id,
         old.producer_epoch,
         old.timeout_ms,
-        State.ONGOING,
+        TransactionState.ONGOING,
         now_ms,
-        old.start_ms if old.state is State.ONGOING else now_ms,
+        old.start_ms if old.state is TransactionState.ONGOING else now_ms,
         old.partitions | partitions,
         client_transaction_version,
         old.producer_id,
@@ -188,7 +188,7 @@ def with_partitions(
 
 def prepared(
     old: TransactionMetadata,
-    state: State,
+    state: TransactionState,
     client_transaction_version: int,
     now_ms: int,
     new_producer_id: NewProducerId | None,
@@ -214,7 +214,7 @@ def prepared(
         old.timeout_ms,
         state,
         now_ms,
-        old.start_ms if old.state is State.ONGOING else now_ms,
+        old.start_ms if old.state is TransactionState.ONGOING else now_ms,
         old.partitions,
         client_transaction_version,
         old.producer_id,
@@ -240,8 +240,10 @@ def fenced(
     new_producer_id: NewProducerId | None = None,
 ) -> TransactionMetadata:
     """The coordinator aborts what its owner left open; the epoch is bumped once, so that the owner cannot go on."""
-    invariant(old.state is State.ONGOING, f"only an open transaction is fenced, {old.transactional_id!r} is not")
-    state = moved(replace(old, state=State.PREPARE_EPOCH_FENCE), Event.FENCED)
+    invariant(
+        old.state is TransactionState.ONGOING, f"only an open transaction is fenced, {old.transactional_id!r} is not"
+    )
+    state = moved(replace(old, state=TransactionState.PREPARE_EPOCH_FENCE), TransactionEvent.FENCED)
     if server_transaction_version >= EPOCH_BUMPING or old.is_kept:
         return prepared(old, state, EPOCH_BUMPING, now_ms, new_producer_id)
     bumped = replace(old, producer_epoch=min(old.producer_epoch + 1, MAX_EPOCH), last_producer_epoch=NO_PRODUCER_EPOCH)
@@ -250,7 +252,7 @@ def fenced(
 
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Every partition has its marker: the id is free for the next transaction."""
-    state = moved(old, Event.MARKED)
+    state = moved(old, TransactionEvent.MARKED)
     invariant(state in COMPLETED, f"markers lead to {state.title}")
     identity = old.next_identity
     return TransactionMetadata(

@@ -29,12 +29,12 @@ from semel.errors import (
 )
 from semel.machines.transactions import requests
 from semel.machines.transactions.producer_states import (
-    STEPS,
-    VERDICTS,
+    PRODUCER_STEPS,
+    PRODUCER_VERDICTS,
     WHAT_TO_DO_FIRST,
-    Event,
-    State,
-    Verdict,
+    ProducerEvent,
+    ProducerState,
+    ProducerVerdict,
     deciding_code,
     verdict,
 )
@@ -50,15 +50,15 @@ from semel.wire.messages.transactions import (
 __all__ = [
     "MAX_EPOCH",
     "NO_IDENTITY",
-    "STEPS",
-    "VERDICTS",
-    "Event",
+    "PRODUCER_STEPS",
+    "PRODUCER_VERDICTS",
     "GroupMetadata",
     "OffsetAndMetadata",
+    "ProducerEvent",
+    "ProducerState",
+    "ProducerVerdict",
     "Send",
-    "State",
     "TransactionManager",
-    "Verdict",
 ]
 
 NO_IDENTITY = ProducerIdentity(-1, -1)
@@ -105,7 +105,7 @@ class TransactionManager:
     transaction_timeout_ms: int = 60_000
     two_phase_commit: bool = False
     version: int = 2
-    state: State = State.UNINITIALIZED
+    state: ProducerState = ProducerState.UNINITIALIZED
     identity: ProducerIdentity = NO_IDENTITY
     #: Why the producer is in an error state.
     error: KafkaError | None = None
@@ -134,34 +134,34 @@ class TransactionManager:
         """
         if keep_prepared and not self.two_phase_commit:
             raise self._needs_two_phase("init_transactions(keep_prepared=True)")
-        if self.state is State.INITIALIZING:
+        if self.state is ProducerState.INITIALIZING:
             return
-        self._step(Event.INITIALIZE)
+        self._step(ProducerEvent.INITIALIZE)
         self.error = None
         self._keep_prepared = keep_prepared
 
     def begin(self) -> None:
-        self._need_transactional_id(Event.BEGIN)
-        self._step(Event.BEGIN)
+        self._need_transactional_id(ProducerEvent.BEGIN)
+        self._step(ProducerEvent.BEGIN)
         self._started = False
 
     def check_write(self) -> None:
         """Raise if no record may join what is open. Changes nothing: the record may yet prove too large."""
         if not self.is_transactional:
-            if self.state is State.FATAL_ERROR:
-                raise self._why_not(Event.WRITE)
-        elif Event.WRITE not in STEPS[self.state]:
-            raise self._why_not(Event.WRITE)
+            if self.state is ProducerState.FATAL_ERROR:
+                raise self._why_not(ProducerEvent.WRITE)
+        elif ProducerEvent.WRITE not in PRODUCER_STEPS[self.state]:
+            raise self._why_not(ProducerEvent.WRITE)
 
     def write(self, partition: TopicPartition) -> None:
         """A record for this partition joins the open transaction."""
-        if self.state is State.IN_TRANSACTION and partition in self._partitions:
+        if self.state is ProducerState.IN_TRANSACTION and partition in self._partitions:
             return
         if not self.is_transactional:
-            if self.state is State.FATAL_ERROR:
-                raise self._why_not(Event.WRITE)
+            if self.state is ProducerState.FATAL_ERROR:
+                raise self._why_not(ProducerEvent.WRITE)
             return
-        self._step(Event.WRITE)
+        self._step(ProducerEvent.WRITE)
         if partition in self._partitions:
             return
         self._partitions.add(partition)
@@ -172,8 +172,8 @@ class TransactionManager:
 
     def add_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
         """A group's progress joins the open transaction."""
-        self._need_transactional_id(Event.WRITE)
-        self._step(Event.WRITE)
+        self._need_transactional_id(ProducerEvent.WRITE)
+        self._step(ProducerEvent.WRITE)
         if offsets:
             self._pending_offsets.append(_PendingOffsets(group, dict(offsets)))
             # The first commit of offsets opens a V2 transaction, whether or not its answer arrives.
@@ -181,28 +181,28 @@ class TransactionManager:
 
     def prepare(self) -> None:
         """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
-        self._need_transactional_id(Event.PREPARE)
+        self._need_transactional_id(ProducerEvent.PREPARE)
         if not self.two_phase_commit:
             raise self._needs_two_phase("prepare_transaction()")
-        self._step(Event.PREPARE)
+        self._step(ProducerEvent.PREPARE)
         self.prepared = self.identity
 
     def complete(self, decided: ProducerIdentity) -> None:
         """Phase two: commit if the outside coordinator decided on this very transaction, abort if on an earlier one."""
         if self.prepared is None:
-            raise self._why_not(Event.COMMIT)
+            raise self._why_not(ProducerEvent.COMMIT)
         if decided == self.prepared:
             self.commit()
         else:
             self.abort()
 
     def commit(self) -> None:
-        self._need_transactional_id(Event.COMMIT)
-        self._step(Event.COMMIT)
+        self._need_transactional_id(ProducerEvent.COMMIT)
+        self._step(ProducerEvent.COMMIT)
 
     def abort(self) -> None:
-        self._need_transactional_id(Event.ABORT)
-        self._step(Event.ABORT)
+        self._need_transactional_id(ProducerEvent.ABORT)
+        self._step(ProducerEvent.ABORT)
         self._pending_offsets.clear()
         self._unannounced.clear()
 
@@ -211,11 +211,11 @@ class TransactionManager:
     @property
     def may_write(self) -> bool:
         """Whether records may join what is open: the transaction, or without one simply the log."""
-        return self.state is State.IN_TRANSACTION or (self.transactional_id is None and self.error is None)
+        return self.state is ProducerState.IN_TRANSACTION or (self.transactional_id is None and self.error is None)
 
     def may_send_to(self, partition: TopicPartition) -> bool:
         """Whether a batch for this partition may go out now."""
-        if self.identity == NO_IDENTITY or self.state in (State.INITIALIZING, State.FATAL_ERROR):
+        if self.identity == NO_IDENTITY or self.state in (ProducerState.INITIALIZING, ProducerState.FATAL_ERROR):
             return False
         return not self.is_transactional or (partition in self._partitions and partition not in self._unannounced)
 
@@ -245,7 +245,7 @@ class TransactionManager:
             self.identity = ProducerIdentity(self.identity.producer_id, self.identity.producer_epoch + 1)
         else:
             self.identity = NO_IDENTITY
-            self._step(Event.INITIALIZE)
+            self._step(ProducerEvent.INITIALIZE)
 
     # --- the conversation -----------------------------------------------------------------------------------------
 
@@ -261,14 +261,14 @@ class TransactionManager:
         return send
 
     def _next(self, batches_left: bool) -> Send | None:
-        if self.state is State.INITIALIZING:
+        if self.state is ProducerState.INITIALIZING:
             return self._init_producer_id()
-        if self.state in (State.IN_TRANSACTION, State.COMMITTING):
+        if self.state in (ProducerState.IN_TRANSACTION, ProducerState.COMMITTING):
             if self._unannounced:
                 return self._add_partitions()
             if self._pending_offsets:
                 return self._commit_offsets(self._pending_offsets[0])
-        if self.state in (State.COMMITTING, State.ABORTING) and not batches_left:
+        if self.state in (ProducerState.COMMITTING, ProducerState.ABORTING) and not batches_left:
             if self._started:
                 return self._end()
             self._ended(None)
@@ -312,25 +312,25 @@ class TransactionManager:
     def _refused(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
         meaning = verdict(request, code)
         what = f"{type(request).__name__} of '{self.transactional_id}': {message or code.meaning}"
-        if meaning is Verdict.RETRY:
+        if meaning is ProducerVerdict.RETRY:
             concurrent = code is ErrorCode.CONCURRENT_TRANSACTIONS
             self.not_before_ms = now_ms + (min(backoff_ms, CONCURRENT_BACKOFF_MS) if concurrent else backoff_ms)
-        elif meaning is Verdict.FENCED:
+        elif meaning is ProducerVerdict.FENCED:
             why = f"{what}; another producer has used this transactional.id, or the transaction timed out"
             self._fatal(ProducerFenced(ErrorCode.PRODUCER_FENCED, why))
-        elif meaning is Verdict.ABORTABLE and self.state is State.ABORTING:
+        elif meaning is ProducerVerdict.ABORTABLE and self.state is ProducerState.ABORTING:
             # The coordinator knows nothing of what is to be aborted: a fresh identity is all that is left to ask for.
             self._bump_after_abort = True
             self._ended(None)
-        elif meaning is Verdict.ABORTABLE:
+        elif meaning is ProducerVerdict.ABORTABLE:
             if self.version < 2:
                 self._bump_after_abort = True
             self._abortable(error_for(code, what))
-        elif meaning is Verdict.NOT_ALLOWED:
+        elif meaning is ProducerVerdict.NOT_ALLOWED:
             # Whoever gives out permissions may do so yet: until then every attempt is refused anew, and said.
             self.error = AuthorizationFailed(code, what)
             self.not_before_ms = now_ms + backoff_ms
-            self._step(Event.NOT_ALLOWED)
+            self._step(ProducerEvent.NOT_ALLOWED)
         else:
             error = error_for(code, what)
             self._fatal(Fatal(code, what) if isinstance(error, AbortTransaction) else error)
@@ -360,7 +360,7 @@ class TransactionManager:
         return Send(request, "group", group.group_id, 5 if self.version >= 2 else 4)
 
     def _end(self) -> Send:
-        request = requests.end(self._name, self.identity, committed=self.state is State.COMMITTING)
+        request = requests.end(self._name, self.identity, committed=self.state is ProducerState.COMMITTING)
         return self._to_coordinator(request, newest=5 if self.version >= 2 else 4)
 
     def _to_coordinator(self, request: Any, newest: int) -> Send:
@@ -376,18 +376,18 @@ class TransactionManager:
         self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         self._forget_transaction()
         if response.ongoing_txn_producer_id < 0:
-            self._step(Event.INITIALIZED)
+            self._step(ProducerEvent.INITIALIZED)
             return
         self.prepared = ProducerIdentity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
         self._started = True
-        self._step(Event.FOUND_PREPARED)
+        self._step(ProducerEvent.FOUND_PREPARED)
 
     def _ended(self, response: Any) -> None:
         if response is not None and getattr(response, "producer_id", -1) >= 0:
             self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
-        renew = self.state is State.ABORTING and (self._bump_after_abort or self.identity == NO_IDENTITY)
+        renew = self.state is ProducerState.ABORTING and (self._bump_after_abort or self.identity == NO_IDENTITY)
         self._forget_transaction()
-        self._step(Event.INITIALIZE if renew else Event.ENDED)
+        self._step(ProducerEvent.INITIALIZE if renew else ProducerEvent.ENDED)
 
     def _forget_transaction(self) -> None:
         self._started = False
@@ -400,25 +400,25 @@ class TransactionManager:
         self.error = None
 
     def _abortable(self, error: KafkaError) -> None:
-        if self.state not in (State.ABORTING, State.FATAL_ERROR, State.READY):
+        if self.state not in (ProducerState.ABORTING, ProducerState.FATAL_ERROR, ProducerState.READY):
             self.error = self.error or error
         self._pending_offsets.clear()
-        self._step(Event.ABORTABLE)
+        self._step(ProducerEvent.ABORTABLE)
 
     def _fatal(self, error: KafkaError) -> None:
-        if self.state is not State.FATAL_ERROR:
+        if self.state is not ProducerState.FATAL_ERROR:
             self.error = error
         self._pending_offsets.clear()
-        self._step(Event.FATAL)
+        self._step(ProducerEvent.FATAL)
 
-    def _step(self, event: Event) -> None:
-        following = STEPS[self.state].get(event)
+    def _step(self, event: ProducerEvent) -> None:
+        following = PRODUCER_STEPS[self.state].get(event)
         if following is None:
             raise self._why_not(event)
         self.state = following
 
-    def _why_not(self, event: Event) -> KafkaError:
-        if self.error is not None and self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR):
+    def _why_not(self, event: ProducerEvent) -> KafkaError:
+        if self.error is not None and self.state in (ProducerState.ABORTABLE_ERROR, ProducerState.FATAL_ERROR):
             return self.error
         return Misuse(
             ErrorCode.INVALID_TXN_STATE,
@@ -428,6 +428,6 @@ class TransactionManager:
     def _needs_two_phase(self, what: str) -> Misuse:
         return Misuse(ErrorCode.INVALID_TXN_STATE, f"{what} needs transaction.two.phase.commit.enable=true")
 
-    def _need_transactional_id(self, event: Event) -> None:
+    def _need_transactional_id(self, event: ProducerEvent) -> None:
         if not self.is_transactional:
             raise Misuse(ErrorCode.INVALID_TXN_STATE, f"{event.value}() needs the setting transactional.id")

@@ -15,7 +15,7 @@ from semel.wire.messages.transactions import (
 )
 
 
-class State(enum.Enum):
+class ProducerState(enum.Enum):
     """Where a producer stands."""
 
     UNINITIALIZED = "uninitialized"
@@ -29,7 +29,7 @@ class State(enum.Enum):
     FATAL_ERROR = "fatal error"
 
 
-class Event(enum.Enum):
+class ProducerEvent(enum.Enum):
     """What happens to a producer: calls of its user, and answers."""
 
     INITIALIZE = "init_transactions"
@@ -46,10 +46,10 @@ class Event(enum.Enum):
     FATAL = "fatal failure"
 
 
-S, E = State, Event
+S, E = ProducerState, ProducerEvent
 
 #: From (state, event) to the next state; a blank cell is a misuse of the producer and raises.
-STEPS: dict[State, dict[Event, State]] = {
+PRODUCER_STEPS: dict[ProducerState, dict[ProducerEvent, ProducerState]] = {
     S.UNINITIALIZED: {E.INITIALIZE: S.INITIALIZING, E.FATAL: S.FATAL_ERROR},
     S.INITIALIZING: {
         E.INITIALIZE: S.INITIALIZING,
@@ -104,7 +104,7 @@ WHAT_TO_DO_FIRST = {
 }
 
 
-class Verdict(enum.Enum):
+class ProducerVerdict(enum.Enum):
     """What an error code in an answer means for the producer."""
 
     RETRY = "retry"
@@ -114,42 +114,42 @@ class Verdict(enum.Enum):
     FATAL = "fatal"
 
 
-_FENCED = {ErrorCode.PRODUCER_FENCED: Verdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: Verdict.FENCED}
+_FENCED = {ErrorCode.PRODUCER_FENCED: ProducerVerdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: ProducerVerdict.FENCED}
 #: A forgotten producer gets a new identity; one whose transactional id belongs to another by now does not.
 _RENEWED_BY_ABORT = {
-    ErrorCode.UNKNOWN_PRODUCER_ID: Verdict.ABORTABLE,
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.FATAL,
+    ErrorCode.UNKNOWN_PRODUCER_ID: ProducerVerdict.ABORTABLE,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProducerVerdict.FATAL,
 }
 _MEMBER_MOVED_ON = {
-    ErrorCode.FENCED_INSTANCE_ID: Verdict.ABORTABLE,
-    ErrorCode.UNKNOWN_MEMBER_ID: Verdict.ABORTABLE,
-    ErrorCode.ILLEGAL_GENERATION: Verdict.ABORTABLE,
-    ErrorCode.STALE_MEMBER_EPOCH: Verdict.ABORTABLE,
+    ErrorCode.FENCED_INSTANCE_ID: ProducerVerdict.ABORTABLE,
+    ErrorCode.UNKNOWN_MEMBER_ID: ProducerVerdict.ABORTABLE,
+    ErrorCode.ILLEGAL_GENERATION: ProducerVerdict.ABORTABLE,
+    ErrorCode.STALE_MEMBER_EPOCH: ProducerVerdict.ABORTABLE,
 }
 
 #: From (request, error code) to a verdict. A code that is not here follows its own row in `errors`.
-VERDICTS: dict[type, dict[ErrorCode, Verdict]] = {
+PRODUCER_VERDICTS: dict[type, dict[ErrorCode, ProducerVerdict]] = {
     InitProducerIdRequest: {
         **_FENCED,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Verdict.NOT_ALLOWED,
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED: Verdict.NOT_ALLOWED,
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING: Verdict.FATAL,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ProducerVerdict.NOT_ALLOWED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED: ProducerVerdict.NOT_ALLOWED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProducerVerdict.FATAL,
     },
     AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
     AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
     TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
-    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: Verdict.FATAL},
+    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: ProducerVerdict.FATAL},
 }
 
 
-def verdict(request: Any, code: ErrorCode) -> Verdict:
+def verdict(request: Any, code: ErrorCode) -> ProducerVerdict:
     """What this code in the answer to this request means; codes without a cell follow their own row in `errors`."""
-    found = VERDICTS[type(request)].get(code)
+    found = PRODUCER_VERDICTS[type(request)].get(code)
     if found is not None:
         return found
     if code.retriable:
-        return Verdict.RETRY
-    return Verdict.ABORTABLE if code.abortable else Verdict.FATAL
+        return ProducerVerdict.RETRY
+    return ProducerVerdict.ABORTABLE if code.abortable else ProducerVerdict.FATAL
 
 
 def deciding_code(request: Any, response: Any) -> ErrorCode:
@@ -162,6 +162,6 @@ def deciding_code(request: Any, response: Any) -> ErrorCode:
         codes = [response.error_code]
     rows = [ErrorCode.of(code) for code in codes if code]
     for row in rows:
-        if row is not ErrorCode.OPERATION_NOT_ATTEMPTED and verdict(request, row) is not Verdict.RETRY:
+        if row is not ErrorCode.OPERATION_NOT_ATTEMPTED and verdict(request, row) is not ProducerVerdict.RETRY:
             return row
     return rows[0] if rows else ErrorCode.NONE

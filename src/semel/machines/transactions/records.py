@@ -16,7 +16,7 @@ from semel.machines.transactions.metadata import (
     NO_PRODUCER_ID,
     TransactionMetadata,
 )
-from semel.machines.transactions.states import State
+from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition, by_topic
 from semel.wire import decode_versioned, encode_versioned
 from semel.wire.messages.coordinator_records import TransactionLogKey, TransactionLogValue
@@ -27,7 +27,7 @@ KEY_VERSION = 0
 VALUE_VERSION = 1
 _KEY_PREFIX = KEY_VERSION.to_bytes(2, "big")
 
-_STATES = tuple(State)
+_STATES = tuple(TransactionState)
 #: version, producer id, epoch, timeout, state
 _VALUE_HEAD = Struct(">hqhib")
 #: last update, start, number of tagged fields
@@ -66,7 +66,7 @@ def value_of(metadata: TransactionMetadata) -> bytes:
     """
     producer_id, epoch, state = metadata.producer_id, metadata.producer_epoch, metadata.state
     partitions = metadata.partitions
-    if state is State.EMPTY:
+    if state is TransactionState.EMPTY:
         topics = b"\0"
     else:
         topics = _remembered(partitions) if len(partitions) <= _SMALL_SET else _encoded_partitions(partitions)

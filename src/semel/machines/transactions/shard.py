@@ -11,7 +11,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.contract import SendMarkers, StateRecord
 from semel.machines.transactions.metadata import NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transactions.records import metadata_of
-from semel.machines.transactions.states import PREPARED, State
+from semel.machines.transactions.states import PREPARED, TransactionState
 from semel.machines.values import TopicPartition, by_topic
 
 
@@ -72,7 +72,7 @@ class Shard:
             self.entries.pop(transactional_id, None)
             return None
         self.entries[transactional_id] = metadata
-        if metadata.state is State.ONGOING:
+        if metadata.state is TransactionState.ONGOING:
             self.ongoing.add(transactional_id)
         elif metadata.state in PREPARED:
             sent = pending.markers if pending is not None else None
@@ -85,7 +85,7 @@ class Shard:
             producer_id=metadata.producer_id,
             producer_epoch=metadata.producer_epoch,
             coordinator_epoch=self.coordinator_epoch,
-            commit=metadata.state is State.PREPARE_COMMIT,
+            commit=metadata.state is TransactionState.PREPARE_COMMIT,
             transaction_version=metadata.client_transaction_version,
             partitions=tuple(
                 TopicPartition(topic, partition)

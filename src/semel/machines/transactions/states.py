@@ -1,8 +1,8 @@
 """The life of a transaction as one table, and the picture drawn from it.
 
-Every legal move of the transaction coordinator is a cell of `STEPS`: from a state, an event leads to the next state or
-to the code its sender gets. Nothing else in the coordinator decides legality, so the picture in the documentation, the
-tests and the behaviour cannot drift apart.
+Every legal move of the transaction coordinator is a cell of `TRANSACTION_STEPS`: from a state, an event leads to the
+next state or to the code its sender gets. Nothing else in the coordinator decides legality, so the picture in the
+documentation, the tests and the behaviour cannot drift apart.
 
 `DEAD` and `PREPARE_EPOCH_FENCE` are never stored: the first is a tombstone, the second is passed through within one
 decision on the way to `PREPARE_ABORT`.
@@ -15,7 +15,7 @@ import enum
 from semel.errors import ErrorCode
 
 
-class State(enum.IntEnum):
+class TransactionState(enum.IntEnum):
     """What a transactional id is in; the number is the one stored in `__transaction_state`."""
 
     EMPTY = 0
@@ -33,16 +33,16 @@ class State(enum.IntEnum):
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
-STATES_BY_TITLE: dict[str, State] = {state.title: state for state in State}
+STATES_BY_TITLE: dict[str, TransactionState] = {state.title: state for state in TransactionState}
 
 #: The outcome is decided and on its way into the partitions.
-PREPARED = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
-COMPLETED = frozenset((State.COMPLETE_COMMIT, State.COMPLETE_ABORT))
+PREPARED = frozenset((TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT))
+COMPLETED = frozenset((TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT))
 #: Begun, and not over before every marker is written.
-OPEN = PREPARED | {State.ONGOING}
+OPEN = PREPARED | {TransactionState.ONGOING}
 
 
-class Event(enum.Enum):
+class TransactionEvent(enum.Enum):
     """What can happen to a transactional id, and how the picture calls it."""
 
     INIT = "InitProducerId"
@@ -60,8 +60,8 @@ class Event(enum.Enum):
     EXPIRE = "id expired"
 
 
-S = State
-E = Event
+S = TransactionState
+E = TransactionEvent
 
 #: Success with nothing to do: the sender repeats what is already so.
 DONE = ErrorCode.NONE
@@ -71,7 +71,7 @@ FENCED = ErrorCode.PRODUCER_FENCED
 ILLEGAL = ErrorCode.INVALID_TXN_STATE
 
 #: A cell is the next state, or the code the sender gets; a blank cell is INVALID_TXN_STATE.
-STEPS: dict[State, dict[Event, State | ErrorCode]] = {
+TRANSACTION_STEPS: dict[TransactionState, dict[TransactionEvent, TransactionState | ErrorCode]] = {
     S.EMPTY: {
         E.INIT: S.EMPTY,
         E.KEEP: S.EMPTY,
@@ -138,18 +138,18 @@ STEPS: dict[State, dict[Event, State | ErrorCode]] = {
 }
 
 
-def step(state: State, event: Event) -> State | ErrorCode:
+def step(state: TransactionState, event: TransactionEvent) -> TransactionState | ErrorCode:
     """The cell of the table."""
-    return STEPS[state].get(event, ILLEGAL)
+    return TRANSACTION_STEPS[state].get(event, ILLEGAL)
 
 
 def table_as_mermaid() -> str:
     """The moves from state to state as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", f"    [*] --> {S.EMPTY.title}: {E.INIT.value}"]
-    for state, row in STEPS.items():
-        moves: dict[State, list[str]] = {}
+    for state, row in TRANSACTION_STEPS.items():
+        moves: dict[TransactionState, list[str]] = {}
         for event, cell in row.items():
-            if isinstance(cell, State):
+            if isinstance(cell, TransactionState):
                 moves.setdefault(cell, []).append(event.value)
         lines.extend(f"    {state.title} --> {target.title}: {', '.join(names)}" for target, names in moves.items())
     lines.append(f"    {S.DEAD.title} --> [*]")
@@ -158,14 +158,14 @@ def table_as_mermaid() -> str:
 
 def table_as_markdown() -> str:
     """Every cell, refusals included: a row per event, a column per state."""
-    states = [state for state in State if STEPS[state]]
+    states = [state for state in TransactionState if TRANSACTION_STEPS[state]]
     lines = [
         "| event | " + " | ".join(state.title for state in states) + " |",
         "|---|" + "---|" * len(states),
     ]
-    for event in Event:
+    for event in TransactionEvent:
         cells = [step(state, event) for state in states]
-        names = [cell.title if isinstance(cell, State) else _in_words(cell) for cell in cells]
+        names = [cell.title if isinstance(cell, TransactionState) else _in_words(cell) for cell in cells]
         lines.append(f"| {event.value} | " + " | ".join(names) + " |")
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ _NEWEST_SUBSCRIPTION_VERSION = 3
 Protocols = tuple[tuple[str, bytes], ...]
 
 
-class State(enum.Enum):
+class ClassicGroupState(enum.Enum):
     """Under the names Kafka's tools print."""
 
     EMPTY = "Empty"
@@ -40,12 +40,20 @@ class State(enum.Enum):
 
 
 #: Where a group may go from where it is.
-STEPS: dict[State, frozenset[State]] = {
-    State.EMPTY: frozenset({State.PREPARING_REBALANCE, State.DEAD}),
-    State.PREPARING_REBALANCE: frozenset({State.COMPLETING_REBALANCE, State.EMPTY, State.DEAD}),
-    State.COMPLETING_REBALANCE: frozenset({State.STABLE, State.PREPARING_REBALANCE, State.DEAD}),
-    State.STABLE: frozenset({State.PREPARING_REBALANCE, State.DEAD}),
-    State.DEAD: frozenset(),
+CLASSIC_GROUP_STEPS: dict[ClassicGroupState, frozenset[ClassicGroupState]] = {
+    ClassicGroupState.EMPTY: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
+    ClassicGroupState.PREPARING_REBALANCE: frozenset({
+        ClassicGroupState.COMPLETING_REBALANCE,
+        ClassicGroupState.EMPTY,
+        ClassicGroupState.DEAD,
+    }),
+    ClassicGroupState.COMPLETING_REBALANCE: frozenset({
+        ClassicGroupState.STABLE,
+        ClassicGroupState.PREPARING_REBALANCE,
+        ClassicGroupState.DEAD,
+    }),
+    ClassicGroupState.STABLE: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
+    ClassicGroupState.DEAD: frozenset(),
 }
 
 
@@ -146,8 +154,8 @@ class ClassicGroup:
 
     def __init__(self, group_id: str, now_ms: int) -> None:
         self.group_id = group_id
-        self.state = State.EMPTY
-        self.previous_state = State.DEAD
+        self.state = ClassicGroupState.EMPTY
+        self.previous_state = ClassicGroupState.DEAD
         self.state_timestamp_ms = now_ms
         self.generation_id = 0
         self.protocol_type: str | None = None
@@ -173,8 +181,10 @@ class ClassicGroup:
 
     # State
 
-    def go(self, state: State, now_ms: int) -> None:
-        invariant(state in STEPS[self.state], f"group {self.group_id} cannot go from {self.state} to {state}")
+    def go(self, state: ClassicGroupState, now_ms: int) -> None:
+        invariant(
+            state in CLASSIC_GROUP_STEPS[self.state], f"group {self.group_id} cannot go from {self.state} to {state}"
+        )
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = now_ms
@@ -182,11 +192,11 @@ class ClassicGroup:
     @property
     def is_simple(self) -> bool:
         """A group that only stores offsets: nobody ever joined it."""
-        return self.state is State.EMPTY and self.protocol_type is None and not self.pending_join
+        return self.state is ClassicGroupState.EMPTY and self.protocol_type is None and not self.pending_join
 
     @property
     def can_rebalance(self) -> bool:
-        return State.PREPARING_REBALANCE in STEPS[self.state]
+        return ClassicGroupState.PREPARING_REBALANCE in CLASSIC_GROUP_STEPS[self.state]
 
     @property
     def awaiting_join(self) -> int:
@@ -275,7 +285,7 @@ class ClassicGroup:
     # Protocols
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        if self.state is State.EMPTY:
+        if self.state is ClassicGroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
         if self.protocol_type != protocol_type:
             return False
@@ -300,13 +310,13 @@ class ClassicGroup:
         self.pending_sync = dict.fromkeys(self.members) if self.members else NOTHING
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.go(State.COMPLETING_REBALANCE, now_ms)
+            self.go(ClassicGroupState.COMPLETING_REBALANCE, now_ms)
         else:
             self.protocol_name = None
-            self.go(State.EMPTY, now_ms)
+            self.go(ClassicGroupState.EMPTY, now_ms)
         self.subscribed_topics = self._subscriptions()
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: ClassicGroupState) -> None:
         """Set what follows from the members after they were read back from a record."""
         self.state = state
         static = (member for member in self.members.values() if member.group_instance_id is not None)
@@ -333,16 +343,16 @@ class ClassicGroup:
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, transactional: bool
     ) -> None:
         """Refuse a commit that does not come from a member of this generation (KIP-447 when transactional)."""
-        if self.state is State.DEAD:
+        if self.state is ClassicGroupState.DEAD:
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group is being removed")
-        if generation_id < 0 and self.state is State.EMPTY:
+        if generation_id < 0 and self.state is ClassicGroupState.EMPTY:
             return
         if generation_id >= 0 or member_id != NO_MEMBER_ID or group_instance_id is not None:
             self.validate_member(member_id, group_instance_id)
             self.validate_generation(generation_id)
-        elif not transactional and self.state is not State.EMPTY:
+        elif not transactional and self.state is not ClassicGroupState.EMPTY:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "only members commit to a group that has members")
-        if not transactional and self.state is State.COMPLETING_REBALANCE:
+        if not transactional and self.state is ClassicGroupState.COMPLETING_REBALANCE:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "the new generation has no assignment yet")
 
     def expires(self, offset: CommittedOffset, topic: str, retention_ms: int, now_ms: int) -> bool:
@@ -353,12 +363,16 @@ class ClassicGroup:
         """
         if self.protocol_type is None:
             return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
-        if self.state is State.EMPTY:
+        if self.state is ClassicGroupState.EMPTY:
             # Records of old brokers do not say when the group became empty.
             known = self.state_timestamp_ms >= 0
             since_ms = self.state_timestamp_ms if known else offset.commit_timestamp_ms
             return offset.expired(since_ms, retention_ms, now_ms)
-        if self.state is State.STABLE and self.subscribed_topics is not None and topic not in self.subscribed_topics:
+        if (
+            self.state is ClassicGroupState.STABLE
+            and self.subscribed_topics is not None
+            and topic not in self.subscribed_topics
+        ):
             return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
         return False
 

@@ -30,7 +30,7 @@ from semel.wire.messages.groups import (
 _PROTOCOL_TYPE = "consumer"
 
 
-class State(enum.Enum):
+class ClassicMembershipState(enum.Enum):
     """Where a member stands."""
 
     UNJOINED = "unjoined"
@@ -42,7 +42,7 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class Event(enum.Enum):
+class ClassicMembershipEvent(enum.Enum):
     """What happens to a member."""
 
     JOIN = "JoinGroup sent"
@@ -56,10 +56,10 @@ class Event(enum.Enum):
     FAIL = "refused for good"
 
 
-S, E = State, Event
+S, E = ClassicMembershipState, ClassicMembershipEvent
 
 #: From (state, event) to the next state; a blank cell means that the answer comes too late and is dropped.
-STEPS: dict[State, dict[Event, State]] = {
+CLASSIC_MEMBERSHIP_STEPS: dict[ClassicMembershipState, dict[ClassicMembershipEvent, ClassicMembershipState]] = {
     S.UNJOINED: {
         E.JOIN: S.JOINING,
         E.REBALANCE: S.UNJOINED,
@@ -97,7 +97,7 @@ STEPS: dict[State, dict[Event, State]] = {
 
 
 @dataclass(slots=True)
-class Membership:
+class ClassicMembership:
     """One member of one classic group."""
 
     group_id: str
@@ -107,7 +107,7 @@ class Membership:
     heartbeat_interval_ms: int = 3_000
     assignors: tuple[str, ...] = ("range", "cooperative-sticky")
     rack_id: str | None = None
-    state: State = State.UNJOINED
+    state: ClassicMembershipState = ClassicMembershipState.UNJOINED
     topics: frozenset[str] = frozenset()
     member_id: str = ""
     generation_id: int = -1
@@ -140,20 +140,22 @@ class Membership:
 
     @property
     def is_stable(self) -> bool:
-        return self.state is State.STABLE
+        return self.state is ClassicMembershipState.STABLE
 
     @property
     def is_alive(self) -> bool:
         """Whether the group counts on this member's heartbeats: not while it joins, which the coordinator watches."""
-        return self.state in (State.STABLE, State.UNJOINED) and self.generation_id >= 0
+        return (
+            self.state in (ClassicMembershipState.STABLE, ClassicMembershipState.UNJOINED) and self.generation_id >= 0
+        )
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Change what this member wants; the group hears of it by a rejoin."""
         wanted = frozenset(topics)
         if wanted != self.topics:
             self.topics = wanted
-            if self.state is State.STABLE:
-                self._step(Event.REBALANCE)
+            if self.state is ClassicMembershipState.STABLE:
+                self._step(ClassicMembershipEvent.REBALANCE)
 
     @property
     def has_news(self) -> bool:
@@ -162,8 +164,8 @@ class Membership:
 
     def rejoin(self) -> None:
         """Ask for a rebalance: topics have changed, or something was let go of."""
-        if self.state is State.STABLE:
-            self._step(Event.REBALANCE)
+        if self.state is ClassicMembershipState.STABLE:
+            self._step(ClassicMembershipEvent.REBALANCE)
 
     def to_revoke(self) -> frozenset[TopicPartition]:
         """What must be let go of, in good order, before joining."""
@@ -179,7 +181,7 @@ class Membership:
 
     def join_request(self) -> JoinGroupRequest:
         invariant(not self.to_revoke() and not self.lost, "a member lets go before it joins")
-        self._step(Event.JOIN)
+        self._step(ClassicMembershipEvent.JOIN)
         self._told_topics = self.topics
         subscription = ConsumerProtocolSubscription(
             topics=sorted(self.topics),
@@ -233,10 +235,10 @@ class Membership:
 
     def leave_request(self, reason: str) -> LeaveGroupRequest | None:
         """A goodbye; None for one who is no member. A static member leaves silently, to come back."""
-        known = self.member_id and self.state not in (State.LEFT, State.FAILED)
+        known = self.member_id and self.state not in (ClassicMembershipState.LEFT, ClassicMembershipState.FAILED)
         member_id = self.member_id
-        if self.state is not State.LEFT:
-            self._step(Event.LEAVE)
+        if self.state is not ClassicMembershipState.LEFT:
+            self._step(ClassicMembershipEvent.LEAVE)
         self.owned = self.lost = frozenset()
         self.member_id, self.generation_id = "", -1
         if not known or self.group_instance_id is not None:
@@ -253,7 +255,7 @@ class Membership:
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = response.member_id
-            self._step(Event.REBALANCE)
+            self._step(ClassicMembershipEvent.REBALANCE)
         elif code is not ErrorCode.NONE:
             self._on_error(code, "joining")
         else:
@@ -263,7 +265,7 @@ class Membership:
             leads = response.leader == response.member_id and not response.skip_assignment
             if leads:
                 self._subscribers = [_subscriber(row) for row in response.members]
-            self._step(Event.LEADING if leads else Event.JOINED)
+            self._step(ClassicMembershipEvent.LEADING if leads else ClassicMembershipEvent.JOINED)
 
     def topics_to_assign(self) -> frozenset[str]:
         """As leader: every topic some member wants, whose partitions must be counted."""
@@ -272,18 +274,18 @@ class Membership:
     def assign(self, partition_counts: Mapping[str, int]) -> None:
         """As leader: share the partitions out by the protocol the group agreed on."""
         self._shares = ASSIGNORS[self._protocol](self._subscribers, partition_counts)
-        self._step(Event.ASSIGNED)
+        self._step(ClassicMembershipEvent.ASSIGNED)
 
     def on_sync(self, response: Any, now_ms: int) -> tuple[frozenset[TopicPartition], frozenset[TopicPartition]]:
         """The share of this generation: (added, to be let go of). What is let go of asks for another rejoin."""
         code = ErrorCode.of(response.error_code)
         nothing: frozenset[TopicPartition] = frozenset()
-        if self.state is not State.SYNCING:
+        if self.state is not ClassicMembershipState.SYNCING:
             return nothing, nothing
         if code is not ErrorCode.NONE:
             self._on_error(code, "syncing")
             return nothing, nothing
-        self._step(Event.SYNCED)
+        self._step(ClassicMembershipEvent.SYNCED)
         self._assigned_as = GroupMetadata(self.group_id, self.generation_id, self.member_id, self.group_instance_id)
         self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
         given = _partitions_of(response.assignment)
@@ -296,7 +298,7 @@ class Membership:
         if not self.is_alive:
             return  # sent before a join that is on its way by now, and whose answer says more
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
-            self._step(Event.REBALANCE)
+            self._step(ClassicMembershipEvent.REBALANCE)
         elif code is not ErrorCode.NONE and not code.retriable:
             self._on_error(code, "a heartbeat")
 
@@ -306,10 +308,10 @@ class Membership:
         That is news only to a member that is at rest, and only about the generation it is in. One that joins hears more
         from the answer to its join, which must not be given up for this.
         """
-        if self.state is not State.STABLE or committed_as != self.metadata:
+        if self.state is not ClassicMembershipState.STABLE or committed_as != self.metadata:
             return
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
-            self._step(Event.REBALANCE)
+            self._step(ClassicMembershipEvent.REBALANCE)
         elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
             self._on_error(code, "a commit")
 
@@ -322,13 +324,17 @@ class Membership:
         """The user does not poll any more: others shall have the partitions, and a later poll joins anew."""
         owned = self.owned
         request = self.leave_request("no poll within max.poll.interval.ms")
-        self.state, self.owned, self.lost = State.UNJOINED, owned, owned
+        self.state, self.owned, self.lost = ClassicMembershipState.UNJOINED, owned, owned
         return request
 
     def on_disconnect(self) -> None:
         """No answer to a join or a sync: begin again."""
-        if self.state in (State.JOINING, State.SYNCING, State.ASSIGNING):
-            self._step(Event.REBALANCE)
+        if self.state in (
+            ClassicMembershipState.JOINING,
+            ClassicMembershipState.SYNCING,
+            ClassicMembershipState.ASSIGNING,
+        ):
+            self._step(ClassicMembershipEvent.REBALANCE)
 
     def _on_error(self, code: ErrorCode, doing: str) -> None:
         if code is ErrorCode.UNKNOWN_MEMBER_ID:
@@ -338,20 +344,20 @@ class Membership:
         elif code is ErrorCode.ILLEGAL_GENERATION:
             self._lose()
         elif code is ErrorCode.REBALANCE_IN_PROGRESS or code.retriable:
-            self._step(Event.REBALANCE)
+            self._step(ClassicMembershipEvent.REBALANCE)
         else:
             self.error = error_for(code, f"{doing} as a member of group '{self.group_id}': {code.meaning}")
             self.lost |= self.owned
-            self._step(Event.FAIL)
+            self._step(ClassicMembershipEvent.FAIL)
 
     def _lose(self) -> None:
         """Somebody else may have the partitions by now. The member id stays: the group may still count on it."""
         self.lost |= self.owned
         self.generation_id = -1
-        self._step(Event.FORGOTTEN)
+        self._step(ClassicMembershipEvent.FORGOTTEN)
 
-    def _step(self, event: Event) -> None:
-        self.state = STEPS[self.state].get(event, self.state)
+    def _step(self, event: ClassicMembershipEvent) -> None:
+        self.state = CLASSIC_MEMBERSHIP_STEPS[self.state].get(event, self.state)
 
 
 def _subscriber(row: Any) -> Subscriber:

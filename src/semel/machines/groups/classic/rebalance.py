@@ -14,10 +14,10 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
+    ClassicGroupState,
     ClassicMember,
     Parked,
     Protocols,
-    State,
 )
 from semel.machines.groups.classic.records import group_record
 from semel.machines.groups.idle_entries import without_entry
@@ -123,10 +123,11 @@ class ClassicRebalance:
             return
         member = group.validate_member(member_id, instance_id)
         unchanged = member.protocols == protocols
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "the group is empty")
         if unchanged and (
-            group.state is State.COMPLETING_REBALANCE or (group.state is State.STABLE and group.leader_id != member_id)
+            group.state is ClassicGroupState.COMPLETING_REBALANCE
+            or (group.state is ClassicGroupState.STABLE and group.leader_id != member_id)
         ):
             # It did not hear the answer to its join, or nothing has changed: the generation there is will do.
             out.answer(parked.token, self._joined(group, member, parked.version))
@@ -136,10 +137,10 @@ class ClassicRebalance:
 
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
         most = self._registry.settings.group_max_size
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             return True
         member = group.members.get(member_id)
-        if group.state is State.PREPARING_REBALANCE:
+        if group.state is ClassicGroupState.PREPARING_REBALANCE:
             # Who is already waiting stays; the limit may have been lowered, so those that wait are counted.
             return (member is not None and member.join is not None) or group.awaiting_join < most
         return member is not None or len(group.members) < most
@@ -154,7 +155,7 @@ class ClassicRebalance:
         out: Outcome,
     ) -> None:
         member.is_new = True
-        if group.state is State.PREPARING_REBALANCE and group.previous_state is State.EMPTY:
+        if group.state is ClassicGroupState.PREPARING_REBALANCE and group.previous_state is ClassicGroupState.EMPTY:
             group.new_member_added = True
         group.add(member, protocol_type)
         member.join = parked
@@ -199,7 +200,7 @@ class ClassicRebalance:
         new.assignment = old.assignment
         group.replace_static(old, new)
         self.expect(group, new, now_ms + new.session_timeout_ms)
-        if group.state is State.STABLE and group.select_protocol() == group.protocol_name:
+        if group.state is ClassicGroupState.STABLE and group.select_protocol() == group.protocol_name:
             group.replaced = (old, new)
             out.records.append(group_record(self._partition(group), group))
             if parked.version >= SKIP_ASSIGNMENT_SINCE:
@@ -213,7 +214,7 @@ class ClassicRebalance:
             out.answer(parked.token, reply)
             return
         new.join = parked
-        if group.state is State.PREPARING_REBALANCE:
+        if group.state is ClassicGroupState.PREPARING_REBALANCE:
             self._complete_if_all_joined(group, now_ms, out)
         else:
             self._rebalance_or_complete(group, now_ms, out)
@@ -228,15 +229,15 @@ class ClassicRebalance:
 
     def prepare_rebalance(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
         """Call every member to join again."""
-        if group.state is State.COMPLETING_REBALANCE:
+        if group.state is ClassicGroupState.COMPLETING_REBALANCE:
             group.writing_assignment = False
             for member in group.members.values():
                 member.assignment = b""
                 _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         group.sync_deadline_ms = None
         delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
-        initial = group.state is State.EMPTY
-        group.go(State.PREPARING_REBALANCE, now_ms)
+        initial = group.state is ClassicGroupState.EMPTY
+        group.go(ClassicGroupState.PREPARING_REBALANCE, now_ms)
         if initial:
             group.new_member_added = False
             group.join_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
@@ -255,8 +256,8 @@ class ClassicRebalance:
 
     def _complete_if_all_joined(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
         if (
-            group.state is State.PREPARING_REBALANCE
-            and group.previous_state is not State.EMPTY
+            group.state is ClassicGroupState.PREPARING_REBALANCE
+            and group.previous_state is not ClassicGroupState.EMPTY
             and group.has_all_members_joined
         ):
             self._complete_join(group, now_ms, out)
@@ -271,7 +272,7 @@ class ClassicRebalance:
             self._wait_for_joins(group, now_ms + max(group.rebalance_timeout_ms, SHORTEST_WAIT_MS))
             return
         group.begin_generation(now_ms)
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             out.records.append(group_record(self._partition(group), group))
             return
         for member in group.members.values():
@@ -314,14 +315,14 @@ class ClassicRebalance:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"the group's protocol type is {group.protocol_type}")
         if request.protocol_name is not None and request.protocol_name != group.protocol_name:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"the group chose {group.protocol_name}")
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "the group is empty")
-        if group.state is State.PREPARING_REBALANCE:
+        if group.state is ClassicGroupState.PREPARING_REBALANCE:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "members are joining again")
         group.pending_sync = without_entry(group.pending_sync, member.member_id)
         if not group.pending_sync:
             group.sync_deadline_ms = None
-        if group.state is State.STABLE:
+        if group.state is ClassicGroupState.STABLE:
             self.expect(group, member, now_ms + member.session_timeout_ms)
             out.answer(parked.token, self._synced(group, member.assignment))
             return
@@ -351,7 +352,7 @@ class ClassicRebalance:
             member.assignment = assignments.get(member.member_id, b"")
             self.expect(group, member, now_ms + member.session_timeout_ms)
         group.writing_assignment = False
-        group.go(State.STABLE, now_ms)
+        group.go(ClassicGroupState.STABLE, now_ms)
         for member in group.members.values():
             if member.sync is not None:
                 out.answer(member.sync.token, self._synced(group, member.assignment))
@@ -362,10 +363,12 @@ class ClassicRebalance:
     def heartbeat(self, group: ClassicGroup, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         member = group.validate_member(request.member_id, request.group_instance_id)
         group.validate_generation(request.generation_id)
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "the group is empty")
         self.expect(group, member, now_ms + member.session_timeout_ms)
-        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is State.PREPARING_REBALANCE else ErrorCode.NONE
+        return (
+            ErrorCode.REBALANCE_IN_PROGRESS if group.state is ClassicGroupState.PREPARING_REBALANCE else ErrorCode.NONE
+        )
 
     def expect(self, group: ClassicGroup, member: ClassicMember, deadline_ms: int) -> None:
         """The member must be heard of before the deadline."""
@@ -413,7 +416,7 @@ class ClassicRebalance:
         group.remove(member.member_id)
 
     def _after_removal(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
-        if group.state in (State.STABLE, State.COMPLETING_REBALANCE):
+        if group.state in (ClassicGroupState.STABLE, ClassicGroupState.COMPLETING_REBALANCE):
             self._rebalance_or_complete(group, now_ms, out)
         else:
             self._complete_if_all_joined(group, now_ms, out)
@@ -425,7 +428,11 @@ class ClassicRebalance:
             self._session_ended(group, timer, now_ms, out)
         elif timer.kind == JOIN and group.join_deadline_ms is not None and group.join_deadline_ms <= now_ms:
             delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
-            if group.previous_state is State.EMPTY and group.new_member_added and group.join_remaining_ms > 0:
+            if (
+                group.previous_state is ClassicGroupState.EMPTY
+                and group.new_member_added
+                and group.join_remaining_ms > 0
+            ):
                 group.new_member_added = False
                 wait_ms = min(delay_ms, group.join_remaining_ms)
                 group.join_remaining_ms = max(group.join_remaining_ms - delay_ms, 0)

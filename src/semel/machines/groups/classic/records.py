@@ -5,7 +5,7 @@ from __future__ import annotations
 from sys import intern
 
 from semel.machines.contract import StateRecord
-from semel.machines.groups.classic.group import ClassicGroup, ClassicMember, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState, ClassicMember
 from semel.machines.groups.records import record
 from semel.wire.messages.coordinator_records import GroupMetadataKey, GroupMetadataValue
 
@@ -74,5 +74,5 @@ def read_group(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
             )
             for member in value.members
         }
-    group.restore(State.STABLE if group.members else State.EMPTY)
+    group.restore(ClassicGroupState.STABLE if group.members else ClassicGroupState.EMPTY)
     return group

@@ -13,7 +13,7 @@ from dataclasses import replace
 from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, Protocols
 from semel.machines.groups.classic.rebalance import MEMBER_ID_REQUIRED_SINCE, refuse_join
-from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, MemberState
+from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState
 from semel.machines.groups.consumer.heartbeat import ConsumerRebalance, Draft
 from semel.machines.groups.migration import owned_of, read_embedded, written_assignment
 from semel.machines.groups.registry import GroupRegistry, Outcome
@@ -125,7 +125,7 @@ class MixedGroup:
         if request.protocol_name not in (None, classic.protocols[0][0]):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"the member joined with {classic.protocols[0][0]}")
         session = self._consumer.sessions.heard_from(group.group_id, member, now_ms)
-        if group.epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        if group.epoch > member.member_epoch and member.state is not ConsumerMemberState.UNREVOKED_PARTITIONS:
             self._consumer.sessions.expect_next(group.group_id, member, session, now_ms)
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "the group is in a newer epoch")
         session.next_step_by_ms = None
@@ -142,8 +142,8 @@ class MixedGroup:
         session = self._consumer.sessions.heard_from(group.group_id, member, now_ms)
         if (
             member.member_epoch < group.epoch
-            or member.state is MemberState.UNREVOKED_PARTITIONS
-            or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_release(member))
+            or member.state is ConsumerMemberState.UNREVOKED_PARTITIONS
+            or (member.state is ConsumerMemberState.UNRELEASED_PARTITIONS and not group.waits_for_release(member))
         ):
             self._consumer.sessions.expect_next(group.group_id, member, session, now_ms)
             return ErrorCode.REBALANCE_IN_PROGRESS

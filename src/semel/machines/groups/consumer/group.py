@@ -29,7 +29,7 @@ FIRST_GROUP_EPOCH = 1
 Owned = Mapping[UUID, Mapping[int, int]]
 
 
-class GroupState(enum.Enum):
+class ConsumerGroupState(enum.Enum):
     """Under the names Kafka's tools print."""
 
     EMPTY = "Empty"
@@ -39,7 +39,7 @@ class GroupState(enum.Enum):
     DEAD = "Dead"
 
 
-class MemberState(enum.IntEnum):
+class ConsumerMemberState(enum.IntEnum):
     """How far a member is with its target; the numbers are those of the record."""
 
     STABLE = 0
@@ -69,7 +69,7 @@ class ConsumerMember:
     rebalance_timeout_ms: int = -1
     member_epoch: int = 0
     previous_member_epoch: int = 0
-    state: MemberState = MemberState.STABLE
+    state: ConsumerMemberState = ConsumerMemberState.STABLE
     assigned: Owned = field(default_factory=dict)
     pending_revocation: Owned = field(default_factory=dict)
     classic: ClassicSide | None = None
@@ -80,7 +80,7 @@ class ConsumerMember:
         return self.pending_revocation.get(topic_id, {}).get(partition) if epoch is None else epoch
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
-        return self.state is MemberState.STABLE and self.member_epoch == target_epoch
+        return self.state is ConsumerMemberState.STABLE and self.member_epoch == target_epoch
 
 
 class ResolvedRegex(NamedTuple):
@@ -122,14 +122,14 @@ class ConsumerGroup:
         self.checked_topics: object = None
 
     @property
-    def state(self) -> GroupState:
+    def state(self) -> ConsumerGroupState:
         if not self.members:
-            return GroupState.EMPTY
+            return ConsumerGroupState.EMPTY
         if self.epoch > self.target_epoch:
-            return GroupState.ASSIGNING
+            return ConsumerGroupState.ASSIGNING
         if all(member.is_reconciled_to(self.target_epoch) for member in self.members.values()):
-            return GroupState.STABLE
-        return GroupState.RECONCILING
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
 
     def owner_of(self, topic_id: UUID, partition: int) -> str | None:
         return self.owners.get((topic_id, partition))

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.groups.classic.group import ClassicGroup, State
+from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.classic.rebalance import end_all_parked
 from semel.machines.groups.classic.records import group_record
 from semel.machines.groups.consumer.assignors import ASSIGNORS, AssignedMember, Assignment
@@ -193,7 +193,7 @@ class ConsumerRebalance:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if group is None or group.is_simple:
             return ConsumerGroup(group_id)
-        if group.state is State.EMPTY:
+        if group.state is ClassicGroupState.EMPTY:
             out.records.append(group_tombstone(self._registry.partition_for(group_id), group_id))
             return ConsumerGroup(group_id)
         return self._upgraded(group, now_ms, out)

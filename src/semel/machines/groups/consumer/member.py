@@ -21,7 +21,7 @@ from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 
 
-class State(enum.Enum):
+class ConsumerMembershipState(enum.Enum):
     """Where a member stands."""
 
     IDLE = "not subscribed"
@@ -30,7 +30,7 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class Event(enum.Enum):
+class ConsumerMembershipEvent(enum.Enum):
     """What happens to a member."""
 
     SUBSCRIBE = "subscribe"
@@ -40,10 +40,10 @@ class Event(enum.Enum):
     FAIL = "refused for good"
 
 
-S, E = State, Event
+S, E = ConsumerMembershipState, ConsumerMembershipEvent
 
 #: From (state, event) to the next state; a blank cell means that the answer comes too late and is dropped.
-STEPS: dict[State, dict[Event, State]] = {
+CONSUMER_MEMBERSHIP_STEPS: dict[ConsumerMembershipState, dict[ConsumerMembershipEvent, ConsumerMembershipState]] = {
     S.IDLE: {E.SUBSCRIBE: S.JOINING},
     S.JOINING: {
         E.SUBSCRIBE: S.JOINING,
@@ -78,7 +78,7 @@ class ConsumerMembership:
     rack_id: str | None = None
     rebalance_timeout_ms: int = 300_000
     server_assignor: str | None = None
-    state: State = State.IDLE
+    state: ConsumerMembershipState = ConsumerMembershipState.IDLE
     topics: frozenset[str] = frozenset()
     member_epoch: int = JOIN_EPOCH
     #: What the coordinator wants this member to read.
@@ -101,7 +101,7 @@ class ConsumerMembership:
 
     def subscribe(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
-        self._step(Event.SUBSCRIBE)
+        self._step(ConsumerMembershipEvent.SUBSCRIBE)
 
     # --- what is to be read ---------------------------------------------------------------------------------------
 
@@ -129,9 +129,13 @@ class ConsumerMembership:
 
     def heartbeat_request(self, now_ms: int) -> ConsumerGroupHeartbeatRequest | None:
         """A heartbeat when it is time, or when there is something to say. Only what changed is said."""
-        if self._in_flight or self.state not in (State.JOINING, State.MEMBER) or self.lost:
+        if (
+            self._in_flight
+            or self.state not in (ConsumerMembershipState.JOINING, ConsumerMembershipState.MEMBER)
+            or self.lost
+        ):
             return None
-        joining = self.state is State.JOINING
+        joining = self.state is ConsumerMembershipState.JOINING
         news = self._told_topics != self.topics or self._told_owned != self.owned
         if now_ms < self.next_heartbeat_ms and not (news and self._told_owned is not None):
             return None
@@ -164,10 +168,10 @@ class ConsumerMembership:
         """Take an answer in; its code is returned, for the shell to look for the coordinator anew."""
         self._in_flight = False
         code = ErrorCode.of(response.error_code)
-        if self.state not in (State.JOINING, State.MEMBER):
+        if self.state not in (ConsumerMembershipState.JOINING, ConsumerMembershipState.MEMBER):
             return code
         if code is ErrorCode.NONE:
-            self._step(Event.ACCEPTED)
+            self._step(ConsumerMembershipEvent.ACCEPTED)
             self.member_epoch = self._last_epoch = response.member_epoch
             self.heartbeat_interval_ms = response.heartbeat_interval_ms or self.heartbeat_interval_ms
             self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
@@ -183,7 +187,7 @@ class ConsumerMembership:
             why = response.error_message or code.meaning
             self.error = error_for(code, f"a heartbeat as a member of group '{self.group_id}': {why}")
             self.lost |= self.owned
-            self._step(Event.FAIL)
+            self._step(ConsumerMembershipEvent.FAIL)
         return code
 
     def on_no_answer(self, now_ms: int, backoff_ms: int) -> None:
@@ -197,11 +201,11 @@ class ConsumerMembership:
         self.target = frozenset()
         self.member_epoch = JOIN_EPOCH
         self._say_all_again(0)
-        self._step(Event.FENCED)
+        self._step(ConsumerMembershipEvent.FENCED)
 
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
         """A commit was refused because the group has moved on: news only if it was made in the epoch that counts."""
-        if self.state is not State.MEMBER or committed_as != self.metadata:
+        if self.state is not ConsumerMembershipState.MEMBER or committed_as != self.metadata:
             return
         if code is ErrorCode.STALE_MEMBER_EPOCH:
             self.next_heartbeat_ms = 0  # the next answer brings the new epoch
@@ -210,8 +214,8 @@ class ConsumerMembership:
 
     def leave_request(self) -> ConsumerGroupHeartbeatRequest | None:
         """The last heartbeat; None for one who is no member."""
-        was_member = self.state is State.MEMBER
-        self._step(Event.LEAVE)
+        was_member = self.state is ConsumerMembershipState.MEMBER
+        self._step(ConsumerMembershipEvent.LEAVE)
         self.owned = self.lost = frozenset()
         self.target = frozenset()
         self.member_epoch = JOIN_EPOCH
@@ -229,5 +233,5 @@ class ConsumerMembership:
         self._told_topics = self._told_owned = None
         self.next_heartbeat_ms = at_ms
 
-    def _step(self, event: Event) -> None:
-        self.state = STEPS[self.state].get(event, self.state)
+    def _step(self, event: ConsumerMembershipEvent) -> None:
+        self.state = CONSUMER_MEMBERSHIP_STEPS[self.state].get(event, self.state)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from semel.machines.groups.consumer.assignors import Assignment
-from semel.machines.groups.consumer.group import ConsumerMember, MemberState, Owned
+from semel.machines.groups.consumer.group import ConsumerMember, ConsumerMemberState, Owned
 
 #: Whether somebody else holds a partition, or has not let go of it.
 HeldByAnother = Callable[[UUID, int], bool]
@@ -28,9 +28,9 @@ def reconcile(
     subscription_changed: bool,
 ) -> ConsumerMember:
     """The member's next state, or the member itself if it cannot move. `owned` is what it says it has, if it said."""
-    if member.state is MemberState.STABLE and member.member_epoch == target_epoch:
+    if member.state is ConsumerMemberState.STABLE and member.member_epoch == target_epoch:
         return _drop_unsubscribed(member, subscribed, owned) if subscription_changed else member
-    if member.state is MemberState.UNREVOKED_PARTITIONS and _still_owns(owned, member.pending_revocation):
+    if member.state is ConsumerMemberState.UNREVOKED_PARTITIONS and _still_owns(owned, member.pending_revocation):
         return _drop_unsubscribed(member, subscribed, owned) if subscription_changed else member
     return _next(member, target_epoch, target, subscribed, owned, held_by_another)
 
@@ -63,11 +63,15 @@ def _next(
                 takes.setdefault(topic_id, []).append(partition)
     if revokes and _still_owns(owned, revokes):
         return _moved(
-            member, member.member_epoch, MemberState.UNREVOKED_PARTITIONS, assigned=keeps, pending_revocation=revokes
+            member,
+            member.member_epoch,
+            ConsumerMemberState.UNREVOKED_PARTITIONS,
+            assigned=keeps,
+            pending_revocation=revokes,
         )
     for topic_id, partitions in takes.items():
         keeps.setdefault(topic_id, {}).update(dict.fromkeys(partitions, target_epoch))
-    state = MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
+    state = ConsumerMemberState.UNRELEASED_PARTITIONS if unreleased else ConsumerMemberState.STABLE
     return _moved(member, target_epoch, state, assigned=keeps, pending_revocation={})
 
 
@@ -84,7 +88,11 @@ def _drop_unsubscribed(
         pending.setdefault(topic_id, {}).update(places)
     if _still_owns(owned, pending):
         return _moved(
-            member, member.member_epoch, MemberState.UNREVOKED_PARTITIONS, assigned=keeps, pending_revocation=pending
+            member,
+            member.member_epoch,
+            ConsumerMemberState.UNREVOKED_PARTITIONS,
+            assigned=keeps,
+            pending_revocation=pending,
         )
     return _moved(
         member, member.member_epoch, member.state, assigned=keeps, pending_revocation=member.pending_revocation
@@ -92,7 +100,7 @@ def _drop_unsubscribed(
 
 
 def _moved(
-    member: ConsumerMember, epoch: int, state: MemberState, *, assigned: Owned, pending_revocation: Owned
+    member: ConsumerMember, epoch: int, state: ConsumerMemberState, *, assigned: Owned, pending_revocation: Owned
 ) -> ConsumerMember:
     """The epoch it had is remembered: a member that lost the answer comes back with it once more."""
     return replace(

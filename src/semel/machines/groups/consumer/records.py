@@ -14,7 +14,7 @@ from semel.machines.groups.consumer.group import (
     ClassicSide,
     ConsumerGroup,
     ConsumerMember,
-    MemberState,
+    ConsumerMemberState,
     Owned,
     ResolvedRegex,
 )
@@ -184,7 +184,7 @@ def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
                     _known(group, key.member_id),
                     member_epoch=value.member_epoch,
                     previous_member_epoch=value.previous_member_epoch,
-                    state=MemberState(value.state),
+                    state=ConsumerMemberState(value.state),
                     assigned=_read(value.assigned_partitions, value.member_epoch),
                     pending_revocation=_read(value.partitions_pending_revocation, value.member_epoch),
                 )

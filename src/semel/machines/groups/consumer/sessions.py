@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from semel.machines.groups.consumer.group import LEAVE_EPOCH, ConsumerGroup, ConsumerMember, MemberState
+from semel.machines.groups.consumer.group import LEAVE_EPOCH, ConsumerGroup, ConsumerMember, ConsumerMemberState
 from semel.machines.groups.registry import GroupRegistry, Timer
 
 SESSION, REVOCATION, NEXT_STEP = "consumer session", "consumer revocation", "consumer next step"
@@ -55,7 +55,7 @@ class ConsumerSessions:
             session.timer_at_ms = deadline_ms
             self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
         session.deadline_ms = deadline_ms
-        if member.state is not MemberState.UNREVOKED_PARTITIONS or member.classic is not None:
+        if member.state is not ConsumerMemberState.UNREVOKED_PARTITIONS or member.classic is not None:
             session.revoke_by_ms = None
         elif session.revoke_by_ms is None or session.revoke_epoch != member.member_epoch:
             session.revoke_epoch = member.member_epoch
@@ -90,7 +90,7 @@ class ConsumerSessions:
         if timer.kind == REVOCATION:
             return (
                 session.revoke_by_ms == timer.at_ms
-                and member.state is MemberState.UNREVOKED_PARTITIONS
+                and member.state is ConsumerMemberState.UNREVOKED_PARTITIONS
                 and member.member_epoch == session.revoke_epoch
             )
         if timer.kind == NEXT_STEP:
