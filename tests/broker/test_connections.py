@@ -403,7 +403,7 @@ def test_what_was_due_is_not_done_after_a_broken_invariant(tmp_path: Path) -> No
 
     def broken() -> None:
         server = broker.server
-        server.before_the_next_request(lambda: done.append("due"))
+        server.after_reply.add(lambda: done.append("due"))
         server.transactions.machine.tick = lambda now_ms: [done.append("tick")]  # type: ignore[assignment,list-item]
         server.loop.call_soon(server.transactions._tick)
         raise InvariantViolation("two and two are five")

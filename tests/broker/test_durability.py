@@ -81,8 +81,7 @@ def test_one_fsync_serves_all_that_wait(tmp_path: Path, slow_disk: SlowDisk) -> 
         slow_disk.let_go.set()
         for writer, sent in zip(writers, [first, *others], strict=True):
             assert writer.receive(sent).responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        assert broker.server.flusher is not None
-        assert broker.server.flusher.rounds == 2
+        assert broker.server.durability.flusher.rounds == 2
         for writer in writers:
             writer.socket.close()
 
@@ -213,9 +212,9 @@ def test_a_committed_offset_is_not_shown_before_it_is_on_disk(tmp_path: Path, sl
         slow_disk.let_go.set()
         assert raw.receive(waiting).topics[0].partitions[0].error_code == ErrorCode.NONE
         assert reader.receive(also_waiting).topics[0].partitions[0].committed_offset == 7
-        rounds = broker.server.disk.rounds
+        rounds = broker.server.durability.flusher.rounds
         assert committed_offset(reader, "g", "t") == (7, ErrorCode.NONE)
-        assert broker.server.disk.rounds == rounds, "what is on disk is shown at once"
+        assert broker.server.durability.flusher.rounds == rounds, "what is on disk is shown at once"
 
 
 class LazyDisk(Files):

@@ -179,7 +179,7 @@ class Background:
                 due.append(partition)
                 del self._unflushed_since[partition]
         if due:
-            self._broker.spawn(self._broker.disk.flushed(due))
+            self._broker.spawn(self._broker.durability.flusher.flushed(due))
 
     def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]

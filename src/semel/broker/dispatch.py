@@ -125,6 +125,7 @@ class Dispatcher:
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
+        self._after_reply = broker.after_reply
         self.routes: dict[int, Route] = {}
 
     def serve(self, connection: ServerConnection, frame: memoryview) -> Served:
@@ -133,8 +134,8 @@ class Dispatcher:
         if broker.fatal_error is not None:
             connection.refuse("the broker stopped for a broken invariant")
             return None
-        if broker.due:
-            broker.do_what_is_due()
+        if self._after_reply.steps:
+            self._after_reply.run_all()
         try:
             header, body_offset = parse_request(frame)
             key, version, correlation_id, client_id = header
@@ -244,8 +245,7 @@ class Dispatcher:
             connection.refuse("the broker stopped for a broken invariant")
             return None
         # Others were served meanwhile.
-        if broker.due:
-            broker.do_what_is_due()
+        self._after_reply.run_all()
         route.count += 1
         call.is_long = True
         quotas = broker.quotas

@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from semel.broker.after_reply import AfterReply
 from semel.broker.background import Background
 from semel.broker.data_directory import DataDirectory
 from semel.broker.dispatch import Dispatcher
+from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
@@ -90,6 +92,8 @@ class BrokerServer:
         self.metrics_port: int | None = None
         self.fatal_error: BaseException | None = None
         self._files = files or Files()
+        #: What answered requests still have to do, before the next request.
+        self.after_reply = AfterReply(lambda: self.fatal_error is None)
         self.dispatcher = Dispatcher(self)
         if settings["semel.metrics.port"] >= 0:
             from semel.broker.observability.request_times import TimedDispatcher
@@ -113,16 +117,12 @@ class BrokerServer:
         self.group_settings: GroupSettingsStore
         self._metadata_store: LocalMetadataStore
         self.quota_store: QuotaStore
-        #: What answered requests still have to do.
-        self.due: deque[Callable[[], None]] = deque()
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
         #: Looks into large batches, off the loop.
         self.record_checks = RecordChecks()
-        #: Makes partitions durable, off the loop.
-        self.disk: Flusher
-        #: The same, where every answer waits for it (`semel.durability=fsync`).
-        self.flusher: Flusher | None = None
+        #: What "written" means, and in which order a decision is flushed, carried out and answered.
+        self.durability: Durability
 
     # Life
 
@@ -178,9 +178,10 @@ class BrokerServer:
         # What is refused up to here leaves everything as it was, for the next start to refuse again.
         data.open_for_writing()
         self.topics.load()
-        self.disk = Flusher()
         if self.settings["semel.durability"] == "fsync":
-            self.flusher = self.disk
+            self.durability = FsyncDurability(Flusher(), self.spawn)
+        else:
+            self.durability = OsDurability(Flusher(), self.after_reply)
         self._background = Background(self)
         for server in self._servers:
             await server.start_serving()
@@ -272,7 +273,7 @@ class BrokerServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.fatal_error is None:
-            self.do_what_is_due()
+            self.after_reply.run_all()
         for name in ("transactions", "groups"):
             if name in self.__dict__:
                 getattr(self, name).stop()
@@ -283,7 +284,7 @@ class BrokerServer:
                     self._data.close_cleanly(left)
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
-        self.disk.close()
+        self.durability.flusher.close()
         self.record_checks.close()
         if self._beside is not None:
             self._beside.shutdown(wait=False, cancel_futures=True)
@@ -349,25 +350,6 @@ class BrokerServer:
                 self.spawn_stop()
         else:
             logger.error("unexpected failure", exc_info=error)
-
-    def before_the_next_request(self, step: Callable[[], None]) -> None:
-        """Do this once the request at hand is answered and those are served who waited for what it changed, but before
-        any new request is looked at: nobody who heard the answer can find it undone."""
-        if not self.due:
-            self.loop.call_soon(self._do_first_due)
-        self.due.append(step)
-
-    def _do_first_due(self) -> None:
-        if self.due and self.fatal_error is None:
-            step = self.due.popleft()
-            if self.due:
-                self.loop.call_soon(self._do_first_due)
-            step()
-
-    def do_what_is_due(self) -> None:
-        """Everything, now: a request came first."""
-        while self.due:
-            self.due.popleft()()
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What a timer or a delayed step raised counts like what a request raised."""

@@ -2,8 +2,8 @@
 
 A machine decides; its host does. A command is answered with a `Decision`: the records that must be durable before
 anything else happens, the reply, and what to do afterwards. The host appends the records, hands each one back to
-the machine's `replay`, sends the reply and performs the effects, in that order. Recovery is the same `replay` over
-the stored records, so there is no second code path to go wrong.
+the machine's `replay`, and then performs the effects and sends the reply, in the order that the broker's durability
+asks for (`broker/durability.py`). Recovery is the same `replay` over the stored records: there is no second code path.
 """
 
 from __future__ import annotations

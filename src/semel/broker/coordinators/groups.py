@@ -72,6 +72,10 @@ class GroupHost(CoordinatorHost):
         if future is not None and not future.done():
             future.set_result(effect.reply)
 
+    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
+        """Always: an effect is the answer to a parked request."""
+        return True
+
     def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
         self.machine.replay(record, producer_id=-1 if producer is None else producer.producer_id)
 

@@ -1,4 +1,6 @@
-"""Hosts a coordinator machine on its internal topic: append, replay, answer, act, in that order.
+"""Hosts a coordinator machine on its internal topic: append, replay, then effects and reply.
+
+`broker.durability` decides the order of effects and reply.
 
 Guarantees:
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -209,85 +211,53 @@ class CoordinatorHost:
     # Deciding
 
     def answer(self, decision: Decision[Any], *keys: str) -> Any:
-        """Carry a decision out. The reply, or a coroutine that gives it once the records are on disk.
+        """Write a decision and carry it out. Returns the reply, or a coroutine that gives it.
 
-        Of `keys` the reply tells something even if nothing is written now: what was written before may still be on its
-        way to the disk.
+        `broker.durability` decides the order of effects and reply. `keys` are the groups or transactional ids that the
+        reply is about: what was written about them earlier may still be on its way to the disk.
         """
         reply, written = self._write(decision)
-        if not written:
-            return reply
-        with_fsync = self.broker.flusher is not None
-        if with_fsync and decision.records:
-            return self._answer_after(self.broker.spawn(self._perform_after_flush(decision)), reply)
-        self.perform_all(decision.effects)
-        if with_fsync and any(self._unflushed(self._partitions_of(keys))):
-            return self._answer_after_flush(reply, keys)
-        return reply
+        return self.broker.durability.answer(self, decision, reply, keys) if written else reply
 
     def settle(self, decision: Decision[Any]) -> Any:
         """Carry out a decision whose reply is wanted now, if anybody wants it; only its effects wait for the disk."""
         reply, written = self._write(decision)
-        if not written:
-            return reply
-        if self.broker.flusher is None or not decision.records:
-            self.perform_all(decision.effects)
-        elif decision.effects:
-            self.broker.spawn(self._perform_after_flush(decision))
+        if written:
+            self.broker.durability.settle(self, decision)
         return reply
-
-    async def _perform_after_flush(self, decision: Decision[Any]) -> bool:
-        """Carry a written decision out once it is on disk; False when it cannot get there."""
-        if not await self._flushed({record.partition for record in decision.records}):
-            return False
-        self.perform_all(decision.effects)
-        return True
-
-    async def _answer_after(self, performed: asyncio.Task[bool], reply: Any) -> Any:
-        # Shielded: this coroutine ends with the client's connection, what it asked for does not.
-        if not await asyncio.shield(performed):
-            raise self._not_on_disk()
-        return reply
-
-    async def _answer_after_flush(self, reply: Any, keys: Iterable[str]) -> Any:
-        await self.on_disk(*keys)
-        return reply
-
-    async def on_disk(self, *keys: str) -> None:
-        """Return once everything written of these keys so far is durable (nothing to do without fsync)."""
-        if not await self._flushed(self._partitions_of(keys)):
-            raise self._not_on_disk()
 
     def once_on_disk(self, reply: Any, indexes: Iterable[int]) -> Any:
         """The reply, or a coroutine that gives it once everything written to these partitions so far is durable."""
-        if self.broker.flusher is None or not any(self._unflushed(indexes)):
-            return reply
-        return self._reply_once_on_disk(reply, tuple(indexes))
+        return self.broker.durability.reply_once_durable(self, reply, indexes)
 
-    async def _reply_once_on_disk(self, reply: Any, indexes: tuple[int, ...]) -> Any:
-        if not await self._flushed(indexes):
-            raise self._not_on_disk()
-        return reply
+    async def on_disk(self, *keys: str) -> None:
+        """Return once everything written about these keys so far is durable."""
+        await self.broker.durability.wait(self, self.partitions_of(keys))
 
-    def _partitions_of(self, keys: Iterable[str]) -> set[int]:
+    def partitions_of(self, keys: Iterable[str]) -> set[int]:
+        """The partitions of the internal topic that these groups or transactional ids live in."""
         return {self.machine_to_drive.partition_for(key) for key in keys}
 
-    def _unflushed(self, indexes: Iterable[int]) -> Iterator[Partition]:
+    def unflushed(self, indexes: Iterable[int]) -> list[Partition]:
+        """Those of these partitions that hold something the disk does not have yet (with fsync)."""
         topic = self.broker.topics.topics.get(self.topic_name)
         if topic is None:
-            return
+            return []
+        found = []
         for index in indexes:
             partition = topic.partitions[index]
             # With fsync the high watermark follows the disk.
             if partition.opened is not None and partition.opened.high_watermark < partition.opened.end_offset:
-                yield partition
+                found.append(partition)
+        return found
 
-    async def _flushed(self, indexes: Iterable[int]) -> bool:
-        flusher = self.broker.flusher
-        return flusher is None or not await flusher.flushed(self._unflushed(indexes))
-
-    def _not_on_disk(self) -> Refused:
+    def not_on_disk(self) -> Refused:
+        """What to answer when an fsync of the internal topic failed."""
         return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
+
+    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
+        """Whether somebody waits for what these effects do: then they come before the reply."""
+        raise NotImplementedError
 
     def _write(self, decision: Decision[Any]) -> tuple[Any, bool]:
         """Append and replay; the reply, and whether everything was written."""

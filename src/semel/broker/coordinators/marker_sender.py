@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
     from semel.broker.coordinators.transactions import TransactionHost
+    from semel.broker.partitions import Partition
     from semel.broker.server import BrokerServer
 
 logger = logging.getLogger(__name__)
@@ -105,14 +106,9 @@ class MarkerSender:
                         left.append(target)
                         continue
             done.append(target)
-        if done and self._broker.flusher is None:
-            if self.is_watched(done):
-                # Those who wait for what the markers made visible are served before the transaction is written off.
-                self._broker.before_the_next_request(partial(self._report, markers, done))
-            else:
-                self._report(markers, done)
-        elif done:
-            self._broker.spawn(self._report_after_flush(markers, done))
+        if done:
+            # The transaction is complete only once its markers are as durable as the record that says so.
+            self._broker.durability.once_durable(list(self._existing(done)), partial(self._report, markers, done))
         if left:
             self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
 
@@ -121,25 +117,23 @@ class MarkerSender:
         entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
         return entry is not None and entry.has_open_transaction
 
-    def is_watched(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether somebody waits for something new in any of these."""
+    def is_watched(self, markers: SendMarkers) -> bool:
+        """Whether a reader waits in any of the partitions that get these markers."""
+        return any(partition.watchers for partition in self._existing(markers.partitions))
+
+    def _existing(self, targets: Iterable[TopicPartition]) -> Iterator[Partition]:
+        """Those of these partitions that exist."""
         topics = self._broker.topics.topics
-        for name, index in partitions:
+        for name, index in targets:
             topic = topics.get(name)
-            if topic is not None and index < len(topic.partitions) and topic.partitions[index].watchers:
-                return True
-        return False
+            if topic is not None and index < len(topic.partitions):
+                yield topic.partitions[index]
 
-    def _report(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
-        self._host.settle(self._host.machine.markers_written(markers, self._broker.now_ms(), done))
-
-    async def _report_after_flush(self, markers: SendMarkers, done: list[TopicPartition]) -> None:
-        """The transaction is complete only once its markers are as durable as the record that says so."""
-        assert self._broker.flusher is not None
-        marked = {}
-        for target in done:
-            topic = self._broker.topics.topics.get(target.topic)
-            if topic is not None and target.partition < len(topic.partitions):
-                marked[topic.partitions[target.partition]] = target
-        failed = {marked[partition] for partition in await self._broker.flusher.flushed(marked)}
-        self._report(markers, [target for target in done if target not in failed])
+    def _report(self, markers: SendMarkers, done: list[TopicPartition], failed: frozenset[Partition]) -> None:
+        """Tell the coordinator which partitions have their marker; not those whose fsync failed."""
+        lost = {TopicPartition(partition.topic.name, partition.index) for partition in failed}
+        self._host.settle(
+            self._host.machine.markers_written(
+                markers, self._broker.now_ms(), [target for target in done if target not in lost] if lost else done
+            )
+        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,6 @@ class TransactionHost(CoordinatorHost):
         #: With two-phase commit a transaction may be kept for a successor: its writer is fenced while it is still open.
         self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         self._markers = MarkerSender(broker, self)
-        self._readers_first = False
         #: Requests held back, by the transactional id whose markers they wait for.
         self._held: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -118,18 +116,11 @@ class TransactionHost(CoordinatorHost):
     def perform(self, effect: Effect) -> None:
         invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
         assert isinstance(effect, SendMarkers)
-        if self.broker.flusher is None and not self._markers.is_watched(effect.partitions):
-            # The outcome is in the log, so it is answered first, unless readers wait for it.
-            self.broker.before_the_next_request(partial(self._markers.send, effect))
-        else:
-            self._readers_first = self.broker.flusher is None
-            self._markers.send(effect)
+        self._markers.send(effect)
 
-    def answer(self, decision: Decision[Any], *keys: str) -> Any:
-        """As any host, but readers who were waiting for this outcome get it before its sender hears of it."""
-        self._readers_first = False
-        reply = super().answer(decision, *keys)
-        return _in_its_turn(reply) if self._readers_first else reply
+    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
+        """Whether readers wait in a partition that gets a marker: they are served before the sender is answered."""
+        return any(isinstance(effect, SendMarkers) and self._markers.is_watched(effect) for effect in effects)
 
     def admit(
         self,
@@ -158,11 +149,6 @@ class TransactionHost(CoordinatorHost):
             transactional_id, producer_id, producer_epoch, (asked,), self.broker.now_ms()
         )
         return _as_writers_know_it(ErrorCode(self.settle(decision)))
-
-
-async def _in_its_turn(reply: Any) -> Any:
-    """A task of its own, which comes after those that were woken before it."""
-    return reply
 
 
 def _as_writers_know_it(code: ErrorCode) -> ErrorCode:

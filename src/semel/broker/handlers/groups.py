@@ -218,7 +218,7 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
         )
         if code != ErrorCode.NONE:
             return _txn_offset_commit_refused(request, code)
-        if first and broker.flusher is not None and implicit_add:
+        if first and implicit_add and broker.durability.coordinator_first:
             return _commit_after_the_coordinator(broker, request, call)
     return host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
 

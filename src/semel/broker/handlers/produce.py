@@ -32,7 +32,6 @@ from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 if TYPE_CHECKING:
     from semel.broker.coordinators.host import CoordinatorHost
     from semel.broker.dispatch import Call
-    from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
 
 _TopicResponse = ProduceResponse.TopicProduceResponse
@@ -72,7 +71,11 @@ _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
 
 def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     """Append every partition's batch and answer."""
-    if broker.flusher is not None and request.transactional_id is not None and call.version >= IMPLICIT_ADD_SINCE:
+    if (
+        request.transactional_id is not None
+        and call.version >= IMPLICIT_ADD_SINCE
+        and broker.durability.coordinator_first
+    ):
         return _produce_after_the_coordinator(broker, request, call)
     return _produce(broker, request, call)
 
@@ -126,18 +129,19 @@ class _LookInto:
 
 #: What a request waits for: a batch to be looked into, or (None) its next turn.
 _Wait = _LookInto | None
-_Written = list[tuple[Partition, _PartitionResponse]]
 
 
 class _Outcome:
     """What came of a request's partitions so far."""
 
-    __slots__ = ("failed", "responses", "written")
+    __slots__ = ("answers", "failed", "responses", "written")
 
     def __init__(self) -> None:
         self.failed = False
         self.responses: list[_TopicResponse] = []
-        self.written: _Written = []
+        #: The partitions that were written to, and the answer of each.
+        self.written: list[Partition] = []
+        self.answers: list[_PartitionResponse] = []
 
 
 def _produce(
@@ -186,8 +190,7 @@ async def _go_on(
                 call.connection.refuse("the broker stopped for a broken invariant")
                 return None
             since = turns.clock()
-            if broker.due:
-                broker.do_what_is_due()
+            broker.after_reply.run_all()
             try:
                 wait = steps.send(batch) if error is None else steps.throw(error)
             finally:
@@ -275,25 +278,21 @@ def _write_each(
                 log_start_offset=appended.log_start_offset,
             )
             answers.append(answer)
-            outcome.written.append((partition, answer))
+            outcome.written.append(partition)
+            outcome.answers.append(answer)
 
 
 def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: _Outcome) -> Any:
-    written = outcome.written
+    to_flush = broker.durability.to_flush(outcome.written)
     if request.acks == 0:
-        if broker.flusher is not None and written:
-            # Nobody waits for it, yet nobody reads it before it is on disk.
-            broker.spawn(broker.flusher.flushed([partition for partition, _ in written]))
+        if to_flush:
+            # Nobody waits for it. With fsync nobody reads it before it is on disk.
+            broker.spawn(broker.durability.flusher.flushed(to_flush))
         if outcome.failed:
             call.connection.refuse("a produce with acks=0 was refused")
         return None
     response = ProduceResponse(responses=outcome.responses)
-    if broker.flusher is not None and written:
-        return _after_flush(broker.flusher, written, response)
-    due = [(partition, answer) for partition, answer in written if partition.flush_is_due]
-    if due:
-        return _after_flush(broker.disk, due, response)
-    return response
+    return _after_flush(broker, to_flush, outcome, response) if to_flush else response
 
 
 def _refusal(index: int, error: Refused) -> _PartitionResponse:
@@ -309,10 +308,10 @@ def _refusal(index: int, error: Refused) -> _PartitionResponse:
 
 
 async def _after_flush(
-    flusher: Flusher, written: list[tuple[Partition, _PartitionResponse]], response: ProduceResponse
+    broker: BrokerServer, to_flush: list[Partition], outcome: _Outcome, response: ProduceResponse
 ) -> ProduceResponse:
-    failed = await flusher.flushed([partition for partition, _ in written])
-    for partition, answer in written:
+    failed = await broker.durability.flusher.flushed(to_flush)
+    for partition, answer in zip(outcome.written, outcome.answers, strict=True):
         if partition in failed:
             answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
     return response

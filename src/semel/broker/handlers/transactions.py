@@ -32,7 +32,6 @@ from semel.wire.messages.transactions import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
-    from semel.broker.flusher import Flusher
     from semel.broker.server import BrokerServer
 
 logger = logging.getLogger(__name__)
@@ -229,7 +228,7 @@ def write_txn_markers(
         response.markers.append(result)
     for transactional_id in aborting:
         host.settle(host.machine.abort_for_administrator(transactional_id, broker.now_ms()))
-    if aborting or broker.flusher is not None:
+    if aborting or broker.durability.to_flush(written):
         return _after_markers(broker, tuple(aborting), written, response)
     return response
 
@@ -264,17 +263,9 @@ async def _after_markers(
     response: WriteTxnMarkersResponse,
 ) -> WriteTxnMarkersResponse:
     """The answer, once what it tells of is in the partitions and as durable as the broker promises."""
-    broker.do_what_is_due()
+    broker.after_reply.run_all()
     await broker.transactions.settled(*aborting)
-    return response if broker.flusher is None else await _after_flush(broker.flusher, written, response)
-
-
-async def _after_flush(
-    flusher: Flusher,
-    written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]],
-    response: WriteTxnMarkersResponse,
-) -> WriteTxnMarkersResponse:
-    for partition in await flusher.flushed(written):
+    for partition in await broker.durability.flusher.flushed(broker.durability.to_flush(written)):
         for answer in written[partition]:
             answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
     return response

@@ -1,0 +1,194 @@
+"""What "written" means (`semel.durability`), and the order of disk, effects and reply that follows from it.
+
+This is the only place that decides the order. A coordinator's decision arrives here appended to the internal topic and
+replayed into the machine. From there on:
+
+    os     1. effects that somebody waits for: answers to parked requests, markers in partitions with waiting readers
+           2. the reply
+           3. all other effects (`AfterReply`), before any other request is looked at
+    fsync  1. the decision's records are flushed to disk
+           2. all effects
+           3. the reply
+
+Guarantees:
+
+- `os`: a write is durable when the operating system has it. It survives a crash of the broker, not of the machine.
+- `fsync`: nobody hears of a write that is not on disk: not from the reply, not from the reply to a retry, not by
+  reading. A coordinator's record is on disk before anything that follows from it is written.
+- Both: `flush.messages` of a topic forces an fsync before the reply. Effects are carried out although the client that
+  asked for them is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.after_reply import AfterReply
+from semel.broker.flusher import Flusher
+
+if TYPE_CHECKING:
+    from semel.broker.coordinators.host import CoordinatorHost
+    from semel.broker.partitions import Partition
+    from semel.machines.contract import Decision
+
+#: Runs a coroutine beside the requests, also when its client is gone.
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+_NONE: frozenset[Partition] = frozenset()
+
+
+class Durability(ABC):
+    """When a write may be told to others."""
+
+    #: Whether the coordinator's record of a transaction must be on disk before the transaction's data is written. Else
+    #: a power failure could leave data of a transaction that nobody knows, and so nobody ends.
+    coordinator_first: bool
+    #: Whether readers see a record as soon as it is written. If not, the flusher moves the high watermark.
+    high_watermark_follows_end: bool
+
+    def __init__(self, flusher: Flusher) -> None:
+        self.flusher = flusher
+
+    # Partitions
+
+    @abstractmethod
+    def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
+        """The partitions that must be flushed before anybody is told of what was just written to them."""
+
+    @abstractmethod
+    def once_durable(self, written: Collection[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
+        """Call `then` when these partitions' markers are durable, with those where that failed.
+
+        Readers who were waiting in them are served first.
+        """
+
+    # Coordinators
+
+    @abstractmethod
+    def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
+        """Carry out a written decision. Returns the reply, or a coroutine that gives it when its turn has come.
+
+        `keys` are the groups or transactional ids the reply is about: their earlier records count as well.
+        """
+
+    @abstractmethod
+    def settle(self, host: CoordinatorHost, decision: Decision[Any]) -> None:
+        """Carry out a written decision whose reply does not wait, or that has none."""
+
+    @abstractmethod
+    def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
+        """The reply, or a coroutine that gives it once these partitions of the internal topic are durable."""
+
+    @abstractmethod
+    async def wait(self, host: CoordinatorHost, indexes: Iterable[int]) -> None:
+        """Wait until these partitions of the internal topic are durable; `Refused` if they cannot be."""
+
+
+class OsDurability(Durability):
+    """`semel.durability=os`: what the operating system has is durable. Only `flush.messages` waits for the disk."""
+
+    coordinator_first = False
+    high_watermark_follows_end = True
+
+    def __init__(self, flusher: Flusher, after_reply: AfterReply) -> None:
+        super().__init__(flusher)
+        self._after_reply = after_reply
+
+    def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
+        return [partition for partition in written if partition.flush_is_due]
+
+    def once_durable(self, written: Collection[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
+        if any(partition.watchers for partition in written):
+            self._after_reply.add(partial(then, _NONE))
+        else:
+            then(_NONE)
+
+    def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
+        return _in_a_new_task(reply) if self._perform(host, decision) else reply
+
+    def settle(self, host: CoordinatorHost, decision: Decision[Any]) -> None:
+        self._perform(host, decision)
+
+    def _perform(self, host: CoordinatorHost, decision: Decision[Any]) -> bool:
+        """Perform the effects now if somebody waits for them, else after the reply. Returns whether it was now."""
+        if not decision.effects:
+            return False
+        if host.is_awaited(decision.effects):
+            host.perform_all(decision.effects)
+            return True
+        self._after_reply.add(partial(host.perform_all, decision.effects))
+        return False
+
+    def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
+        return reply
+
+    async def wait(self, host: CoordinatorHost, indexes: Iterable[int]) -> None:
+        return
+
+
+class FsyncDurability(Durability):
+    """`semel.durability=fsync`: what was fsynced is durable, and nobody is told of anything else."""
+
+    coordinator_first = True
+    high_watermark_follows_end = False
+
+    def __init__(self, flusher: Flusher, spawn: Spawn) -> None:
+        super().__init__(flusher)
+        self._spawn = spawn
+
+    def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
+        return list(written)
+
+    def once_durable(self, written: Collection[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
+        self._spawn(self._flush_then(written, then))
+
+    async def _flush_then(self, written: Iterable[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
+        then(await self.flusher.flushed(written))
+
+    def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
+        if decision.records:
+            return self._reply_after(host, self._spawn(self._perform_once_flushed(host, decision)), reply)
+        host.perform_all(decision.effects)
+        return self.reply_once_durable(host, reply, host.partitions_of(keys))
+
+    @staticmethod
+    async def _reply_after(host: CoordinatorHost, performed: asyncio.Task[bool], reply: Any) -> Any:
+        # Shielded: this coroutine ends with the client's connection, the decision must not.
+        if not await asyncio.shield(performed):
+            raise host.not_on_disk()
+        return reply
+
+    def settle(self, host: CoordinatorHost, decision: Decision[Any]) -> None:
+        if not decision.records:
+            host.perform_all(decision.effects)
+        elif decision.effects:
+            self._spawn(self._perform_once_flushed(host, decision))
+
+    async def _perform_once_flushed(self, host: CoordinatorHost, decision: Decision[Any]) -> bool:
+        """Perform the effects once the records are on disk; False if they cannot get there."""
+        if await self.flusher.flushed(host.unflushed({record.partition for record in decision.records})):
+            return False
+        host.perform_all(decision.effects)
+        return True
+
+    def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
+        unflushed = host.unflushed(indexes)
+        return self._reply_once_flushed(host, reply, unflushed) if unflushed else reply
+
+    async def _reply_once_flushed(self, host: CoordinatorHost, reply: Any, unflushed: list[Partition]) -> Any:
+        if await self.flusher.flushed(unflushed):
+            raise host.not_on_disk()
+        return reply
+
+    async def wait(self, host: CoordinatorHost, indexes: Iterable[int]) -> None:
+        if await self.flusher.flushed(host.unflushed(indexes)):
+            raise host.not_on_disk()
+
+
+async def _in_a_new_task(reply: Any) -> Any:
+    """A coroutine gets a task of its own, which runs after the tasks that were woken before it."""
+    return reply
