@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from semel.broker.stored.metadata_store import Conflict, LocalMetadataStore, ProducerIds
+from semel.broker.stored.metadata_store import Conflict, LocalMetadataStore
+from semel.broker.stored.producer_ids import ProducerIds
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 

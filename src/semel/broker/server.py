@@ -38,7 +38,8 @@ from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
 from semel.broker.stored.dynamic_settings import DynamicSettings
 from semel.broker.stored.group_settings import GroupSettingsStore
-from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore, ProducerIds
+from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
+from semel.broker.stored.producer_ids import ProducerIds
 from semel.broker.stored.quotas import QuotaStore
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
@@ -284,6 +285,7 @@ class BrokerServer:
                     self._data.close_cleanly(left)
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
+        self._metadata_store.close()
         self.durability.flusher.close()
         self.record_checks.close()
         if self._beside is not None:
