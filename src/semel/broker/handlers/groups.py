@@ -26,7 +26,7 @@ IMPLICIT_ADD_SINCE = 5
 
 
 #: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
-PARTITIONS_AT_ONCE = 200
+PARTITIONS_AT_ONCE = 100
 MEMBERS_AT_ONCE = 200
 #: Every member's are held against all others' whenever somebody joins; clients name two or three.
 MOST_PROTOCOLS = 1000
@@ -100,12 +100,12 @@ async def _in_parts(broker: BrokerServer, request: Any, call: Call, serve: Calla
             return answered
         if reply is None:
             reply = answered
-            continue
-        last, first = reply.topics[-1:], answered.topics[:1]
-        if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
-            last[0].partitions.extend(first[0].partitions)
-            del answered.topics[:1]
-        reply.topics.extend(answered.topics)
+        else:
+            last, first = reply.topics[-1:], answered.topics[:1]
+            if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
+                last[0].partitions.extend(first[0].partitions)
+                del answered.topics[:1]
+            reply.topics.extend(answered.topics)
         await pace.rest()
     return reply
 

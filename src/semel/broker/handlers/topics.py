@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import described_topic_settings
@@ -161,16 +163,25 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
     return broker.change(_delete_topics(broker, request, call))
 
 
-async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
-    pace = Pace(broker, call)
+def _doomed_by_request(
+    request: DeleteTopicsRequest,
+) -> tuple[list[tuple[str | None, uuid.UUID]], Counter[str], Counter[uuid.UUID]]:
+    """Each topic that is named, by its name or by its id, and how often each name and each id is there."""
     asked = [(row.name, row.topic_id) for row in request.topics]
     asked += [(name, NO_ID) for name in request.topic_names]
     names = Counter(name for name, _ in asked if name is not None)
     ids = Counter(topic_id for name, topic_id in asked if name is None)
+    return list(dict.fromkeys(asked)), names, ids
+
+
+async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    look_over = partial(_doomed_by_request, request)
+    asked, names, ids = await broker.beside(look_over) if call.is_long else look_over()
+    pace = Pace(broker, call)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=5)
     responses = []
     doomed: dict[str, tuple[Topic, DeleteTopicsResponse.DeletableTopicResult]] = {}
-    for name, topic_id in dict.fromkeys(asked):
+    for name, topic_id in asked:
         await pace.rest()
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         responses.append(result)
