@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -386,13 +387,13 @@ def without_recognising_a_repeated_end(patch: Patch) -> None:
 
 
 def without_waiting_for_the_previous_end(patch: Patch) -> None:
-    original = transaction_states.step
+    original = transaction_states.TRANSACTION_TABLE.step
 
     def step(state: Any, event: Any) -> Any:
         cell = original(state, event)
         return E.NONE if cell is E.CONCURRENT_TRANSACTIONS else cell
 
-    patch.setattr(transaction_coordinator, "step", step)
+    patch.setattr(transaction_coordinator, "TRANSACTION_TABLE", SimpleNamespace(step=step))
 
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:

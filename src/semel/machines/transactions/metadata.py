@@ -12,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from semel.errors import ErrorCode, Refused, invariant
-from semel.machines.transactions.states import COMPLETED, PREPARED, TransactionEvent, TransactionState, step
+from semel.machines.transactions.states import (
+    COMPLETED,
+    PREPARED,
+    TRANSACTION_TABLE,
+    TransactionEvent,
+    TransactionState,
+)
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 NO_PRODUCER_ID = -1
@@ -97,7 +103,7 @@ def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: in
 
 def moved(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
     """The state the table leads to, or the refusal it holds."""
-    cell = step(old.state, event)
+    cell = TRANSACTION_TABLE.step(old.state, event)
     if isinstance(cell, TransactionState):
         return cell
     raise Refused(cell, f"{event.value} while {old.transactional_id!r} is {old.state.title}")

@@ -14,6 +14,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
+    ClassicGroupEvent,
     ClassicGroupState,
     ClassicMember,
     Parked,
@@ -237,7 +238,7 @@ class ClassicRebalance:
         group.sync_deadline_ms = None
         delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
         initial = group.state is ClassicGroupState.EMPTY
-        group.go(ClassicGroupState.PREPARING_REBALANCE, now_ms)
+        group.step(ClassicGroupEvent.REBALANCE, now_ms)
         if initial:
             group.new_member_added = False
             group.join_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
@@ -352,7 +353,7 @@ class ClassicRebalance:
             member.assignment = assignments.get(member.member_id, b"")
             self.expect(group, member, now_ms + member.session_timeout_ms)
         group.writing_assignment = False
-        group.go(ClassicGroupState.STABLE, now_ms)
+        group.step(ClassicGroupEvent.ASSIGNED, now_ms)
         for member in group.members.values():
             if member.sync is not None:
                 out.answer(member.sync.token, self._synced(group, member.assignment))
