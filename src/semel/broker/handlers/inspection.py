@@ -103,7 +103,8 @@ def describe_producers(
                         producer_id=entry.producer_id,
                         producer_epoch=entry.producer_epoch,
                         last_sequence=entry.last_sequence,
-                        last_timestamp=entry.last_timestamp_ms,
+                        # The time of the write where it is known: a record may be much older than that.
+                        last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
                         coordinator_epoch=entry.coordinator_epoch,
                         current_txn_start_offset=entry.current_transaction_first_offset,
                     )
