@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
 from semel.broker.partitions import CONSUMER_OFFSETS
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Answer, Decision, Effect, StateRecord
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings, TopicInfo
 from semel.machines.groups.records import read
@@ -66,8 +66,8 @@ class GroupHost(CoordinatorHost):
             self._parked.pop(token, None)
 
     def perform(self, effect: Effect) -> None:
-        invariant(isinstance(effect, Answer), f"the group coordinator asked for {effect}")
-        assert isinstance(effect, Answer)
+        if not isinstance(effect, Answer):
+            raise InvariantViolation(f"the group coordinator asked for {effect}")
         future = self._parked.pop(effect.token, None)
         if future is not None and not future.done():
             future.set_result(effect.reply)

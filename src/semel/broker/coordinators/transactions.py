@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
 from semel.broker.coordinators.marker_sender import MarkerSender
 from semel.broker.partitions import TRANSACTION_STATE
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Decision, Effect, SendMarkers, StateRecord
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
 from semel.machines.transactions.records import metadata_of, transactional_id_of
@@ -114,8 +114,8 @@ class TransactionHost(CoordinatorHost):
         return self.machine.append_failed(decision, code)
 
     def perform(self, effect: Effect) -> None:
-        invariant(isinstance(effect, SendMarkers), f"the transaction coordinator asked for {effect}")
-        assert isinstance(effect, SendMarkers)
+        if not isinstance(effect, SendMarkers):
+            raise InvariantViolation(f"the transaction coordinator asked for {effect}")
         self._markers.send(effect)
 
     def is_awaited(self, effects: tuple[Effect, ...]) -> bool:

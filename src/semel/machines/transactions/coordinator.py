@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, done
 from semel.machines.internal_topics import after_failed_append, partition_for
 from semel.machines.transactions.fencing import (
@@ -554,7 +554,8 @@ class TransactionCoordinator:
     def _decide(self, shard: Shard, reply: Response, new: TransactionMetadata) -> Decision[Response]:
         """Make `new` pending, and say what must be written for it to be so and what follows."""
         transactional_id = new.transactional_id
-        invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
+        if transactional_id in shard.pending:
+            raise InvariantViolation(f"{transactional_id!r} has two decisions under way")
         partition = self.partition_for(transactional_id)
         record = record_of(new, partition)
         records: tuple[StateRecord, ...] = (record,)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
 from semel.machines.transactions.states import (
     COMPLETED,
     PREPARED,
@@ -259,7 +259,8 @@ def fenced(
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Every partition has its marker: the id is free for the next transaction."""
     state = moved(old, TransactionEvent.MARKED)
-    invariant(state in COMPLETED, f"markers lead to {state.title}")
+    if state not in COMPLETED:
+        raise InvariantViolation(f"markers lead to {state.title}")
     identity = old.next_identity
     return TransactionMetadata(
         old.transactional_id,
