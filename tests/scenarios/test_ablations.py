@@ -20,7 +20,7 @@ from semel.broker.coordinators import host as coordinator_host
 from semel.broker.coordinators import marker_sender
 from semel.broker.coordinators.groups import GroupHost
 from semel.broker.coordinators.host import CoordinatorHost
-from semel.broker.partitions import TopicRegistry
+from semel.broker.topics.logs import TopicLogs
 from semel.errors import ErrorCode, InvariantViolation, KafkaError, Refused
 from semel.log import durability, recovery, snapshots
 from semel.log.compaction import Compaction, _Transactions
@@ -175,14 +175,14 @@ def without_aborted_list(patch: Patch) -> None:
 
 
 def without_flush_before_serving(patch: Patch) -> None:
-    original = TopicRegistry._open
+    original = TopicLogs.open
 
-    def open_log(self: TopicRegistry, partition: Any) -> Any:
+    def open_log(self: TopicLogs, partition: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(PartitionLog, "flush", lambda *_, **__: 0)
             return original(self, partition)
 
-    patch.setattr(TopicRegistry, "_open", open_log)
+    patch.setattr(TopicLogs, "open", open_log)
 
 
 # The files

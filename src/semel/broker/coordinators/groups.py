@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Answer, Decision, Effect, StateRecord
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings, TopicInfo
@@ -33,7 +33,7 @@ class GroupHost(CoordinatorHost):
         self.codec = settings["offsets.topic.compression.codec"]
         self._parked: dict[int, asyncio.Future[Any]] = {}
         self._next_token = 0
-        broker.topics.changed.append(self._topics_changed)
+        broker.topics.listeners.append(self._topics_changed)
         for group_id in broker.group_settings:
             self.configure(group_id)
 

@@ -22,7 +22,8 @@ from collections.abc import Generator, Iterable, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
-from semel.broker.partitions import PARTITIONS_OF_INTERNAL_TOPICS, Partition
+from semel.broker.topics.internal import PARTITIONS_OF_INTERNAL_TOPICS
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.machines.contract import Decision, Effect, StateRecord
 from semel.machines.values import ProducerIdentity
@@ -106,7 +107,7 @@ class CoordinatorHost:
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:
-        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        partition = self.broker.internal_topics.get(self.topic_name).partition(index)
         machine = self.machine_to_drive
         machine.load(index, self.broker.leader_epoch)
         if partition.opened is not None or partition.directory.exists():
@@ -288,7 +289,7 @@ class CoordinatorHost:
 
     def _append(self, index: int, records: Sequence[StateRecord], producer: ProducerIdentity | None) -> None:
         now_ms = self.broker.now_ms()
-        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        partition = self.broker.internal_topics.get(self.topic_name).partition(index)
         pairs = [(key, value) for _, key, value in records]
         producer_id, producer_epoch = producer or NOBODY
         data: bytes | bytearray

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import SendMarkers
 from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
     from semel.broker.coordinators.transactions import TransactionHost
-    from semel.broker.partitions import Partition
     from semel.broker.server import BrokerServer
+    from semel.broker.topics.partition import Partition
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -201,7 +201,7 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
     if not host.ready_for(request.group_id):
         return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
     index = host.machine.partition_for(request.group_id)
-    log = broker.internal_topic(CONSUMER_OFFSETS).partition(index).log
+    log = broker.internal_topics.get(CONSUMER_OFFSETS).partition(index).log
     first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
     if first and not implicit_add and not broker.settings.transaction_partition_verification_enable:

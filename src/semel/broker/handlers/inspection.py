@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import Partition
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.log.segment import LOG_SUFFIX
 from semel.wire.messages.admin import (

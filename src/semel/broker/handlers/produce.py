@@ -21,8 +21,10 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.partitions import CONSUMER_OFFSETS, Partition, Topic
 from semel.broker.record_checks import Share
+from semel.broker.topics.internal import CONSUMER_OFFSETS
+from semel.broker.topics.partition import Partition
+from semel.broker.topics.topic import Topic
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.log.admission import Admission
 from semel.records.batch import HEADER_SIZE, Batch, Meter, check

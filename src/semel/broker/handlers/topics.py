@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.configs import described_topic_settings
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.metadata import NO_ID
-from semel.broker.partitions import (
-    INTERNAL_TOPICS,
-    PARTITIONS_OF_INTERNAL_TOPICS,
-    Partition,
-    Topic,
-    check_new_partitions,
-    flat_name,
-)
+from semel.broker.topics.internal import INTERNAL_TOPICS, PARTITIONS_OF_INTERNAL_TOPICS
+from semel.broker.topics.partition import Partition
+from semel.broker.topics.topic import Topic, check_new_partitions, flat_name
 from semel.errors import ErrorCode, Refused
 from semel.log.retention import Deletion, write_down
 from semel.wire.messages.admin import (
@@ -69,7 +64,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             count, overrides = _wanted(broker, topic)
             _check_coordinators_topic(broker, name, count, overrides)
-            created = broker.topics.planned(name, count, overrides, flat_names)
+            created = broker.topics.new_topic(name, count, overrides, flat_names)
             if mutation is not None:
                 mutation.take(count)
             if not request.validate_only:
