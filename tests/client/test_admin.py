@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
 
 from semel import Admin, Consumer, Producer
+from semel.client.admin.admin import AsyncAdmin
 from semel.client.admin.values import NewTopic
 from semel.errors import ErrorCode, InvalidConfig, Misuse, ProducerFenced, TopicExists
 from semel.machines.values import TopicPartition
@@ -151,3 +153,14 @@ def test_a_hanging_transaction_is_ended_in_its_partition(admin: Admin, bootstrap
         admin.abort_transaction(partition, there.producer_id, there.producer_epoch, max(0, there.coordinator_epoch))
         assert admin.list_offsets({partition: -1}, isolation_level=1)[partition].offset == 2
         producer.abort_transaction()
+
+
+def test_both_admins_have_the_same_methods_with_the_same_arguments_and_words() -> None:
+    """The asyncio admin is put together from parts; `help()` shows what it can do all the same."""
+    names = {name for name in vars(Admin) if not name.startswith("_")} - {"close"}
+    assert names <= vars(AsyncAdmin).keys()
+    for name in sorted(names):
+        blocking, on_asyncio = getattr(Admin, name), getattr(AsyncAdmin, name)
+        assert inspect.signature(blocking) == inspect.signature(on_asyncio), name
+        assert inspect.iscoroutinefunction(on_asyncio), name
+        assert blocking.__doc__ == on_asyncio.__doc__ and blocking.__doc__, name

@@ -319,7 +319,7 @@ def test_a_kind_of_thing_that_has_no_settings_is_named_with_those_that_have(brok
         for method in (admin.describe_configs, lambda *args: admin.alter_configs(*args, {})):
             with pytest.raises(Misuse, match='kind is "topics": it must be one of "topic", "broker"'):
                 method("topics", TOPIC)
-            with pytest.raises(Misuse, match='named by its id, such as "0"'):
+            with pytest.raises(Misuse, match='use the id of a broker, such as "0"'):
                 method("broker", "one")
             with pytest.raises(Misuse, match="no broker 77"):
                 method("broker", 77)

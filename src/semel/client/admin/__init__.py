@@ -1,1 +1,1 @@
-"""The admin client: `admin` is what users call; topics, groups and transactions each have a module."""
+"""The admin client. Users call `admin`; topics, settings, groups and transactions have a module each."""

@@ -1,4 +1,4 @@
-"""Administration of consumer groups and their committed offsets."""
+"""Consumer groups and their committed offsets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from semel.client.admin.requests import AdminPart, within_api_timeout
+from semel.client.admin.requests import AdminRequests, within_api_timeout
 from semel.client.admin.values import GroupDescription, GroupListing, MemberDescription
 from semel.client.argument_lists import as_flag, as_id, as_ids, as_texts
 from semel.client.cluster.cluster import Coordinator
@@ -26,15 +26,19 @@ from semel.wire.messages.offsets import OffsetDeleteRequest
 _NOT_A_CONSUMER_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
-class GroupAdmin(AdminPart):
-    """Groups, as an administrator sees them."""
+class GroupAdmin:
+    """The part of the admin client for groups."""
+
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
 
     @within_api_timeout
     async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
-        """All groups of all brokers, or those in these states ("Stable", "Empty") and of these types."""
+        """All groups of all brokers, or only those in these states ("Stable", "Empty") and of these types."""
         request = ListGroupsRequest(states_filter=as_texts(states, "states"), types_filter=as_texts(types, "types"))
-        await self._refresh(())
-        answers = await asyncio.gather(*(self._ask(request, node_id) for node_id in self.cluster.metadata.nodes))
+        await self._requests.refresh(())
+        nodes = self._requests.cluster.metadata.nodes
+        answers = await asyncio.gather(*(self._requests.send(request, node_id) for node_id in nodes))
         found = {}
         for response in answers:
             check(response.error_code, "listing groups")
@@ -46,22 +50,22 @@ class GroupAdmin(AdminPart):
 
     @within_api_timeout
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State and members of these groups, whichever protocol they speak."""
+        """State and members of these groups, of either group protocol."""
         wanted = as_ids(group_ids, "group_ids")
-        await self._refresh(())
+        await self._requests.refresh(())
         return {group_id: await self._describe_group(group_id) for group_id in wanted}
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         to = Coordinator("group", group_id)
-        if await self.cluster.serves(ApiKey.CONSUMER_GROUP_DESCRIBE):
+        if await self._requests.cluster.serves(ApiKey.CONSUMER_GROUP_DESCRIBE):
             request = ConsumerGroupDescribeRequest(group_ids=[group_id])
-            response = await self._ask(request, to)
+            response = await self._requests.send(request, to)
             row = response.groups[0]
             if ErrorCode.of(row.error_code) not in _NOT_A_CONSUMER_GROUP:
                 check(row.error_code, f"describing group '{group_id}'", row.error_message)
                 return await self._consumer_group(row)
         classic = DescribeGroupsRequest(groups=[group_id])
-        response = await self._ask(classic, to)
+        response = await self._requests.send(classic, to)
         row = response.groups[0]
         check(row.error_code, f"describing group '{group_id}'", row.error_message)
         return await self._classic_group(row)
@@ -73,7 +77,7 @@ class GroupAdmin(AdminPart):
             )
             for m in row.members
         )
-        coordinator = await self.cluster.coordinator("group", row.group_id)
+        coordinator = await self._requests.cluster.coordinator("group", row.group_id)
         return GroupDescription(row.group_id, row.group_state, "classic", row.protocol_data, coordinator, members)
 
     async def _consumer_group(self, row: Any) -> GroupDescription:
@@ -91,15 +95,15 @@ class GroupAdmin(AdminPart):
             )
             for m in row.members
         )
-        coordinator = await self.cluster.coordinator("group", row.group_id)
+        coordinator = await self._requests.cluster.coordinator("group", row.group_id)
         return GroupDescription(row.group_id, row.group_state, "consumer", row.assignor_name, coordinator, members)
 
     @within_api_timeout
     async def delete_groups(self, group_ids: Iterable[str]) -> None:
-        """Delete groups without members, with their offsets."""
+        """Delete groups and their offsets. A group that has members is refused."""
         for group_id in as_ids(group_ids, "group_ids"):
             request = DeleteGroupsRequest(groups_names=[group_id])
-            response = await self._ask(request, Coordinator("group", group_id))
+            response = await self._requests.send(request, Coordinator("group", group_id))
             for row in response.results:
                 check(row.error_code, f"deleting group '{row.group_id}'")
 
@@ -110,27 +114,27 @@ class GroupAdmin(AdminPart):
         """A group's committed offsets: all of them, or those of these partitions."""
         wanted = None if partitions is None else dict.fromkeys(as_partitions(partitions))
         return await fetch_committed(
-            self.cluster,
+            self._requests.cluster,
             as_id(group_id, "group_id"),
             wanted,
             require_stable=as_flag(require_stable, "require_stable"),
-            timeout_ms=self._timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
         )
 
     @within_api_timeout
     async def alter_group_offsets(self, group_id: str, offsets: Offsets) -> None:
-        """Set the offsets of a group without members."""
+        """Set the committed offsets of a group. A group that has members is refused."""
         given = as_offsets(offsets)
         group = GroupMetadata(as_id(group_id, "group_id"))
         try:
-            await commit_offsets(self.cluster, group, given, timeout_ms=self._timeout_ms)
+            await commit_offsets(self._requests.cluster, group, given, timeout_ms=self._requests.timeout_ms)
         except CommitFailed as refused:
-            why = f"group '{group_id}' has members, whose offsets are their own: stop them first"
+            why = f"group '{group_id}' has members, which commit their own offsets: stop them first"
             raise Misuse(ErrorCode.NON_EMPTY_GROUP, why) from refused
 
     @within_api_timeout
     async def delete_group_offsets(self, group_id: str, partitions: Iterable[PartitionLike]) -> None:
-        """Forget the group's offsets for these partitions, which it must not be reading."""
+        """Delete the group's offsets for these partitions. No member may be subscribed to their topics."""
         request = OffsetDeleteRequest(
             group_id=as_id(group_id, "group_id"),
             topics=[
@@ -143,7 +147,7 @@ class GroupAdmin(AdminPart):
                 for name, numbers in by_topic(dict.fromkeys(as_partitions(partitions))).items()
             ],
         )
-        response = await self._ask(request, Coordinator("group", group_id))
+        response = await self._requests.send(request, Coordinator("group", group_id))
         check(response.error_code, f"deleting offsets of group '{group_id}'")
         for topic in response.topics:
             for row in topic.partitions:
@@ -151,7 +155,7 @@ class GroupAdmin(AdminPart):
 
 
 def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """What a classic member was given; groups of other programs than consumers speak their own language."""
+    """The partitions of a classic member; none for a group whose members are not consumers."""
     if not data:
         return ()
     try:

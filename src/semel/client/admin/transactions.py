@@ -1,11 +1,11 @@
-"""Administration of transactions: who has what open, and how to end it (KIP-664)."""
+"""Transactions: list and describe them, and abort those that are stuck (KIP-664)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
-from semel.client.admin.requests import AdminPart, within_api_timeout
+from semel.client.admin.requests import AdminRequests, within_api_timeout
 from semel.client.admin.values import ProducerDescription, TransactionDescription, TransactionListing
 from semel.client.argument_lists import as_ids, as_list, as_texts
 from semel.client.arguments import INT32_MAX, INT64_MAX, as_number, as_text
@@ -22,8 +22,11 @@ from semel.wire.messages.transactions import (
 )
 
 
-class TransactionAdmin(AdminPart):
-    """Transactions, as an administrator sees them."""
+class TransactionAdmin:
+    """The part of the admin client for transactions."""
+
+    def __init__(self, requests: AdminRequests) -> None:
+        self._requests = requests
 
     @within_api_timeout
     async def list_transactions(
@@ -34,7 +37,7 @@ class TransactionAdmin(AdminPart):
         duration_ms: int = -1,
         transactional_id_pattern: str | None = None,
     ) -> list[TransactionListing]:
-        """The transactional ids of all coordinators; `duration_ms` keeps those open for longer than that."""
+        """The transactional ids of all coordinators; with `duration_ms`, only those open for longer than that."""
         pattern = transactional_id_pattern
         request = ListTransactionsRequest(
             state_filters=as_texts(states, "states"),
@@ -44,9 +47,9 @@ class TransactionAdmin(AdminPart):
             duration_filter=as_number(duration_ms, "duration_ms", -1, INT64_MAX),
             transactional_id_pattern=None if pattern is None else as_text(pattern, "transactional_id_pattern"),
         )
-        await self._refresh(())
-        nodes = list(self.cluster.metadata.nodes)
-        answers = await asyncio.gather(*(self._ask(request, node) for node in nodes))
+        await self._requests.refresh(())
+        nodes = list(self._requests.cluster.metadata.nodes)
+        answers = await asyncio.gather(*(self._requests.send(request, node) for node in nodes))
         found = []
         for node_id, response in zip(nodes, answers, strict=True):
             check(response.error_code, "listing transactions")
@@ -58,17 +61,17 @@ class TransactionAdmin(AdminPart):
 
     @within_api_timeout
     async def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
-        """State, identity, age and partitions of these transactional ids, as their coordinators see them."""
+        """What the coordinators know of these transactional ids: state, identity, start time and partitions."""
         found = {}
         for transactional_id in as_ids(transactional_ids, "transactional_ids"):
             to = Coordinator("transaction", transactional_id)
             request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-            response = await self._ask(request, to)
+            response = await self._requests.send(request, to)
             row = response.transaction_states[0]
             check(row.error_code, f"describing the transaction of '{transactional_id}'")
             found[transactional_id] = TransactionDescription(
                 transactional_id,
-                await self.cluster.coordinator("transaction", transactional_id),
+                await self._requests.cluster.coordinator("transaction", transactional_id),
                 row.transaction_state,
                 row.producer_id,
                 row.producer_epoch,
@@ -82,7 +85,7 @@ class TransactionAdmin(AdminPart):
     async def describe_producers(
         self, partitions: Iterable[PartitionLike]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """The producers each partition knows, as its leader sees them."""
+        """The producers that each partition knows, from its leader."""
         found = {}
         for partition in as_partitions(partitions):
             request = DescribeProducersRequest(
@@ -90,7 +93,7 @@ class TransactionAdmin(AdminPart):
                     DescribeProducersRequest.TopicRequest(name=partition.topic, partition_indexes=[partition.partition])
                 ]
             )
-            response = await self._ask_leader(request, partition)
+            response = await self._requests.send_to_leader(request, partition)
             row = response.topics[0].partitions[0]
             check(row.error_code, f"producers of {partition}", row.error_message)
             found[partition] = [
@@ -110,9 +113,9 @@ class TransactionAdmin(AdminPart):
     async def abort_transaction(
         self, partition: PartitionLike, producer_id: int, producer_epoch: int, coordinator_epoch: int
     ) -> None:
-        """Write an abort marker into one partition: the end of a transaction that its coordinator has forgotten.
+        """Write an abort marker into one partition, for a transaction that its coordinator does not know any more.
 
-        For a transaction the coordinator still knows, `fence_producers` is the safe way.
+        If the coordinator still knows the transaction, use `fence_producers`.
         """
         target = as_partition(partition)
         request = WriteTxnMarkersRequest(
@@ -130,7 +133,7 @@ class TransactionAdmin(AdminPart):
                 )
             ]
         )
-        response = await self._ask_leader(request, target)
+        response = await self._requests.send_to_leader(request, target)
         for marker in response.markers:
             for topic in marker.topics:
                 for row in topic.partitions:
@@ -138,11 +141,11 @@ class TransactionAdmin(AdminPart):
 
     @within_api_timeout
     async def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, ProducerIdentity]:
-        """Shut out whoever uses these transactional ids: what they have open is aborted, what they send refused."""
+        """Fence the producers of these transactional ids: abort what they have open and refuse what they send."""
         found = {}
         for transactional_id in as_ids(transactional_ids, "transactional_ids"):
             request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1)
-            response = await self._ask(request, Coordinator("transaction", transactional_id))
+            response = await self._requests.send(request, Coordinator("transaction", transactional_id))
             check(response.error_code, f"fencing '{transactional_id}'")
             found[transactional_id] = ProducerIdentity(response.producer_id, response.producer_epoch)
         return found

@@ -1,4 +1,4 @@
-"""What the admin client gives back and takes: plain values."""
+"""The values that the admin client takes and returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.machines.values import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to be made; -1 leaves a number to the broker's defaults."""
+    """A topic to create; -1 means the broker's default."""
 
     name: str
     partitions: int = -1
@@ -32,7 +32,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers, and which of them is the controller."""
+    """The brokers of a cluster, and which of them is the controller."""
 
     cluster_id: str
     controller_id: int
@@ -42,7 +42,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group by name."""
+    """A group in a list of groups."""
 
     group_id: str
     state: str
@@ -52,7 +52,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """One member of a group, and what it reads."""
+    """One member of a group and its partitions."""
 
     member_id: str
     group_instance_id: str | None
@@ -75,7 +75,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id by name."""
+    """A transactional id in a list of them."""
 
     transactional_id: str
     producer_id: int
@@ -85,7 +85,7 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id as its coordinator sees it; `started_ms` is -1 when nothing is open."""
+    """What a coordinator knows of a transactional id; `started_ms` is -1 when no transaction is open."""
 
     transactional_id: str
     coordinator: int
@@ -99,7 +99,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ProducerDescription:
-    """A producer as a partition sees it; `transaction_start_offset` is -1 when it has nothing open there."""
+    """What a partition knows of a producer; `transaction_start_offset` is -1 when it has no transaction open there."""
 
     producer_id: int
     producer_epoch: int
