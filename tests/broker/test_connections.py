@@ -336,7 +336,7 @@ def test_connections_are_limited_in_all_and_per_address(tmp_path: Path) -> None:
                 assert third.is_closed()
             for raw in kept:
                 raw.socket.close()
-            until(lambda broker=broker: len(broker.server.connections) == 0, what="the connections to go")
+            until(lambda broker=broker: broker.server.connection_count == 0, what="the connections to go")
             with Raw(broker) as again:
                 again.ask(ApiVersionsRequest(), 0)
 
@@ -404,8 +404,8 @@ def test_what_was_due_is_not_done_after_a_broken_invariant(tmp_path: Path) -> No
     def broken() -> None:
         server = broker.server
         server.after_reply.add(lambda: done.append("due"))
-        server.transactions.machine.tick = lambda now_ms: [done.append("tick")]  # type: ignore[assignment,list-item]
-        server.loop.call_soon(server.transactions._tick)
+        server.transactions.coordinator.tick = lambda now_ms: [done.append("tick")]  # type: ignore[assignment,list-item]
+        server.loop.call_soon(server.transactions.host._tick)
         raise InvariantViolation("two and two are five")
 
     broker = Broker(tmp_path).start()
@@ -428,7 +428,7 @@ def test_an_unforeseen_failure_is_answered_where_there_is_room_for_it(
         def broken(*_: object) -> None:
             raise RuntimeError("bug")
 
-        broker.server.groups.ready_for = broken  # type: ignore[method-assign]
+        broker.server.groups.host.ready_for = broken  # type: ignore[method-assign]
         sent = raw.send(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), version)
         if closed:
             assert raw.is_closed()

@@ -86,11 +86,11 @@ def test_what_a_damaged_coordinator_partition_holds_is_not_served_and_everything
                 assert producer.end(commit=True) is ErrorCode.NONE
         server = broker.server
         damaged = {
-            "__consumer_offsets": server.groups.machine.partition_for("lost"),
-            "__transaction_state": server.transactions.machine.partition_for("lost"),
+            "__consumer_offsets": server.groups.coordinator.partition_for("lost"),
+            "__transaction_state": server.transactions.coordinator.partition_for("lost"),
         }
-        assert server.groups.machine.partition_for("kept") != damaged["__consumer_offsets"]
-        assert server.transactions.machine.partition_for("kept") != damaged["__transaction_state"]
+        assert server.groups.coordinator.partition_for("kept") != damaged["__consumer_offsets"]
+        assert server.transactions.coordinator.partition_for("kept") != damaged["__transaction_state"]
     (tmp_path / ".kafka_cleanshutdown").unlink()
     for topic, partition in damaged.items():
         path = tmp_path / f"{topic}-{partition}" / LOG
@@ -145,7 +145,7 @@ def test_a_record_of_a_group_that_cannot_be_read_costs_that_record_only(
         raw.create("t")
         for group in ("lost", "kept"):
             commit(raw, group, 5)
-        index = broker.server.groups.machine.partition_for("lost")
+        index = broker.server.groups.coordinator.partition_for("lost")
         offset = place(broker, "__consumer_offsets", index, key, value)
         commit(raw, "lost", 6)
     with Broker(tmp_path) as broker, Raw(broker) as raw:
@@ -160,7 +160,7 @@ def test_a_record_of_a_transactional_id_that_cannot_be_read_costs_that_record_on
 ) -> None:
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         Transactional(raw, "kept")
-        index = broker.server.transactions.machine.partition_for("kept")
+        index = broker.server.transactions.coordinator.partition_for("kept")
         offset = place(broker, "__transaction_state", index, key_of("kept"), value)
         place(broker, "__transaction_state", index, b"\0\0\0\7cut", b"value")
     with Broker(tmp_path) as broker, Raw(broker) as raw:
@@ -216,7 +216,7 @@ def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_costs_that_batch_o
 ) -> None:
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.create("t")
-        index = broker.server.groups.machine.partition_for("lost")
+        index = broker.server.groups.coordinator.partition_for("lost")
         packed = bytearray(batch(b"value", key=b"key", codec=1))
         packed[70:] = b"\xff" * len(packed[70:])
         packed[17:21] = crc32c(packed[21:]).to_bytes(4, "big")
@@ -245,7 +245,7 @@ def place(broker: Broker, topic: str, index: int, key: bytes, value: bytes) -> i
 
 def append(broker: Broker, topic: str, index: int, data: bytes) -> int:
     async def write() -> int:
-        log = broker.server.internal_topics.get(topic).partition(index).log
+        log = broker.server.internal_topic(topic).partition(index).log
         return log.append_internal(data, broker.server.now_ms()).base_offset
 
     offset: int = broker.call(write())

@@ -182,7 +182,7 @@ def test_a_tool_writes_into_an_internal_topic_only_what_its_coordinator_can_read
         for name in ("__consumer_offsets", "__transaction_state"):
             semel_broker.call(_internal(semel_broker, name))
         server = semel_broker.server
-        machine = server.groups.machine if topic == "__consumer_offsets" else server.transactions.machine
+        machine = server.groups.coordinator if topic == "__consumer_offsets" else server.transactions.coordinator
         index = machine.partition_for("repaired")
         elsewhere = tool.produce(topic, batch(value, key=key), partition=(index + 1) % 50)
         answer = tool.produce(topic, batch(value, key=key), partition=index)
@@ -202,7 +202,7 @@ def test_a_tool_writes_into_an_internal_topic_only_what_its_coordinator_can_read
 
 
 async def _internal(broker: Broker, name: str) -> None:
-    broker.server.internal_topics.get(name)
+    broker.server.internal_topic(name)
 
 
 def test_a_transactional_batch_from_a_tool_does_not_reach_an_internal_topic(broker: Broker) -> None:
@@ -211,7 +211,7 @@ def test_a_transactional_batch_from_a_tool_does_not_reach_an_internal_topic(brok
         data = batch(
             OFFSET, key=OFFSET_KEY, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True
         )
-        index = broker.server.groups.machine.partition_for("repaired")
+        index = broker.server.groups.coordinator.partition_for("repaired")
         answer = tool.produce("__consumer_offsets", data, partition=index, transactional_id="x")
         assert answer.error_code == ErrorCode.INVALID_RECORD
 

@@ -203,7 +203,7 @@ def test_a_write_while_the_last_outcome_is_being_written_is_told_to_come_again(
     raw.create(topic)
     producer = Transactional(raw, topic)
     assert producer.write(topic, b"decided") is ErrorCode.NONE
-    monkeypatch.setattr(MarkerSender, "send", lambda *_: None)
+    monkeypatch.setattr(MarkerSender, "perform", lambda *_: None)
     assert producer.end(commit=True) is ErrorCode.NONE
     assert producer.write(topic, b"next") is ErrorCode.CONCURRENT_TRANSACTIONS
     # A producer of the older protocol would take that for a failure of its batch.
@@ -550,7 +550,7 @@ def test_with_fsync_the_coordinators_record_is_on_disk_before_the_data_is_writte
         raw.create(topic)
         producer = Transactional(raw, topic)
         server = broker.server
-        state = server.topics.partition("__transaction_state", server.transactions.machine.partition_for(topic)).log
+        state = server.topics.partition("__transaction_state", server.transactions.coordinator.partition_for(topic)).log
         data = server.topics.partition(topic, 0).log
         append, unflushed = data.append, []
 

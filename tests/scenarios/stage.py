@@ -18,7 +18,7 @@ from semel.broker.embedded import Broker
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 from semel.log.partition_log import PartitionLog
-from semel.machines.contract import StateRecord
+from semel.machines.contract import Decision, StateRecord
 from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, read_records, split
 from semel.records.markers import read_marker
@@ -295,12 +295,11 @@ class Scene:
 
     def place(self, record: StateRecord) -> None:
         """Put a record into the transaction log, as if the coordinator had once decided so."""
-        host = self.broker.server.transactions
+        host = self.broker.server.transactions.host
 
         def write() -> None:
             host.ready(record.partition)
-            host._append(record.partition, [record], None)
-            host.replay(record, None)
+            host.settle(Decision(None, (record,)))
 
         self.on_loop(write)
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from semel.broker.coordinators import host as coordinator_host
 from semel.broker.coordinators import marker_sender
-from semel.broker.coordinators.groups import GroupHost
+from semel.broker.coordinators.groups import GroupShell
 from semel.broker.coordinators.host import CoordinatorHost
-from semel.broker.topics.logs import TopicLogs
+from semel.broker.partitions import TopicRegistry
 from semel.errors import ErrorCode, InvariantViolation, KafkaError, Refused
 from semel.log import durability, recovery, snapshots
 from semel.log.compaction import Compaction, _Transactions
@@ -42,7 +41,7 @@ from semel.records.batch import read_records, split
 from tests.log import test_compaction, test_failures
 from tests.machines.producing import test_producer_state, test_sender
 from tests.machines.transactions import test_scenarios as test_transaction_scenarios
-from tests.machines.transactions import transaction_host
+from tests.machines.transactions import transaction_driver
 from tests.scenarios import stage as stage_module
 from tests.scenarios import (
     test_client,
@@ -175,14 +174,14 @@ def without_aborted_list(patch: Patch) -> None:
 
 
 def without_flush_before_serving(patch: Patch) -> None:
-    original = TopicLogs.open
+    original = TopicRegistry._open
 
-    def open_log(self: TopicLogs, partition: Any) -> Any:
+    def open_log(self: TopicRegistry, partition: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(PartitionLog, "flush", lambda *_, **__: 0)
             return original(self, partition)
 
-    patch.setattr(TopicLogs, "open", open_log)
+    patch.setattr(TopicRegistry, "_open", open_log)
 
 
 # The files
@@ -307,7 +306,7 @@ def without_an_end_to_loading(patch: Patch) -> None:
                 for record in () if batch.is_control else read_records(batch):
                     value = None if record.value is None else bytes(record.value)
                     key = bytes(record.key or b"")
-                    self.replay(StateRecord(partition.index, key, value), None)
+                    self.coordinator.replay(StateRecord(partition.index, key, value))
                 offset = batch.next_offset
         raise AssertionError(f"loading hangs at offset {offset}")
 
@@ -358,24 +357,24 @@ def without_waiting_for_every_marker(patch: Patch) -> None:
 
 
 def without_markers_for_the_group(patch: Patch) -> None:
-    patch.setattr(GroupHost, "marker_written", lambda *_: None)
+    patch.setattr(GroupShell, "marker_written", lambda *_: None)
 
 
 def without_verification_of_offsets(patch: Patch) -> None:
-    from semel.broker.coordinators.transactions import TransactionHost
+    from semel.broker.coordinators.transactions import TransactionShell
 
-    original = TransactionHost.admit
+    original = TransactionShell.admit
 
     def admit(self: Any, transactional_id: str, producer_id: int, epoch: int, topic: str, *args: Any, **o: Any) -> Any:
         code = original(self, transactional_id, producer_id, epoch, topic, *args, **o)
         return E.NONE if topic == "__consumer_offsets" else code
 
-    patch.setattr(TransactionHost, "admit", admit)
+    patch.setattr(TransactionShell, "admit", admit)
 
 
 def without_a_bound_on_expiry(patch: Patch) -> None:
     """What does not fit into one batch is not written in several."""
-    patch.setattr(coordinator_host, "_can_be_parted", lambda records: False)
+    patch.setattr(coordinator_host, "_can_be_split", lambda records: False)
 
 
 def without_timeouts(patch: Patch) -> None:
@@ -387,13 +386,13 @@ def without_recognising_a_repeated_end(patch: Patch) -> None:
 
 
 def without_waiting_for_the_previous_end(patch: Patch) -> None:
-    original = transaction_states.TRANSACTION_TABLE.step
+    original = transaction_states.step
 
     def step(state: Any, event: Any) -> Any:
         cell = original(state, event)
         return E.NONE if cell is E.CONCURRENT_TRANSACTIONS else cell
 
-    patch.setattr(transaction_coordinator, "TRANSACTION_TABLE", SimpleNamespace(step=step))
+    patch.setattr(transaction_coordinator, "step", step)
 
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:
@@ -507,8 +506,8 @@ def a_partition() -> Any:
     return test_producer_state.Partition()
 
 
-def a_host() -> Any:
-    return transaction_host.Host()
+def a_driver() -> Any:
+    return transaction_driver.TransactionDriver()
 
 
 #: Scenario, the test that guards it, what it is called with, the safeguard to remove.
@@ -582,7 +581,7 @@ ABLATIONS: list[tuple[int, Callable[..., None], dict[str, Any], Remove]] = [
     (
         10,
         test_transaction_scenarios.test_scenario_10_completing_an_old_transaction_never_completes_a_newer_one,
-        {"host": a_host, "version": 4},
+        {"driver": a_driver, "version": 4},
         without_identity_of_reports,
     ),
     (

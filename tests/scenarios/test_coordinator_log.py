@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.coordinators import transactions as transaction_host
-from semel.broker.topics.internal import TRANSACTION_STATE
+from semel.broker.partitions import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.transactions.metadata import TransactionMetadata
@@ -71,15 +71,15 @@ def test_scenario_12_an_abort_by_timeout_that_could_not_be_written_is_tried_agai
     assert producer.write("ledger", b"record") is E.NONE
     refusing = refuse_appends(monkeypatch, TRANSACTION_STATE)
     ticks: list[int] = []
-    host = scene.broker.server.transactions
-    original = host.append_refused
+    coordinator = scene.broker.server.transactions.coordinator
+    original = coordinator.append_failed
 
-    def append_refused(decision: Any, code: ErrorCode) -> Any:
+    def append_failed(decision: Any, code: ErrorCode) -> Any:
         ticks.append(scene.broker.server.now_ms())
         refusing[0] = len(ticks) < 2
         return original(decision, code)
 
-    monkeypatch.setattr(host, "append_refused", append_refused)
+    monkeypatch.setattr(coordinator, "append_failed", append_failed)
     scene.until_state("CompleteAbort")
     assert len(ticks) == 2
     assert ticks[1] - ticks[0] >= 400, "the disk gets time to recover"
@@ -94,7 +94,7 @@ def test_scenario_13_an_id_whose_first_write_failed_leaves_nothing_that_could_no
     request = InitProducerIdRequest(transactional_id="payments", transaction_timeout_ms=60_000)
     assert scene.raw.ask(request).error_code == E.COORDINATOR_NOT_AVAILABLE
     assert scene.state() == "TRANSACTIONAL_ID_NOT_FOUND"
-    machine = scene.broker.server.transactions.machine
+    machine = scene.broker.server.transactions.coordinator
     shards = scene.on_loop(lambda: [(dict(shard.entries), dict(shard.pending)) for shard in machine._shards.values()])
     assert shards and all(shard == ({}, {}) for shard in shards)
     refusing[0] = False
@@ -105,7 +105,7 @@ def test_scenario_28_loading_ends_though_there_is_a_gap_before_the_end_of_the_lo
     scene = stage.start()
     scene.raw.create("ledger")
     producer = scene.producer()
-    machine = scene.broker.server.transactions.machine
+    machine = scene.broker.server.transactions.coordinator
     partition = machine.partition_for("payments")
     log = scene.log(TRANSACTION_STATE, partition)
     scene.on_loop(lambda: log.roll(scene.broker.server.now_ms()))
@@ -131,7 +131,7 @@ def test_scenario_28_loading_ends_though_there_is_a_gap_before_the_end_of_the_lo
 def idle_since(scene: Scene, count: int, last_update_ms: int) -> None:
     """Many transactional ids that nobody used since."""
     scene.on_loop(scene.broker.server.producer_ids.take)  # ids that are stored were given out
-    machine = scene.broker.server.transactions.machine
+    machine = scene.broker.server.transactions.coordinator
     for number in range(count):
         name = f"application-{number}"
         metadata = TransactionMetadata(
@@ -148,12 +148,12 @@ def test_scenario_31_mass_expiry_fits_into_the_batches_the_topic_takes(stage: St
     scene = stage.start(message_max_bytes=20_000, transaction_state_log_segment_bytes=20_000)
     idle_since(scene, 2_000, last_update_ms=0)
     assert known_ids(scene) == 2_000
-    host = scene.broker.server.transactions
+    shell = scene.broker.server.transactions
 
     def expire() -> None:
-        host.machine._next_expiration_ms = 0
-        for decision in host.machine.tick(scene.broker.server.now_ms()):
-            host.settle(decision)
+        shell.coordinator._next_expiration_ms = 0
+        for decision in shell.coordinator.tick(scene.broker.server.now_ms()):
+            shell.host.settle(decision)
 
     scene.on_loop(expire)
     assert known_ids(scene) == 0
@@ -217,17 +217,17 @@ def test_a_request_that_meets_the_markers_of_the_transaction_before_waits_for_th
     disk.waits = lambda call, path: call == "sync" and "ledger-0" in path
     assert producer.end(True) is E.NONE
     assert disk.waiting.wait(10)
-    host = scene.broker.server.transactions
+    shell = scene.broker.server.transactions
     with Raw(scene.broker) as other:
         scene.raw, watching = other, scene.raw
         with in_background(lambda: asked(producer)) as answer:
-            until(lambda: host._held, what="the request to be held back")
+            until(lambda: shell._held, what="the request to be held back")
             described = watching.ask(DescribeTransactionsRequest(transactional_ids=["payments"]))
             assert described.transaction_states[0].transaction_state == "PrepareCommit"
             disk.heal()
             assert answer() is E.NONE
         scene.raw = watching
-    assert not host._held
+    assert not shell._held
     assert scene.committed("ledger")[0] == b"first"
 
 

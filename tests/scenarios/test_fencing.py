@@ -87,7 +87,7 @@ def test_scenario_6_an_abort_for_an_absent_owner_bumps_the_epoch_and_the_zombie_
 
 def at_the_last_epoch(scene: Scene, producer_id: int = 4711) -> Steps:
     """A transactional id whose owner has used up all but the last epoch of its producer id."""
-    machine = scene.broker.server.transactions.machine
+    machine = scene.broker.server.transactions.coordinator
     metadata = TransactionMetadata(
         "payments", producer_id, 32766, 60_000, TransactionState.COMPLETE_COMMIT, last_update_ms=0
     )

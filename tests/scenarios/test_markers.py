@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.broker.coordinators import marker_sender
-from semel.broker.coordinators.transactions import TransactionHost
+from semel.broker.coordinators.transactions import TransactionShell
 from semel.broker.handlers import transactions as transaction_handlers
 from semel.errors import ErrorCode
 from semel.machines.values import TopicPartition
@@ -20,16 +20,16 @@ E = ErrorCode
 
 def between_verification_and_append(monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
     """The coordinator has agreed, and before the batch is written something else happens, once."""
-    original = TransactionHost.admit
+    original = TransactionShell.admit
     left = [happens]
 
-    def admit(self: TransactionHost, *args: Any, **options: Any) -> ErrorCode:
+    def admit(self: TransactionShell, *args: Any, **options: Any) -> ErrorCode:
         code = original(self, *args, **options)
         if left:
             left.pop()()
         return code
 
-    monkeypatch.setattr(TransactionHost, "admit", admit)
+    monkeypatch.setattr(TransactionShell, "admit", admit)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -60,13 +60,13 @@ def test_scenario_5_a_later_sequence_does_not_overtake_one_whose_verification_fa
     scene.raw.create("ledger")
     producer = scene.producer(protocol=1)
     assert producer.add("ledger") is E.NONE
-    original = TransactionHost.admit
+    original = TransactionShell.admit
     answers = [E.NETWORK_EXCEPTION]
 
-    def admit(self: TransactionHost, *args: Any, **options: Any) -> ErrorCode:
+    def admit(self: TransactionShell, *args: Any, **options: Any) -> ErrorCode:
         return answers.pop() if answers else original(self, *args, **options)
 
-    monkeypatch.setattr(TransactionHost, "admit", admit)
+    monkeypatch.setattr(TransactionShell, "admit", admit)
     assert producer.produce("ledger", b"zero", sequence=0)[0] is E.NOT_ENOUGH_REPLICAS
     # Taken, it would make sequence 0 out of order for ever.
     assert producer.produce("ledger", b"one", sequence=1)[0] is E.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -136,7 +136,7 @@ def test_scenario_11_markers_that_land_one_by_one_complete_the_transaction_once(
 
 def count_completions(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which transactions the coordinator decided to be complete, in order."""
-    machine = scene.broker.server.transactions.machine
+    machine = scene.broker.server.transactions.coordinator
     original = machine.markers_written
     completed: list[str] = []
 

@@ -1,61 +1,70 @@
-"""What every broker-side machine promises its host.
+"""What a coordinator and its host promise each other.
 
-A machine decides; its host does. A command is answered with a `Decision`: the records that must be durable before
-anything else happens, the reply, and what to do afterwards. The host appends the records, hands each one back to
-the machine's `replay`, and then performs the effects and sends the reply, in the order that the broker's durability
-asks for (`broker/durability.py`). Recovery is the same `replay` over the stored records: there is no second code path.
+A coordinator decides; its host acts. A command returns a `Decision`: the records to write, the reply, and the effects.
+The host appends the records to the coordinator's internal topic and hands each one back to `replay`. Then it performs
+the effects and sends the reply, in the order that the broker's durability asks for (`broker/durability.py`). A
+coordinator changes its stored state in `replay` alone, so recovery is the same `replay` over the stored records: there
+is no second code path.
+
+If the append fails, the host calls `append_failed` instead of `replay`, and the coordinator drops the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from semel.errors import ErrorCode
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 Reply = TypeVar("Reply", covariant=True)
 
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
-#: A question whose answer takes long, in steps: whoever asks may do other things in between. What is told of one group
-#: or one transaction is told as it was at one moment.
-Steps = Generator[None, None, Answered]
-#: So many things are looked at in one step.
+#: A question that takes long, answered in steps: the caller may serve others between two steps. What the answer says
+#: of one group or one transaction was true at one moment.
+Steps = Generator[None, None, Result]
+#: How many entries one step looks at.
 AT_ONCE = 100
 
 
-def done(steps: Steps[Answered]) -> Answered:
-    """All steps at once."""
+def run_all(steps: Steps[Result]) -> Result:
+    """Run all steps at once and return their result."""
     while True:
         try:
             next(steps)
         except StopIteration as last:
-            answer: Answered = last.value
-            return answer
+            result: Result = last.value
+            return result
 
 
-#: Identifies a parked request. The host maps it to whoever waits for the answer.
+#: Identifies a parked request. The host maps it to the client that waits for the answer.
 Token = int
 
 
 class StateRecord(NamedTuple):
-    """One record of an internal topic; a `value` of None is a tombstone."""
+    """One record of an internal topic. A `value` of None is a tombstone.
+
+    With a `producer` the record belongs to the open transaction of that producer: it counts once the transaction
+    commits.
+    """
 
     partition: int
     key: bytes
     value: bytes | None
+    producer: ProducerIdentity | None = None
 
 
 class Effect:
-    """Something the host does after the records are durable and replayed."""
+    """Something the host does after the records are written and replayed."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Effect):
-    """A parked request has its answer now."""
+class AnswerParked(Effect):
+    """Answer a parked request."""
 
     token: Token
     reply: object
@@ -63,7 +72,7 @@ class Answer(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers(Effect):
-    """Write this transaction's outcome into every partition, then report back with `markers_written`.
+    """Write the transaction's outcome into all its partitions, then call `markers_written`.
 
     `producer_epoch` is the epoch the markers carry (under transaction protocol V2 already the bumped one).
     """
@@ -79,13 +88,50 @@ class SendMarkers(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Reply]):
-    """What a machine decided.
+    """What a coordinator decided.
 
-    `reply` is None when the request is parked (an `Answer` effect comes later) or when nobody asked. With
-    `producer` set, the records go into one transactional batch of that producer: they count when its marker comes.
+    `reply` is None when the request is parked (an `AnswerParked` effect answers it later) or when nobody asked.
     """
 
     reply: Reply | None
     records: tuple[StateRecord, ...] = ()
     effects: tuple[Effect, ...] = ()
-    producer: ProducerIdentity | None = None
+
+
+class Coordinator(Protocol):
+    """What a host needs of a coordinator. Its commands take a request and `now_ms` and return a `Decision`.
+
+    The host calls one method at a time. It writes and replays a decision before it calls the next command. `loaded`
+    and `tick` may return several decisions; no two of them change the same group or transactional id.
+    """
+
+    def partition_for(self, key: str, /) -> int:
+        """The partition of the internal topic that stores this group or transactional id."""
+
+    def key_of(self, record: StateRecord, /) -> str:
+        """The group or transactional id of a record that a client wrote; `Refused` if no client may write it."""
+
+    def load(self, partition: int, coordinator_epoch: int) -> None:
+        """Start to load a partition: its stored records follow. Until `loaded`, its ids are refused."""
+
+    def replay(self, record: StateRecord) -> None:
+        """Take in a written record. This is the only way that stored state changes."""
+
+    def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
+        """All stored records are replayed: serve the partition. Returns what has to be finished."""
+
+    def unload(self, partition: int) -> list[Decision[Any]]:
+        """Forget a partition. Returns the answers to requests that are parked in it."""
+
+    def append_failed(self, decision: Decision[Result], code: ErrorCode) -> Result | None:
+        """Drop a decision whose records could not be written. Returns the reply to send instead.
+
+        `code` is the error of the log. Parked requests that the decision would have answered get an error from the
+        next `tick`, which is due at once.
+        """
+
+    def tick(self, now_ms: int) -> list[Decision[Any]]:
+        """Do what is due: timeouts, retries, expirations."""
+
+    def next_wake_ms(self) -> int | None:
+        """When `tick` has something to do next. A time in the past means now, None means nothing is due."""

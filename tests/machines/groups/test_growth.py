@@ -11,7 +11,7 @@ from semel.errors import ErrorCode, InvariantViolation
 from semel.machines.contract import StateRecord
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings
 from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
-from tests.machines.groups.group_host import TOPICS, Host
+from tests.machines.groups.group_driver import TOPICS, GroupDriver
 
 GROUPS = 3_000
 MOST_BYTES_PER_GROUP = 640
@@ -21,20 +21,20 @@ MOST_SECONDS = 2
 
 def written_log(protocol: str) -> list[StateRecord]:
     """Groups that somebody joined, committed one offset to, and left."""
-    host = Host(GroupSettings(group_initial_rebalance_delay_ms=0))
+    driver = GroupDriver(GroupSettings(group_initial_rebalance_delay_ms=0))
     for number in range(GROUPS):
         group = f"application-{number}"
         if protocol == "classic":
-            host.join(group=group, version=3)
-            member = next(iter(host.machine.groups[group].members))
-            host.sync(member, 1, {member: b""}, group=group)
-            host.commit(number, member_id=member, generation=1, group=group)
-            host.leave((member, None), group=group)
+            driver.join(group=group, version=3)
+            member = next(iter(driver.coordinator.groups[group].members))
+            driver.sync(member, 1, {member: b""}, group=group)
+            driver.commit(number, member_id=member, generation=1, group=group)
+            driver.leave((member, None), group=group)
         else:
-            epoch = host.consumer_heartbeat("a", 0, instance="one", group=group).member_epoch
-            assert host.commit(number, member_id="a", generation=epoch, instance="one", group=group) is ErrorCode.NONE
-            host.consumer_heartbeat("a", -1, instance="one", group=group)
-    return [entry[0] for entry in host.log if isinstance(entry, tuple)]
+            epoch = driver.consumer_heartbeat("a", 0, instance="one", group=group).member_epoch
+            assert driver.commit(number, member_id="a", generation=epoch, instance="one", group=group) is ErrorCode.NONE
+            driver.consumer_heartbeat("a", -1, instance="one", group=group)
+    return [entry for entry in driver.log if isinstance(entry, StateRecord)]
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -14,7 +14,7 @@ from semel.errors import ErrorCode
 from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.coordinator import GroupSettings, TopicInfo
-from tests.machines.groups.group_host import GROUP, TOPICS, Host
+from tests.machines.groups.group_driver import GROUP, TOPICS, GroupDriver
 
 PARTITIONS = 4
 LEDGER = TOPICS["ledger"].topic_id
@@ -35,26 +35,26 @@ class ClassicClient:
     def forget(self) -> None:
         self.member_id, self.generation, self.owned = "", -1, frozenset()
 
-    def step(self, host: Host) -> None:
+    def step(self, driver: GroupDriver) -> None:
         """Do the next thing: read an answer, join, sync or send a heartbeat."""
         if self.join_token is not None:
-            if (reply := host.answers.get(self.join_token)) is not None:
+            if (reply := driver.answers.get(self.join_token)) is not None:
                 self.join_token = None
-                self.joined(host, reply)
+                self.joined(driver, reply)
         elif self.sync_token is not None:
-            if (reply := host.answers.get(self.sync_token)) is not None:
+            if (reply := driver.answers.get(self.sync_token)) is not None:
                 self.sync_token = None
                 self.synced(reply)
         elif self.generation < 0:
-            token, reply = host.join(self.member_id, instance=self.instance)
+            token, reply = driver.join(self.member_id, instance=self.instance)
             if reply is None:
                 self.join_token = token
             else:
-                self.joined(host, reply)
+                self.joined(driver, reply)
         else:
-            self.heard(host.heartbeat(self.member_id, self.generation, instance=self.instance))
+            self.heard(driver.heartbeat(self.member_id, self.generation, instance=self.instance))
 
-    def joined(self, host: Host, reply: Any) -> None:
+    def joined(self, driver: GroupDriver, reply: Any) -> None:
         if reply.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = reply.member_id
             return
@@ -69,7 +69,7 @@ class ClassicClient:
                 member: bytes(p for p in range(PARTITIONS) if p % len(ids) == position)
                 for position, member in enumerate(ids)
             }
-        token, synced = host.sync(self.member_id, self.generation, assignments, instance=self.instance)
+        token, synced = driver.sync(self.member_id, self.generation, assignments, instance=self.instance)
         if synced is None:
             self.sync_token = token
         else:
@@ -96,7 +96,7 @@ class ClassicGroups(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.host = Host(GroupSettings(group_initial_rebalance_delay_ms=1000))
+        self.driver = GroupDriver(GroupSettings(group_initial_rebalance_delay_ms=1000))
         self.clients: list[ClassicClient] = []
         self.committed = -1
         self.next_offset = 0
@@ -113,20 +113,20 @@ class ClassicGroups(RuleBasedStateMachine):
         client = self.clients[which % len(self.clients)]
         for _ in range(steps):
             if client.running:
-                client.step(self.host)
+                client.step(self.driver)
 
     @rule()
     def everybody_goes_on(self) -> None:
         for client in self.clients:
             if client.running:
-                client.step(self.host)
+                client.step(self.driver)
 
     @precondition(lambda self: self.clients)
     @rule(which=st.integers(0, 9))
     def a_client_leaves(self, which: int) -> None:
         client = self.clients[which % len(self.clients)]
         if client.running and client.member_id:
-            self.host.leave((client.member_id, client.instance))
+            self.driver.leave((client.member_id, client.instance))
             client.running = False
 
     @precondition(lambda self: self.clients)
@@ -136,15 +136,15 @@ class ClassicGroups(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([100, 1000, 6000, 30_000, 70_000]))
     def time_passes(self, ms: int) -> None:
-        self.host.pass_ms(ms)
+        self.driver.pass_ms(ms)
 
     @rule()
     def the_next_write_fails(self) -> None:
-        self.host.fail_next = True
+        self.driver.fail_next = True
 
     @rule()
     def the_broker_restarts(self) -> None:
-        self.host = self.host.restarted()
+        self.driver = self.driver.restarted()
         for client in self.clients:
             client.join_token = client.sync_token = None
             client.generation, client.owned = -1, frozenset()
@@ -156,8 +156,8 @@ class ClassicGroups(RuleBasedStateMachine):
         client = self.clients[which % len(self.clients)]
         if not client.member_id or client.generation < 0:
             return
-        self.host.fail_next = False
-        group = self.host.machine.groups.get(GROUP)
+        self.driver.fail_next = False
+        group = self.driver.coordinator.groups.get(GROUP)
         assert group is None or isinstance(group, ClassicGroup)
         current = (
             group is not None
@@ -168,13 +168,13 @@ class ClassicGroups(RuleBasedStateMachine):
         self.next_offset += 1
         identity = {"member_id": client.member_id, "generation": client.generation, "instance": client.instance}
         if transactional:
-            code = self.host.txn_commit(self.next_offset, **identity)  # type: ignore[arg-type]
+            code = self.driver.txn_commit(self.next_offset, **identity)  # type: ignore[arg-type]
             assert (code == ErrorCode.NONE) is current
-            assert self.host.fetched()[0] == self.committed
-            self.host.marker(7, commit=commit)
+            assert self.driver.fetched()[0] == self.committed
+            self.driver.marker(7, commit=commit)
             accepted = current and commit
         else:
-            code = self.host.commit(self.next_offset, **identity)  # type: ignore[arg-type]
+            code = self.driver.commit(self.next_offset, **identity)  # type: ignore[arg-type]
             waiting = group is not None and group.state is ClassicGroupState.COMPLETING_REBALANCE
             accepted = current and not waiting
             assert (code == ErrorCode.NONE) is accepted
@@ -183,13 +183,13 @@ class ClassicGroups(RuleBasedStateMachine):
 
     @invariant()
     def what_is_committed_is_what_was_accepted(self) -> None:
-        assert self.host.fetched()[0] == self.committed
+        assert self.driver.fetched()[0] == self.committed
 
     @invariant()
     def one_owner_per_partition_and_generation(self) -> None:
         """G3, among clients that would be let in with what they hold."""
         owners: dict[tuple[int, int], ClassicClient] = {}
-        group = self.host.machine.groups.get(GROUP)
+        group = self.driver.coordinator.groups.get(GROUP)
         for client in self.clients:
             if isinstance(group, ClassicGroup) and client.member_id in group.members:
                 for partition in client.owned:
@@ -198,13 +198,13 @@ class ClassicGroups(RuleBasedStateMachine):
 
     @invariant()
     def the_log_gives_back_what_is_stable(self) -> None:
-        group = self.host.machine.groups.get(GROUP)
+        group = self.driver.coordinator.groups.get(GROUP)
         # That a group became empty may fail to be written: then its last members come back, and time out again.
         written = (
-            (ClassicGroupState.STABLE,) if self.host.failures else (ClassicGroupState.STABLE, ClassicGroupState.EMPTY)
+            (ClassicGroupState.STABLE,) if self.driver.failures else (ClassicGroupState.STABLE, ClassicGroupState.EMPTY)
         )
         if isinstance(group, ClassicGroup) and group.state in written:
-            again = self.host.restarted().machine.groups.get(GROUP)
+            again = self.driver.restarted().coordinator.groups.get(GROUP)
             assert isinstance(again, ClassicGroup)
             assert again.state is group.state
             assert again.generation_id == group.generation_id
@@ -233,7 +233,7 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.host = Host()
+        self.driver = GroupDriver()
         self.clients: list[ConsumerClient] = []
         self.partitions = PARTITIONS
 
@@ -261,7 +261,7 @@ class ConsumerGroups(RuleBasedStateMachine):
         owned = {topic_id: sorted(partitions) for topic_id, partitions in client.owned.items()}
         # What a client says it has is what it will go on having: it does not speak while it changes.
         says = client.epoch == 0 or (says and client.told is None)
-        reply = self.host.consumer_heartbeat(
+        reply = self.driver.consumer_heartbeat(
             client.name, client.epoch, owned=owned if says else None, instance=client.instance
         )
         if lost:
@@ -290,42 +290,42 @@ class ConsumerGroups(RuleBasedStateMachine):
         if client.running and client.epoch > 0:
             client.running = False
             client.owned = {}
-            self.host.consumer_heartbeat(client.name, -1, instance=client.instance)
+            self.driver.consumer_heartbeat(client.name, -1, instance=client.instance)
 
     @precondition(lambda self: self.clients)
     @rule(which=st.integers(0, 9))
     def a_static_client_restarts(self, which: int) -> None:
         client = self.clients[which % len(self.clients)]
         if client.running and client.instance is not None and client.epoch > 0:
-            reply = self.host.consumer_heartbeat(client.name, -2, instance=client.instance)
+            reply = self.driver.consumer_heartbeat(client.name, -2, instance=client.instance)
             if reply.error_code == ErrorCode.NONE:
                 client.name += "'"
             client.epoch, client.owned, client.told = 0, {}, None
 
     @rule(ms=st.sampled_from([1000, 10_000, 31_000, 46_000]))
     def time_passes(self, ms: int) -> None:
-        self.host.pass_ms(ms)
+        self.driver.pass_ms(ms)
 
     @rule()
     def the_next_write_fails(self) -> None:
-        self.host.fail_next = True
+        self.driver.fail_next = True
 
     @rule()
     def the_broker_restarts(self) -> None:
-        self.host = self.host.restarted()
-        self.host.machine.topics_changed(self.topics(), self.host.now_ms)
+        self.driver = self.driver.restarted()
+        self.driver.coordinator.topics_changed(self.topics(), self.driver.now_ms)
 
     @precondition(lambda self: self.partitions < 8)
     @rule()
     def the_topic_grows(self) -> None:
         self.partitions += 1
-        self.host.machine.topics_changed(self.topics(), self.host.now_ms)
+        self.driver.coordinator.topics_changed(self.topics(), self.driver.now_ms)
 
     def topics(self) -> dict[str, TopicInfo]:
         return {**TOPICS, "ledger": TopicInfo(LEDGER, self.partitions)}
 
     def group(self) -> ConsumerGroup | None:
-        group = self.host.machine.groups.get(GROUP)
+        group = self.driver.coordinator.groups.get(GROUP)
         assert group is None or isinstance(group, ConsumerGroup)
         return group
 
@@ -351,7 +351,7 @@ class ConsumerGroups(RuleBasedStateMachine):
     @invariant()
     def the_log_gives_the_same_group(self) -> None:
         group = self.group()
-        again = self.host.restarted().machine.groups.get(GROUP)
+        again = self.driver.restarted().coordinator.groups.get(GROUP)
         if group is None:
             assert again is None
             return
@@ -361,16 +361,16 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, whoever runs ends up with all partitions between them."""
-        if not hasattr(self, "host"):
+        if not hasattr(self, "driver"):
             return
-        self.host.fail_next = False
+        self.driver.fail_next = False
         running = [client for client in self.clients if client.running]
         if not running:
             return
-        self.host.pass_ms(46_000)
+        self.driver.pass_ms(46_000)
         for _ in range(12):
             self.everybody_goes_on()
-            self.host.pass_ms(1000)
+            self.driver.pass_ms(1000)
         group = self.group()
         assert group is not None and group.state.value == "Stable"
         held = [partition for client in running for partition in client.owned.get(LEDGER, ())]

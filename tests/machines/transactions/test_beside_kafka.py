@@ -22,7 +22,7 @@ from semel.wire.messages.transactions import (
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from tests.machines.transactions.transaction_host import TopicPartition, topics
+from tests.machines.transactions.transaction_driver import TopicPartition, topics
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.waiting import until
 

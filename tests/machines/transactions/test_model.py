@@ -20,7 +20,7 @@ from semel.machines.transactions.coordinator import TransactionCoordinator, Tran
 from semel.machines.transactions.metadata import LAST_CLIENT_EPOCH, MAX_EPOCH
 from semel.machines.transactions.states import PREPARED, TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
-from tests.machines.transactions.transaction_host import T0, Host, metadata_in
+from tests.machines.transactions.transaction_driver import T0, TransactionDriver, metadata_in
 
 IDS = ("payments", "orders")
 PARTITIONS = tuple(TopicPartition("ledger", number) for number in range(4))
@@ -38,7 +38,7 @@ partitions = st.sets(st.sampled_from(PARTITIONS), min_size=1, max_size=3)
 class Transactions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.host = Host(SETTINGS)
+        self.driver = TransactionDriver(SETTINGS)
         self.held: dict[str, list[ProducerIdentity]] = {name: [] for name in IDS}
         #: Every producer identity that may have written to a partition within the transaction that is open.
         self.data: dict[str, dict[TopicPartition, ProducerIdentity]] = {name: {} for name in IDS}
@@ -61,17 +61,17 @@ class Transactions(RuleBasedStateMachine):
     def init(self, name: str, age: int | None) -> None:
         expected = None if age is None or not self.held[name] else self.identity(name, age)
         with self.fencing():
-            reply = self.host.init(name, identity=expected)
+            reply = self.driver.init(name, identity=expected)
         if reply.error_code == ErrorCode.NONE:
             self.hold(name, reply.producer_id, reply.producer_epoch)
-            assert self.host.state(name) == "Empty"
+            assert self.driver.state(name) == "Empty"
 
     @rule(name=ids, age=st.integers(0, 2), added=partitions, explicitly=st.booleans())
     def add(self, name: str, age: int, added: set[TopicPartition], explicitly: bool) -> None:
         identity = self.identity(name, age)
-        send = self.host.add if explicitly else self.host.produce
+        send = self.driver.add if explicitly else self.driver.produce
         if send(identity, *added, transactional_id=name) is ErrorCode.NONE:
-            metadata = self.host.metadata(name)
+            metadata = self.driver.metadata(name)
             assert metadata.identity == identity, "only the current owner adds"
             assert metadata.state is TransactionState.ONGOING and added <= metadata.partitions
             self.data[name].update(dict.fromkeys(added, identity))
@@ -79,12 +79,12 @@ class Transactions(RuleBasedStateMachine):
     @rule(name=ids, age=st.integers(0, 2), commit=st.booleans(), version=st.sampled_from((1, 4, 5)))
     def end(self, name: str, age: int, commit: bool, version: int) -> None:
         identity = self.identity(name, age)
-        before = self.host.known().get(name)
-        written = len(self.host.log)
-        reply = self.host.end(identity, commit, version, name)
+        before = self.driver.known().get(name)
+        written = len(self.driver.log)
+        reply = self.driver.end(identity, commit, version, name)
         if reply.error_code == ErrorCode.NONE:
             assert before is not None
-            if len(self.host.log) > written:
+            if len(self.driver.log) > written:
                 assert before.identity == identity, "only the current owner ends"
             if version == 5:
                 assert (reply.producer_id, reply.producer_epoch) != (identity.producer_id, identity.producer_epoch)
@@ -95,7 +95,7 @@ class Transactions(RuleBasedStateMachine):
     @rule(name=ids, commit=st.booleans())
     def decide_and_leave_pending(self, name: str, commit: bool) -> None:
         if len(self.pending) < 2 and self.held[name]:
-            decision = self.host.end_decision(self.identity(name, 0), commit, 5, name)
+            decision = self.driver.end_decision(self.identity(name, 0), commit, 5, name)
             if decision.records:
                 self.pending.append(decision)
 
@@ -104,24 +104,24 @@ class Transactions(RuleBasedStateMachine):
         if self.pending:
             decision = self.pending.pop(0)
             if fails:
-                self.host.coordinator.append_failed(decision)
+                self.driver.coordinator.append_failed(decision, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             else:
-                self.host.perform(decision)
+                self.driver.perform(decision)
 
     @rule()
     def appends_begin_or_cease_to_fail(self) -> None:
-        self.host.append_fails = not self.host.append_fails
+        self.driver.append_fails = not self.driver.append_fails
 
     @rule(data=st.data())
     def some_markers_are_written(self, data: st.DataObject) -> None:
-        if self.host.waiting:
-            sent = data.draw(st.sampled_from(self.host.waiting))
+        if self.driver.waiting:
+            sent = data.draw(st.sampled_from(self.driver.waiting))
             chosen = data.draw(st.sets(st.sampled_from(sent.partitions), min_size=1))
             self.mark(sent, chosen)
 
     @rule()
     def all_markers_are_written(self) -> None:
-        for sent in list(self.host.waiting):
+        for sent in list(self.driver.waiting):
             self.mark(sent, set(sent.partitions))
 
     def mark(self, sent: SendMarkers, chosen: set[TopicPartition]) -> None:
@@ -135,39 +135,39 @@ class Transactions(RuleBasedStateMachine):
             if sent.transaction_version == 2:
                 key = (sent.producer_id, sent.producer_epoch, partition.topic, partition.partition)
                 assert self.outcomes.setdefault(key, sent.commit) is sent.commit, "one transaction, two outcomes"
-        self.host.perform(self.host.coordinator.markers_written(sent, self.host.now_ms, chosen))
-        if self.host.known()[sent.transactional_id].state not in PREPARED:
-            self.host.waiting = [each for each in self.host.waiting if each is not sent]
+        self.driver.perform(self.driver.coordinator.markers_written(sent, self.driver.now_ms, chosen))
+        if self.driver.known()[sent.transactional_id].state not in PREPARED:
+            self.driver.waiting = [each for each in self.driver.waiting if each is not sent]
             self.data[sent.transactional_id].clear()
 
     @rule(advance_ms=st.sampled_from((1, 400, 30_000, 61_000, 700_000, 3_000_000)))
     def time_passes(self, advance_ms: int) -> None:
         with self.fencing():
-            self.host.tick(advance_ms)
+            self.driver.tick(advance_ms)
 
     @contextmanager
     def fencing(self) -> Iterator[None]:
         """Whoever is aborted while absent must be fenced: every new marker is an abort with an epoch above its own."""
-        before, waiting = self.host.known(), len(self.host.waiting)
+        before, waiting = self.driver.known(), len(self.driver.waiting)
         yield
-        for sent in self.host.waiting[waiting:]:
+        for sent in self.driver.waiting[waiting:]:
             assert not sent.commit
             assert sent.producer_epoch > before[sent.transactional_id].producer_epoch
 
     @rule()
     def the_broker_crashes(self) -> None:
         self.pending.clear()
-        self.host.append_fails = False
-        self.host.start()
+        self.driver.append_fails = False
+        self.driver.start()
 
     @rule(name=ids)
     def the_epochs_run_out(self, name: str) -> None:
-        metadata = self.host.known().get(name)
+        metadata = self.driver.known().get(name)
         if metadata is not None and metadata.state is TransactionState.EMPTY and not self.pending:
-            self.host.append_fails = False
-            placed = metadata_in(TransactionState.EMPTY, epoch=LAST_CLIENT_EPOCH, now_ms=self.host.now_ms)
-            producer_id = self.host.new_producer_id()
-            self.host.place(replace(placed, transactional_id=name, producer_id=producer_id))
+            self.driver.append_fails = False
+            placed = metadata_in(TransactionState.EMPTY, epoch=LAST_CLIENT_EPOCH, now_ms=self.driver.now_ms)
+            producer_id = self.driver.new_producer_id()
+            self.driver.place(replace(placed, transactional_id=name, producer_id=producer_id))
             self.hold(name, producer_id, LAST_CLIENT_EPOCH)
 
     # What always holds.
@@ -177,51 +177,51 @@ class Transactions(RuleBasedStateMachine):
         fresh = TransactionCoordinator(SETTINGS)
         for partition in range(SETTINGS.transaction_state_log_num_partitions):
             fresh.load(partition, 1)
-        for record in self.host.log:
+        for record in self.driver.log:
             fresh.replay(record)
         replayed = {name: each for shard in fresh._shards.values() for name, each in shard.entries.items()}
-        assert replayed == self.host.known()
+        assert replayed == self.driver.known()
 
     @invariant()
     def epochs_never_fall(self) -> None:
-        for metadata in self.host.known().values():
+        for metadata in self.driver.known().values():
             assert metadata.producer_epoch >= self.highest.get(metadata.producer_id, -1)
             assert metadata.producer_epoch <= MAX_EPOCH
             self.highest[metadata.producer_id] = metadata.producer_epoch
 
     @invariant()
     def prepared_transactions_are_on_their_way(self) -> None:
-        waiting = {sent.transactional_id for sent in self.host.waiting}
-        for name, metadata in self.host.known().items():
+        waiting = {sent.transactional_id for sent in self.driver.waiting}
+        for name, metadata in self.driver.known().items():
             if metadata.state in PREPARED:
-                retried = self.host.coordinator._next_retry_ms is not None
+                retried = self.driver.coordinator._next_retry_ms is not None
                 assert name in waiting or retried or self.pending, f"{name} would stay prepared for ever"
 
     @invariant()
     def nothing_stays_open_past_its_deadline_unnoticed(self) -> None:
-        wake_ms = self.host.coordinator.next_wake_ms()
-        for metadata in self.host.known().values():
+        wake_ms = self.driver.coordinator.next_wake_ms()
+        for metadata in self.driver.known().values():
             if metadata.deadline_ms is not None and not self.pending:
                 assert wake_ms is not None
-                assert wake_ms <= max(metadata.deadline_ms + 1, self.host.now_ms + 500)
+                assert wake_ms <= max(metadata.deadline_ms + 1, self.driver.now_ms + 500)
 
     @invariant()
     def only_pending_decisions_are_pending(self) -> None:
-        under_way = sum(len(shard.pending) for shard in self.host.coordinator._shards.values())
+        under_way = sum(len(shard.pending) for shard in self.driver.coordinator._shards.values())
         assert under_way == len(self.pending)
 
     def teardown(self) -> None:
         """Whatever happened, once the faults heal a new producer gets the id and commits."""
         for decision in self.pending:
-            self.host.perform(decision)
-        self.host.append_fails = False
-        self.host.tick(61_000)
+            self.driver.perform(decision)
+        self.driver.append_fails = False
+        self.driver.tick(61_000)
         for name in IDS:
-            producer = self.host.producer(name)
-            assert self.host.produce(producer, T0, transactional_id=name) is ErrorCode.NONE
-            assert self.host.end(producer, True, 5, name).error_code == ErrorCode.NONE
-            self.host.write_markers()
-            assert self.host.state(name) == "CompleteCommit"
+            producer = self.driver.producer(name)
+            assert self.driver.produce(producer, T0, transactional_id=name) is ErrorCode.NONE
+            assert self.driver.end(producer, True, 5, name).error_code == ErrorCode.NONE
+            self.driver.write_markers()
+            assert self.driver.state(name) == "CompleteCommit"
 
 
 Transactions.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

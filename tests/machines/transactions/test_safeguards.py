@@ -13,104 +13,104 @@ from semel.machines.transactions import metadata as transaction_metadata
 from semel.machines.transactions.shard import Shard
 from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity
-from tests.machines.transactions.transaction_host import T0, T1, Host, metadata_in
+from tests.machines.transactions.transaction_driver import T0, T1, TransactionDriver, metadata_in
 
-Story = Callable[[Host], None]
+Story = Callable[[TransactionDriver], None]
 Remove = Callable[[pytest.MonkeyPatch], None]
 
 
-def a_zombie_cannot_add_to_or_end_what_its_successor_does(host: Host) -> None:
-    zombie = host.producer()
-    successor = host.producer()
-    assert host.produce(successor, T0) is ErrorCode.NONE
-    assert host.add(zombie, T1) is ErrorCode.PRODUCER_FENCED
-    assert host.commit(zombie, version=4) is ErrorCode.PRODUCER_FENCED
-    assert host.metadata().partitions == {T0}
-    assert host.commit(successor) is ErrorCode.NONE
+def a_zombie_cannot_add_to_or_end_what_its_successor_does(driver: TransactionDriver) -> None:
+    zombie = driver.producer()
+    successor = driver.producer()
+    assert driver.produce(successor, T0) is ErrorCode.NONE
+    assert driver.add(zombie, T1) is ErrorCode.PRODUCER_FENCED
+    assert driver.commit(zombie, version=4) is ErrorCode.PRODUCER_FENCED
+    assert driver.metadata().partitions == {T0}
+    assert driver.commit(successor) is ErrorCode.NONE
 
 
-def a_zombie_cannot_end_its_successors_transaction_under_v2(host: Host) -> None:
-    zombie = host.producer()
-    successor = host.producer()
-    assert host.produce(successor, T0) is ErrorCode.NONE
-    assert host.commit(zombie) is ErrorCode.PRODUCER_FENCED
-    assert host.commit(successor) is ErrorCode.NONE
+def a_zombie_cannot_end_its_successors_transaction_under_v2(driver: TransactionDriver) -> None:
+    zombie = driver.producer()
+    successor = driver.producer()
+    assert driver.produce(successor, T0) is ErrorCode.NONE
+    assert driver.commit(zombie) is ErrorCode.PRODUCER_FENCED
+    assert driver.commit(successor) is ErrorCode.NONE
 
 
-def a_zombie_cannot_renew_itself(host: Host) -> None:
-    zombie = host.producer()
-    successor = host.producer()
-    host.produce(successor, T0)
-    assert host.init(identity=zombie).error_code == ErrorCode.PRODUCER_FENCED
-    assert host.state() == "Ongoing"
+def a_zombie_cannot_renew_itself(driver: TransactionDriver) -> None:
+    zombie = driver.producer()
+    successor = driver.producer()
+    driver.produce(successor, T0)
+    assert driver.init(identity=zombie).error_code == ErrorCode.PRODUCER_FENCED
+    assert driver.state() == "Ongoing"
 
 
-def nobody_decides_while_a_decision_is_being_written(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    commit = host.end_decision(producer, True)
-    assert host.abort(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
-    host.perform(commit)
-    host.write_markers()
-    assert {sent.commit for sent, _ in host.written} == {True}
+def nobody_decides_while_a_decision_is_being_written(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    commit = driver.end_decision(producer, True)
+    assert driver.abort(producer) is ErrorCode.CONCURRENT_TRANSACTIONS
+    driver.perform(commit)
+    driver.write_markers()
+    assert {sent.commit for sent, _ in driver.written} == {True}
 
 
-def a_delayed_end_cannot_end_the_next_transaction(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    following = host.commit_v2(producer)
-    host.produce(following, T0)
-    assert host.abort(producer) is ErrorCode.PRODUCER_FENCED
-    assert host.state() == "Ongoing"
+def a_delayed_end_cannot_end_the_next_transaction(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    following = driver.commit_v2(producer)
+    driver.produce(following, T0)
+    assert driver.abort(producer) is ErrorCode.PRODUCER_FENCED
+    assert driver.state() == "Ongoing"
 
 
-def an_absent_owner_is_fenced_by_timeout(host: Host) -> None:
-    owner = host.producer()
-    host.produce(owner, T0)
-    host.tick(60_001)
-    host.write_markers()
-    assert host.produce(owner, T0) is ErrorCode.PRODUCER_FENCED
+def an_absent_owner_is_fenced_by_timeout(driver: TransactionDriver) -> None:
+    owner = driver.producer()
+    driver.produce(owner, T0)
+    driver.tick(60_001)
+    driver.write_markers()
+    assert driver.produce(owner, T0) is ErrorCode.PRODUCER_FENCED
 
 
-def a_report_from_before_a_reload_completes_nothing(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.commit(producer)
-    before = host.waiting[0]
-    host.start()
-    assert host.waiting[0].coordinator_epoch > before.coordinator_epoch
-    host.perform(host.coordinator.markers_written(before, host.now_ms))
-    assert host.state() == "PrepareCommit"
-    host.write_markers()
-    assert host.state() == "CompleteCommit"
+def a_report_from_before_a_reload_completes_nothing(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.commit(producer)
+    before = driver.waiting[0]
+    driver.start()
+    assert driver.waiting[0].coordinator_epoch > before.coordinator_epoch
+    driver.perform(driver.coordinator.markers_written(before, driver.now_ms))
+    assert driver.state() == "PrepareCommit"
+    driver.write_markers()
+    assert driver.state() == "CompleteCommit"
 
 
-def a_commit_is_completed_once_however_often_it_is_reported(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.commit(producer)
-    sent = host.waiting[0]
-    first = host.coordinator.markers_written(sent, host.now_ms)
-    assert host.coordinator.markers_written(sent, host.now_ms).records == ()
-    host.perform(first)
-    assert host.state() == "CompleteCommit"
+def a_commit_is_completed_once_however_often_it_is_reported(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.commit(producer)
+    sent = driver.waiting[0]
+    first = driver.coordinator.markers_written(sent, driver.now_ms)
+    assert driver.coordinator.markers_written(sent, driver.now_ms).records == ()
+    driver.perform(first)
+    assert driver.state() == "CompleteCommit"
 
 
-def the_last_epoch_is_never_exceeded(host: Host) -> None:
-    host.place(_at_epoch(32766))
-    reply = host.end(ProducerIdentity(77, 32766), True)
+def the_last_epoch_is_never_exceeded(driver: TransactionDriver) -> None:
+    driver.place(_at_epoch(32766))
+    reply = driver.end(ProducerIdentity(77, 32766), True)
     assert (reply.error_code, reply.producer_epoch) == (ErrorCode.NONE, 0)
     assert reply.producer_id != 77
-    host.write_markers()
-    assert host.produce(ProducerIdentity(reply.producer_id, 0), T0) is ErrorCode.NONE
+    driver.write_markers()
+    assert driver.produce(ProducerIdentity(reply.producer_id, 0), T0) is ErrorCode.NONE
 
 
-def a_failed_write_is_forgotten(host: Host) -> None:
-    producer = host.producer()
-    host.append_fails = True
-    host.produce(producer, T0)
-    host.append_fails = False
-    assert host.produce(producer, T0) is ErrorCode.NONE
+def a_failed_write_is_forgotten(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.append_fails = True
+    driver.produce(producer, T0)
+    driver.append_fails = False
+    assert driver.produce(producer, T0) is ErrorCode.NONE
 
 
 def _at_epoch(epoch: int) -> transaction_metadata.TransactionMetadata:
@@ -200,11 +200,11 @@ each_pair = pytest.mark.parametrize(
 
 @each_pair
 def test_with_the_safeguard_the_story_ends_well(story: Story, remove: Remove) -> None:
-    story(Host())
+    story(TransactionDriver())
 
 
 @each_pair
 def test_without_the_safeguard_the_story_fails(story: Story, remove: Remove, monkeypatch: pytest.MonkeyPatch) -> None:
     remove(monkeypatch)
     with pytest.raises((AssertionError, InvariantViolation, Refused)):
-        story(Host())
+        story(TransactionDriver())

@@ -16,215 +16,223 @@ from semel.machines.transactions.records import metadata_of, record_of, transact
 from semel.machines.transactions.states import TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import InitProducerIdRequest
-from tests.machines.transactions.transaction_host import OTHER, T0, T1, Host, metadata_in
+from tests.machines.transactions.transaction_driver import OTHER, T0, T1, TransactionDriver, metadata_in
 
 E = ErrorCode
 
 
 @pytest.fixture
-def host() -> Host:
-    return Host()
+def driver() -> TransactionDriver:
+    return TransactionDriver()
 
 
-def test_scenario_1_a_late_produce_after_an_abort_by_timeout_is_refused(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.tick(60_001)
+def test_scenario_1_a_late_produce_after_an_abort_by_timeout_is_refused(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.tick(60_001)
     late = (producer.producer_id, producer.producer_epoch, [T0])
-    assert host.produce(producer, T1) is E.PRODUCER_FENCED
-    assert host.coordinator.verify("payments", *late) == {T0: E.PRODUCER_FENCED}
-    host.write_markers()
-    assert host.produce(producer, T1) is E.PRODUCER_FENCED
-    assert host.coordinator.verify("payments", *late) == {T0: E.PRODUCER_FENCED}
+    assert driver.produce(producer, T1) is E.PRODUCER_FENCED
+    assert driver.coordinator.verify("payments", *late) == {T0: E.PRODUCER_FENCED}
+    driver.write_markers()
+    assert driver.produce(producer, T1) is E.PRODUCER_FENCED
+    assert driver.coordinator.verify("payments", *late) == {T0: E.PRODUCER_FENCED}
 
 
-def test_scenario_2_a_delayed_end_of_a_transaction_cannot_end_the_next_one(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    following = host.commit_v2(producer)
-    host.produce(following, T0)
-    assert host.commit(producer) is E.PRODUCER_FENCED
-    assert host.abort(producer) is E.PRODUCER_FENCED
-    assert host.state() == "Ongoing"
+def test_scenario_2_a_delayed_end_of_a_transaction_cannot_end_the_next_one(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    following = driver.commit_v2(producer)
+    driver.produce(following, T0)
+    assert driver.commit(producer) is E.PRODUCER_FENCED
+    assert driver.abort(producer) is E.PRODUCER_FENCED
+    assert driver.state() == "Ongoing"
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("by", ["timeout", "init"])
 def test_scenario_6_an_abort_for_an_absent_owner_bumps_the_epoch_and_fences_it(by: str, level: int) -> None:
-    host = Host(TransactionSettings(transaction_version=level))
-    zombie = host.producer()
-    host.add(zombie, T0)
+    driver = TransactionDriver(TransactionSettings(transaction_version=level))
+    zombie = driver.producer()
+    driver.add(zombie, T0)
     if by == "timeout":
-        host.tick(60_001)
+        driver.tick(60_001)
     else:
-        assert host.init().error_code == E.CONCURRENT_TRANSACTIONS
-    assert host.waiting[0].producer_epoch == zombie.producer_epoch + 1
+        assert driver.init().error_code == E.CONCURRENT_TRANSACTIONS
+    assert driver.waiting[0].producer_epoch == zombie.producer_epoch + 1
     for version in (0, 4):
-        assert host.commit(zombie, version=version) in (E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH)
-    assert host.commit(zombie) is not E.NONE
-    host.write_markers()
-    assert host.add(zombie, T0) is E.PRODUCER_FENCED
-    assert host.commit(zombie) is not E.NONE
-    assert {sent.commit for sent, _ in host.written} == {False}
+        assert driver.commit(zombie, version=version) in (E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH)
+    assert driver.commit(zombie) is not E.NONE
+    driver.write_markers()
+    assert driver.add(zombie, T0) is E.PRODUCER_FENCED
+    assert driver.commit(zombie) is not E.NONE
+    assert {sent.commit for sent, _ in driver.written} == {False}
 
 
 @pytest.mark.parametrize("by", ["timeout", "init"])
-def test_scenario_7_fencing_at_the_last_epoch_bumps_once_and_never_overflows(host: Host, by: str) -> None:
-    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
+def test_scenario_7_fencing_at_the_last_epoch_bumps_once_and_never_overflows(
+    driver: TransactionDriver, by: str
+) -> None:
+    driver.place(metadata_in(TransactionState.ONGOING, epoch=32766))
     if by == "timeout":
-        host.tick(60_001)
+        driver.tick(60_001)
     else:
-        assert host.init().error_code == E.CONCURRENT_TRANSACTIONS
-    sent = host.waiting[0]
+        assert driver.init().error_code == E.CONCURRENT_TRANSACTIONS
+    sent = driver.waiting[0]
     assert (sent.producer_id, sent.producer_epoch, sent.commit) == (77, 32767, False)
-    host.write_markers()
+    driver.write_markers()
     # The highest epoch is never handed out, not even to a repeated abort.
-    late = host.end(ProducerIdentity(77, 32766), False)
+    late = driver.end(ProducerIdentity(77, 32766), False)
     assert (late.error_code, late.producer_epoch) in [(E.PRODUCER_FENCED, -1), (E.NONE, 0)]
-    reply = host.init()
+    reply = driver.init()
     assert (reply.error_code, reply.producer_id) == (E.NONE, 1000)
     assert reply.producer_epoch in (0, 1)
 
 
-def test_scenario_7_a_state_already_at_the_highest_epoch_is_recovered(host: Host) -> None:
-    host.place(metadata_in(TransactionState.ONGOING, epoch=32767))
-    assert host.init().error_code == E.CONCURRENT_TRANSACTIONS
-    assert host.waiting[0].producer_epoch == 32767
-    host.write_markers()
-    assert host.init().error_code == E.NONE
+def test_scenario_7_a_state_already_at_the_highest_epoch_is_recovered(driver: TransactionDriver) -> None:
+    driver.place(metadata_in(TransactionState.ONGOING, epoch=32767))
+    assert driver.init().error_code == E.CONCURRENT_TRANSACTIONS
+    assert driver.waiting[0].producer_epoch == 32767
+    driver.write_markers()
+    assert driver.init().error_code == E.NONE
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_scenario_8_epoch_exhaustion_rotates_the_producer_id_without_fencing_itself(host: Host, commit: bool) -> None:
+def test_scenario_8_epoch_exhaustion_rotates_the_producer_id_without_fencing_itself(
+    driver: TransactionDriver, commit: bool
+) -> None:
     last = ProducerIdentity(77, 32766)
-    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
-    reply = host.end(last, commit)
+    driver.place(metadata_in(TransactionState.ONGOING, epoch=32766))
+    reply = driver.end(last, commit)
     assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (E.NONE, 1000, 0)
-    sent = host.waiting[0]
+    sent = driver.waiting[0]
     assert (sent.producer_id, sent.producer_epoch) == (77, 32767)
     following = ProducerIdentity(reply.producer_id, reply.producer_epoch)
-    assert host.end(last, commit).error_code == E.CONCURRENT_TRANSACTIONS
-    host.write_markers()
-    repeated = host.end(last, commit)
+    assert driver.end(last, commit).error_code == E.CONCURRENT_TRANSACTIONS
+    driver.write_markers()
+    repeated = driver.end(last, commit)
     assert (repeated.error_code, repeated.producer_id, repeated.producer_epoch) == (E.NONE, 1000, 0)
-    assert host.end(last, not commit).error_code == E.INVALID_TXN_STATE
-    assert host.produce(following, T0) is E.NONE
-    assert host.commit(last) is E.INVALID_PRODUCER_ID_MAPPING
-    assert host.commit(following) is E.NONE
+    assert driver.end(last, not commit).error_code == E.INVALID_TXN_STATE
+    assert driver.produce(following, T0) is E.NONE
+    assert driver.commit(last) is E.INVALID_PRODUCER_ID_MAPPING
+    assert driver.commit(following) is E.NONE
 
 
-def test_scenario_8_the_rotated_identity_is_told_to_wait_while_the_markers_are_on_their_way(host: Host) -> None:
-    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
-    reply = host.end(ProducerIdentity(77, 32766), True)
+def test_scenario_8_the_rotated_identity_is_told_to_wait_while_the_markers_are_on_their_way(
+    driver: TransactionDriver,
+) -> None:
+    driver.place(metadata_in(TransactionState.ONGOING, epoch=32766))
+    reply = driver.end(ProducerIdentity(77, 32766), True)
     rotated = ProducerIdentity(reply.producer_id, reply.producer_epoch)
     assert rotated == ProducerIdentity(1000, 0)
-    assert host.produce(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert host.add(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert host.abort(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert ErrorCode(host.init(identity=rotated).error_code) is ErrorCode.CONCURRENT_TRANSACTIONS
-    host.write_markers()
-    assert host.produce(rotated) is ErrorCode.NONE
+    assert driver.produce(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert driver.add(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert driver.abort(rotated) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert ErrorCode(driver.init(identity=rotated).error_code) is ErrorCode.CONCURRENT_TRANSACTIONS
+    driver.write_markers()
+    assert driver.produce(rotated) is ErrorCode.NONE
 
 
-def test_scenario_8_the_rotation_survives_a_crash_between_decision_and_markers(host: Host) -> None:
-    host.place(metadata_in(TransactionState.ONGOING, epoch=32766))
-    host.end(ProducerIdentity(77, 32766), True)
-    host.start()
-    host.write_markers()
-    assert host.metadata().identity == ProducerIdentity(1000, 0)
+def test_scenario_8_the_rotation_survives_a_crash_between_decision_and_markers(driver: TransactionDriver) -> None:
+    driver.place(metadata_in(TransactionState.ONGOING, epoch=32766))
+    driver.end(ProducerIdentity(77, 32766), True)
+    driver.start()
+    driver.write_markers()
+    assert driver.metadata().identity == ProducerIdentity(1000, 0)
 
 
-def test_scenario_9_a_marker_reported_twice_completes_once(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.commit(producer)
-    sent = host.waiting[0]
-    host.write_markers()
-    written = len(host.log)
-    assert host.coordinator.markers_written(sent, host.now_ms).records == ()
-    assert len(host.log) == written
-    assert host.state() == "CompleteCommit"
+def test_scenario_9_a_marker_reported_twice_completes_once(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.commit(producer)
+    sent = driver.waiting[0]
+    driver.write_markers()
+    written = len(driver.log)
+    assert driver.coordinator.markers_written(sent, driver.now_ms).records == ()
+    assert len(driver.log) == written
+    assert driver.state() == "CompleteCommit"
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_scenario_10_completing_an_old_transaction_never_completes_a_newer_one(host: Host, version: int) -> None:
-    producer = host.producer()
-    host.produce(producer, T0, T1)
-    reply = host.end(producer, True, version)
-    old = host.waiting[0]
-    host.write_markers()
+def test_scenario_10_completing_an_old_transaction_never_completes_a_newer_one(
+    driver: TransactionDriver, version: int
+) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0, T1)
+    reply = driver.end(producer, True, version)
+    old = driver.waiting[0]
+    driver.write_markers()
     if version == 5:
         producer = ProducerIdentity(reply.producer_id, reply.producer_epoch)
-    host.produce(producer, T0, T1)
-    host.end(producer, True, version)
-    newer = host.waiting[0]
+    driver.produce(producer, T0, T1)
+    driver.end(producer, True, version)
+    newer = driver.waiting[0]
     assert (newer == old) is (version == 4), "V1 keeps the epoch: the two are told apart by identity alone"
-    assert host.coordinator.markers_written(old, host.now_ms).records == ()
-    assert host.state() == "PrepareCommit"
-    assert {(topic.topic, *topic.partitions) for topic in host.describe().topics} == {("ledger", 0, 1)}
-    host.perform(host.coordinator.markers_written(newer, host.now_ms))
-    assert host.state() == "CompleteCommit"
+    assert driver.coordinator.markers_written(old, driver.now_ms).records == ()
+    assert driver.state() == "PrepareCommit"
+    assert {(topic.topic, *topic.partitions) for topic in driver.describe().topics} == {("ledger", 0, 1)}
+    driver.perform(driver.coordinator.markers_written(newer, driver.now_ms))
+    assert driver.state() == "CompleteCommit"
 
 
 def test_scenario_11_markers_complete_in_any_order_exactly_once() -> None:
     for order in itertools.permutations((T0, T1, OTHER)):
-        host = Host()
-        producer = host.producer()
-        host.produce(producer, T0, T1, OTHER)
-        host.commit(producer)
-        sent = host.waiting[0]
-        decisions = [host.coordinator.markers_written(sent, host.now_ms, [each]) for each in (*order, *order)]
+        driver = TransactionDriver()
+        producer = driver.producer()
+        driver.produce(producer, T0, T1, OTHER)
+        driver.commit(producer)
+        sent = driver.waiting[0]
+        decisions = [driver.coordinator.markers_written(sent, driver.now_ms, [each]) for each in (*order, *order)]
         assert sum(bool(decision.records) for decision in decisions) == 1
         assert decisions[2].records, "the third marker of three completes"
-        host.perform(decisions[2])
-        assert host.state() == "CompleteCommit"
+        driver.perform(decisions[2])
+        assert driver.state() == "CompleteCommit"
 
 
-def test_scenario_12_a_failed_write_clears_what_was_pending(host: Host) -> None:
-    producer = host.producer()
-    before = host.metadata()
-    host.append_fails = True
-    assert host.produce(producer, T0) is E.COORDINATOR_NOT_AVAILABLE
-    assert host.add(producer, T0) is E.COORDINATOR_NOT_AVAILABLE
-    assert host.add_offsets(producer) is E.COORDINATOR_NOT_AVAILABLE
-    assert host.init().error_code == E.COORDINATOR_NOT_AVAILABLE
-    assert host.metadata() == before
-    host.append_fails = False
-    assert host.produce(producer, T0) is E.NONE
-    host.append_fails = True
-    assert host.commit(producer) is E.COORDINATOR_NOT_AVAILABLE
-    assert host.init().error_code == E.COORDINATOR_NOT_AVAILABLE
-    assert host.waiting == [], "no marker follows a decision that was not written"
-    host.append_fails = False
-    assert host.commit(producer) is E.NONE
+def test_scenario_12_a_failed_write_clears_what_was_pending(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    before = driver.metadata()
+    driver.append_fails = True
+    assert driver.produce(producer, T0) is E.COORDINATOR_NOT_AVAILABLE
+    assert driver.add(producer, T0) is E.COORDINATOR_NOT_AVAILABLE
+    assert driver.add_offsets(producer) is E.COORDINATOR_NOT_AVAILABLE
+    assert driver.init().error_code == E.COORDINATOR_NOT_AVAILABLE
+    assert driver.metadata() == before
+    driver.append_fails = False
+    assert driver.produce(producer, T0) is E.NONE
+    driver.append_fails = True
+    assert driver.commit(producer) is E.COORDINATOR_NOT_AVAILABLE
+    assert driver.init().error_code == E.COORDINATOR_NOT_AVAILABLE
+    assert driver.waiting == [], "no marker follows a decision that was not written"
+    driver.append_fails = False
+    assert driver.commit(producer) is E.NONE
 
 
-def test_scenario_12_an_abort_by_timeout_whose_write_failed_is_tried_again(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.append_fails = True
-    assert len(host.tick(60_001)) == 1
-    assert host.state() == "Ongoing"
-    assert host.tick() == [], "not at once: the disk gets time to recover"
-    assert host.coordinator.next_wake_ms() == host.now_ms + 500
-    assert len(host.tick(500)) == 1
-    host.append_fails = False
-    host.tick(500)
-    assert host.state() == "PrepareAbort"
-    assert host.waiting[0].producer_epoch == producer.producer_epoch + 1
+def test_scenario_12_an_abort_by_timeout_whose_write_failed_is_tried_again(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.append_fails = True
+    assert len(driver.tick(60_001)) == 1
+    assert driver.state() == "Ongoing"
+    assert driver.tick() == [], "not at once: the disk gets time to recover"
+    assert driver.coordinator.next_wake_ms() == driver.now_ms + 500
+    assert len(driver.tick(500)) == 1
+    driver.append_fails = False
+    driver.tick(500)
+    assert driver.state() == "PrepareAbort"
+    assert driver.waiting[0].producer_epoch == producer.producer_epoch + 1
 
 
-def test_scenario_12_a_completion_whose_write_failed_is_tried_again(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    host.commit(producer)
-    host.append_fails = True
-    host.write_markers()
-    assert host.state() == "PrepareCommit"
-    host.append_fails = False
-    assert host.coordinator.next_wake_ms() == host.now_ms + 500
-    host.tick(500)
-    assert host.state() == "CompleteCommit"
+def test_scenario_12_a_completion_whose_write_failed_is_tried_again(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    driver.commit(producer)
+    driver.append_fails = True
+    driver.write_markers()
+    assert driver.state() == "PrepareCommit"
+    driver.append_fails = False
+    assert driver.coordinator.next_wake_ms() == driver.now_ms + 500
+    driver.tick(500)
+    assert driver.state() == "CompleteCommit"
 
 
 @pytest.mark.parametrize(
@@ -237,98 +245,102 @@ def test_scenario_12_a_completion_whose_write_failed_is_tried_again(host: Host) 
     ],
 )
 def test_scenario_12_the_sender_is_told_what_to_do_about_a_failed_write(
-    host: Host, storage: ErrorCode, told: ErrorCode
+    driver: TransactionDriver, storage: ErrorCode, told: ErrorCode
 ) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    decision = host.end_decision(producer, True)
-    reply = host.coordinator.append_failed(decision, storage)
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    decision = driver.end_decision(producer, True)
+    reply = driver.coordinator.append_failed(decision, storage)
     assert reply is not None
     assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (told, -1, -1)
 
 
-def test_scenario_13_an_id_whose_first_write_failed_leaves_nothing_behind(host: Host) -> None:
-    host.append_fails = True
-    assert host.init().error_code == E.COORDINATOR_NOT_AVAILABLE
-    host.append_fails = False
-    assert host.describe().error_code == E.TRANSACTIONAL_ID_NOT_FOUND
-    host.tick(host.settings.transactional_id_expiration_ms + 1)
-    assert host.log == []
-    assert host.producer().producer_epoch == 0
+def test_scenario_13_an_id_whose_first_write_failed_leaves_nothing_behind(driver: TransactionDriver) -> None:
+    driver.append_fails = True
+    assert driver.init().error_code == E.COORDINATOR_NOT_AVAILABLE
+    driver.append_fails = False
+    assert driver.describe().error_code == E.TRANSACTIONAL_ID_NOT_FOUND
+    driver.tick(driver.settings.transactional_id_expiration_ms + 1)
+    assert driver.log == []
+    assert driver.producer().producer_epoch == 0
 
 
-def test_scenario_28_loading_ends_though_compaction_left_gaps(host: Host) -> None:
-    first, second = host.producer("first"), host.producer("second")
-    host.produce(first, T0, transactional_id="first")
-    host.end(first, True, transactional_id="first")
-    host.produce(second, T1, transactional_id="second")
-    expected = host.known()
+def test_scenario_28_loading_ends_though_compaction_left_gaps(driver: TransactionDriver) -> None:
+    first, second = driver.producer("first"), driver.producer("second")
+    driver.produce(first, T0, transactional_id="first")
+    driver.end(first, True, transactional_id="first")
+    driver.produce(second, T1, transactional_id="second")
+    expected = driver.known()
     latest: dict[bytes, StateRecord] = {}
-    for record in host.log:
+    for record in driver.log:
         latest.pop(record.key, None)
         latest[record.key] = record
-    host.log[:] = latest.values()
-    host.start()
-    assert host.known() == expected
-    assert [sent.transactional_id for sent in host.waiting] == ["first"]
-    assert host.produce(second, T0, transactional_id="second") is E.NONE
+    driver.log[:] = latest.values()
+    driver.start()
+    assert driver.known() == expected
+    assert [sent.transactional_id for sent in driver.waiting] == ["first"]
+    assert driver.produce(second, T0, transactional_id="second") is E.NONE
 
 
-def test_scenario_30_a_topic_deleted_during_commit_does_not_keep_the_transaction_open(host: Host) -> None:
-    producer = host.producer()
+def test_scenario_30_a_topic_deleted_during_commit_does_not_keep_the_transaction_open(
+    driver: TransactionDriver,
+) -> None:
+    producer = driver.producer()
     gone = TopicPartition("deleted", 0)
-    host.produce(producer, T0, gone)
-    host.commit(producer)
-    sent = host.waiting[0]
-    host.perform(host.coordinator.markers_written(sent, host.now_ms, [T0]))
-    assert host.state() == "PrepareCommit"
-    host.perform(host.coordinator.markers_written(sent, host.now_ms, [gone]))
-    assert host.state() == "CompleteCommit"
+    driver.produce(producer, T0, gone)
+    driver.commit(producer)
+    sent = driver.waiting[0]
+    driver.perform(driver.coordinator.markers_written(sent, driver.now_ms, [T0]))
+    assert driver.state() == "PrepareCommit"
+    driver.perform(driver.coordinator.markers_written(sent, driver.now_ms, [gone]))
+    assert driver.state() == "CompleteCommit"
 
 
 def test_scenario_31_mass_expiry_writes_no_batch_larger_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_coordinator, "MOST_EXPIRED_AT_ONCE", 30)
     settings = TransactionSettings(transaction_state_log_num_partitions=2)
-    host = Host(settings)
+    driver = TransactionDriver(settings)
     for number in range(500):
-        host.producer(f"application-{number}")
-    host.now_ms += settings.transactional_id_expiration_ms
-    decisions = host.coordinator.tick(host.now_ms)
+        driver.producer(f"application-{number}")
+    driver.now_ms += settings.transactional_id_expiration_ms
+    decisions = driver.coordinator.tick(driver.now_ms)
     assert len(decisions) > 10
     for decision in decisions:
         assert len({record.partition for record in decision.records}) == 1
         assert len(decision.records) <= 30
     assert sum(len(decision.records) for decision in decisions) == 500
-    assert host.init("application-7").error_code == E.CONCURRENT_TRANSACTIONS
+    assert driver.init("application-7").error_code == E.CONCURRENT_TRANSACTIONS
     for decision in decisions[:-1]:
-        host.perform(decision)
-    host.coordinator.append_failed(decisions[-1])
-    assert len(host.known()) == len(decisions[-1].records)
-    assert host.producer("application-7").producer_epoch in (0, 1)
+        driver.perform(decision)
+    driver.coordinator.append_failed(decisions[-1], E.COORDINATOR_NOT_AVAILABLE)
+    assert len(driver.known()) == len(decisions[-1].records)
+    assert driver.producer("application-7").producer_epoch in (0, 1)
 
 
-def test_scenario_35_an_epoch_bumped_by_the_client_itself_is_refused(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
+def test_scenario_35_an_epoch_bumped_by_the_client_itself_is_refused(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
     ahead = ProducerIdentity(producer.producer_id, producer.producer_epoch + 1)
     for version in (2, 3, 4, 5):
-        assert host.commit(ahead, version=version) is E.PRODUCER_FENCED
-    assert host.commit(ahead, version=1) is E.INVALID_PRODUCER_EPOCH
-    assert host.produce(ahead, T1) is E.PRODUCER_FENCED
-    assert host.state() == "Ongoing"
+        assert driver.commit(ahead, version=version) is E.PRODUCER_FENCED
+    assert driver.commit(ahead, version=1) is E.INVALID_PRODUCER_EPOCH
+    assert driver.produce(ahead, T1) is E.PRODUCER_FENCED
+    assert driver.state() == "Ongoing"
 
 
-def test_scenario_40_the_transaction_after_an_abort_has_another_epoch_so_sequences_may_start_again(host: Host) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    reply = host.end(producer, False)
-    host.write_markers()
+def test_scenario_40_the_transaction_after_an_abort_has_another_epoch_so_sequences_may_start_again(
+    driver: TransactionDriver,
+) -> None:
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    reply = driver.end(producer, False)
+    driver.write_markers()
     following = ProducerIdentity(reply.producer_id, reply.producer_epoch)
     assert following.producer_epoch > producer.producer_epoch
-    assert host.produce(following, T0) is E.NONE
-    assert host.commit(following) is E.NONE
-    epochs = [(sent.producer_epoch, sent.commit) for sent, _ in host.written] + [
-        (sent.producer_epoch, sent.commit) for sent in host.waiting
+    assert driver.produce(following, T0) is E.NONE
+    assert driver.commit(following) is E.NONE
+    epochs = [(sent.producer_epoch, sent.commit) for sent, _ in driver.written] + [
+        (sent.producer_epoch, sent.commit) for sent in driver.waiting
     ]
     assert epochs == [(producer.producer_epoch + 1, False), (producer.producer_epoch + 2, True)]
 
@@ -336,93 +348,93 @@ def test_scenario_40_the_transaction_after_an_abort_has_another_epoch_so_sequenc
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("crash", [False, True])
 def test_scenario_41_a_commit_whose_answer_was_lost_succeeds_when_repeated(
-    host: Host, version: int, crash: bool
+    driver: TransactionDriver, version: int, crash: bool
 ) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    answer = host.end(producer, True, version)
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    answer = driver.end(producer, True, version)
     if crash:
-        host.start()
-    assert host.end(producer, True, version).error_code == E.CONCURRENT_TRANSACTIONS
-    host.write_markers()
+        driver.start()
+    assert driver.end(producer, True, version).error_code == E.CONCURRENT_TRANSACTIONS
+    driver.write_markers()
     if crash:
-        host.start()
-    assert host.end(producer, True, version) == answer
-    assert host.end(producer, False, version).error_code == E.INVALID_TXN_STATE
+        driver.start()
+    assert driver.end(producer, True, version) == answer
+    assert driver.end(producer, False, version).error_code == E.INVALID_TXN_STATE
 
 
-def test_scenario_43_a_begun_but_empty_transaction_survives_a_restart_and_expires(host: Host) -> None:
-    producer = host.producer()
-    host.start()
-    assert host.metadata().identity == producer
-    assert host.produce(producer, T0) is E.NONE
-    idle = host.producer("idle")
-    host.start()
-    assert host.metadata("idle").identity == idle
-    host.tick(host.settings.transactional_id_expiration_ms)
-    host.write_markers()
-    assert host.describe("idle").error_code == E.TRANSACTIONAL_ID_NOT_FOUND
-    host.start()
-    assert host.describe("idle").error_code == E.TRANSACTIONAL_ID_NOT_FOUND
+def test_scenario_43_a_begun_but_empty_transaction_survives_a_restart_and_expires(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.start()
+    assert driver.metadata().identity == producer
+    assert driver.produce(producer, T0) is E.NONE
+    idle = driver.producer("idle")
+    driver.start()
+    assert driver.metadata("idle").identity == idle
+    driver.tick(driver.settings.transactional_id_expiration_ms)
+    driver.write_markers()
+    assert driver.describe("idle").error_code == E.TRANSACTIONAL_ID_NOT_FOUND
+    driver.start()
+    assert driver.describe("idle").error_code == E.TRANSACTIONAL_ID_NOT_FOUND
 
 
-def test_scenario_45_offsets_of_a_producer_that_is_gone_are_released_by_timeout(host: Host) -> None:
-    producer = host.producer()
-    assert host.add_offsets(producer) is E.NONE
-    host.start()
-    host.tick(60_001)
-    sent = host.waiting[0]
+def test_scenario_45_offsets_of_a_producer_that_is_gone_are_released_by_timeout(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    assert driver.add_offsets(producer) is E.NONE
+    driver.start()
+    driver.tick(60_001)
+    sent = driver.waiting[0]
     assert (sent.commit, sent.partitions) == (False, (TopicPartition("__consumer_offsets", 7),))
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])
 def test_scenario_46_ending_while_the_previous_end_completes_waits_and_is_never_an_empty_success(
-    host: Host, version: int
+    driver: TransactionDriver, version: int
 ) -> None:
-    producer = host.producer()
-    host.produce(producer, T0)
-    reply = host.end(producer, True, version)
+    producer = driver.producer()
+    driver.produce(producer, T0)
+    reply = driver.end(producer, True, version)
     following = ProducerIdentity(reply.producer_id, reply.producer_epoch) if version == 5 else producer
-    assert host.commit(following, version) is E.CONCURRENT_TRANSACTIONS
-    assert host.produce(following, T0) is E.CONCURRENT_TRANSACTIONS
+    assert driver.commit(following, version) is E.CONCURRENT_TRANSACTIONS
+    assert driver.produce(following, T0) is E.CONCURRENT_TRANSACTIONS
 
 
-def test_scenario_47_an_empty_transaction_ends_cleanly(host: Host) -> None:
-    producer = host.producer()
-    host.add(producer, T0)
-    assert host.commit(producer, version=4) is E.NONE
-    host.write_markers()
+def test_scenario_47_an_empty_transaction_ends_cleanly(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.add(producer, T0)
+    assert driver.commit(producer, version=4) is E.NONE
+    driver.write_markers()
     # V1: nothing was added since the last commit, so a commit repeats it.
-    assert host.commit(producer, version=4) is E.NONE
+    assert driver.commit(producer, version=4) is E.NONE
     # V2: an empty abort renews the identity; an empty commit is refused, as Kafka does, because a repeated commit
     # carries the epoch from before and could not be told from a lost one.
-    assert host.commit(producer) is E.INVALID_TXN_STATE
-    reply = host.end(producer, False)
+    assert driver.commit(producer) is E.INVALID_TXN_STATE
+    reply = driver.end(producer, False)
     assert (reply.error_code, reply.producer_epoch) == (E.NONE, producer.producer_epoch + 1)
 
 
-def test_a_prepared_transaction_found_in_the_log_is_finished_and_an_open_one_goes_on(host: Host) -> None:
-    open_one, prepared_one = host.producer("open"), host.producer("prepared")
-    host.produce(open_one, T0, transactional_id="open")
-    host.produce(prepared_one, T0, T1, transactional_id="prepared")
-    host.end(prepared_one, True, transactional_id="prepared")
-    sent_before = host.waiting[0]
-    host.start()
-    assert host.waiting == [replace(sent_before, coordinator_epoch=2)]
-    assert host.coordinator.markers_written(sent_before, host.now_ms).records == ()
-    host.write_markers()
-    assert host.state("prepared") == "CompleteCommit"
-    assert host.produce(open_one, T1, transactional_id="open") is E.NONE
-    assert host.end(open_one, True, transactional_id="open").error_code == E.NONE
+def test_a_prepared_transaction_found_in_the_log_is_finished_and_an_open_one_goes_on(driver: TransactionDriver) -> None:
+    open_one, prepared_one = driver.producer("open"), driver.producer("prepared")
+    driver.produce(open_one, T0, transactional_id="open")
+    driver.produce(prepared_one, T0, T1, transactional_id="prepared")
+    driver.end(prepared_one, True, transactional_id="prepared")
+    sent_before = driver.waiting[0]
+    driver.start()
+    assert driver.waiting == [replace(sent_before, coordinator_epoch=2)]
+    assert driver.coordinator.markers_written(sent_before, driver.now_ms).records == ()
+    driver.write_markers()
+    assert driver.state("prepared") == "CompleteCommit"
+    assert driver.produce(open_one, T1, transactional_id="open") is E.NONE
+    assert driver.end(open_one, True, transactional_id="open").error_code == E.NONE
 
 
-def test_a_crash_between_the_two_records_of_an_empty_abort_is_finished_on_loading(host: Host) -> None:
-    producer = host.producer()
-    host.end(producer, False)
-    del host.log[-1]
-    host.start()
-    assert host.state() == "CompleteAbort"
-    assert host.metadata().producer_epoch == producer.producer_epoch + 1
+def test_a_crash_between_the_two_records_of_an_empty_abort_is_finished_on_loading(driver: TransactionDriver) -> None:
+    producer = driver.producer()
+    driver.end(producer, False)
+    del driver.log[-1]
+    driver.start()
+    assert driver.state() == "CompleteAbort"
+    assert driver.metadata().producer_epoch == producer.producer_epoch + 1
 
 
 def test_a_hundred_thousand_idle_ids_are_loaded_quickly() -> None:

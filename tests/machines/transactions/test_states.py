@@ -1,6 +1,8 @@
-"""Every cell of the table, driven through the coordinator."""
+"""Every cell of the table, driven through the coordinator; and the documentation drawn from it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -8,12 +10,13 @@ from semel.errors import ErrorCode
 from semel.machines.transactions.coordinator import TransactionSettings
 from semel.machines.transactions.states import (
     TRANSACTION_STEPS,
-    TRANSACTION_TABLE,
     TransactionEvent,
     TransactionState,
+    document,
+    step,
 )
 from semel.machines.values import ProducerIdentity
-from tests.machines.transactions.transaction_host import OTHER, Host, metadata_in
+from tests.machines.transactions.transaction_driver import OTHER, TransactionDriver, metadata_in
 
 STORED = [
     state for state in TransactionState if state not in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
@@ -22,38 +25,38 @@ CURRENT = ProducerIdentity(77, 5)
 BEFORE = ProducerIdentity(77, 4)
 
 
-def happened(host: Host, event: TransactionEvent) -> ErrorCode:
+def happened(driver: TransactionDriver, event: TransactionEvent) -> ErrorCode:
     """Let the event happen to the id, and tell what its sender was told (NONE where nobody sends it)."""
     match event:
         case TransactionEvent.INIT:
-            return ErrorCode(host.init().error_code)
+            return ErrorCode(driver.init().error_code)
         case TransactionEvent.KEEP:
-            return ErrorCode(host.init(keep=True, two_phase=True).error_code)
+            return ErrorCode(driver.init(keep=True, two_phase=True).error_code)
         case TransactionEvent.ADD:
-            return host.produce(CURRENT, OTHER)
+            return driver.produce(CURRENT, OTHER)
         case TransactionEvent.COMMIT_V1:
-            return host.commit(CURRENT, version=4)
+            return driver.commit(CURRENT, version=4)
         case TransactionEvent.ABORT_V1:
-            return host.abort(CURRENT, version=4)
+            return driver.abort(CURRENT, version=4)
         case TransactionEvent.COMMIT:
-            return host.commit(CURRENT)
+            return driver.commit(CURRENT)
         case TransactionEvent.ABORT:
-            return host.abort(CURRENT)
+            return driver.abort(CURRENT)
         case TransactionEvent.COMMIT_AGAIN:
-            return host.commit(BEFORE)
+            return driver.commit(BEFORE)
         case TransactionEvent.ABORT_AGAIN:
-            return host.abort(BEFORE)
+            return driver.abort(BEFORE)
         case TransactionEvent.TIME_OUT:
-            host.tick(60_001)
+            driver.tick(60_001)
         case TransactionEvent.MARKED:
-            host.waiting.extend(
+            driver.waiting.extend(
                 effect
-                for decision in host.coordinator.loaded(host.coordinator.partition_for("payments"), host.now_ms)
+                for decision in driver.coordinator.loaded(driver.coordinator.partition_for("payments"), driver.now_ms)
                 for effect in decision.effects
             )
-            host.write_markers()
+            driver.write_markers()
         case TransactionEvent.EXPIRE:
-            host.tick(host.settings.transactional_id_expiration_ms)
+            driver.tick(driver.settings.transactional_id_expiration_ms)
     return ErrorCode.NONE
 
 
@@ -64,31 +67,31 @@ def happened(host: Host, event: TransactionEvent) -> ErrorCode:
 def test_the_coordinator_does_what_the_cell_says(state: TransactionState, event: TransactionEvent) -> None:
     # An id that may expire must not at the same time be one that can time out.
     expiration_ms = 10_000 if event is TransactionEvent.EXPIRE else 604_800_000
-    host = Host(
+    driver = TransactionDriver(
         TransactionSettings(
             transaction_two_phase_commit_enable=True,
             transactional_id_expiration_ms=expiration_ms,
             transaction_remove_expired_transaction_cleanup_interval_ms=1_000,
         )
     )
-    host.place(metadata_in(state))
-    written_before = len(host.log)
+    driver.place(metadata_in(state))
+    written_before = len(driver.log)
 
-    told = happened(host, event)
+    told = happened(driver, event)
 
-    cell = TRANSACTION_TABLE.step(state, event)
-    written = host.log[written_before:]
+    cell = step(state, event)
+    written = driver.log[written_before:]
     internal = event in (TransactionEvent.TIME_OUT, TransactionEvent.MARKED, TransactionEvent.EXPIRE)
     if isinstance(cell, ErrorCode):
         assert written == [], "a refusal writes nothing"
-        assert host.metadata() == metadata_in(state)
+        assert driver.metadata() == metadata_in(state)
         assert told is (ErrorCode.NONE if internal else cell)
     elif cell is TransactionState.DEAD:
         assert [record.value for record in written] == [None]
-        assert host.known() == {}
+        assert driver.known() == {}
     elif cell is TransactionState.PREPARE_EPOCH_FENCE:
-        assert TRANSACTION_TABLE.step(cell, TransactionEvent.FENCED) is TransactionState.PREPARE_ABORT
-        assert host.metadata().state is TransactionState.PREPARE_ABORT
+        assert step(cell, TransactionEvent.FENCED) is TransactionState.PREPARE_ABORT
+        assert driver.metadata().state is TransactionState.PREPARE_ABORT
         assert told is (ErrorCode.NONE if internal else ErrorCode.CONCURRENT_TRANSACTIONS)
     else:
         assert told is ErrorCode.NONE
@@ -96,7 +99,7 @@ def test_the_coordinator_does_what_the_cell_says(state: TransactionState, event:
         if cell is TransactionState.PREPARE_ABORT and state is not TransactionState.ONGOING:
             # Nothing was written in it, so it is complete at once.
             states = {TransactionState.COMPLETE_ABORT}
-        assert {host.metadata().state} == states
+        assert {driver.metadata().state} == states
 
 
 def test_a_state_that_is_never_stored_accepts_nothing_from_a_client() -> None:
@@ -120,11 +123,16 @@ def test_only_a_decided_transaction_can_complete_and_only_the_way_it_was_decided
 
 def test_no_event_leads_from_a_decided_outcome_to_the_opposite_one() -> None:
     for event in TransactionEvent:
-        assert TRANSACTION_TABLE.step(TransactionState.PREPARE_COMMIT, event) not in (
+        assert step(TransactionState.PREPARE_COMMIT, event) not in (
             TransactionState.PREPARE_ABORT,
             TransactionState.COMPLETE_ABORT,
         )
-        assert TRANSACTION_TABLE.step(TransactionState.PREPARE_ABORT, event) not in (
+        assert step(TransactionState.PREPARE_ABORT, event) not in (
             TransactionState.PREPARE_COMMIT,
             TransactionState.COMPLETE_COMMIT,
         )
+
+
+def test_the_document_is_drawn_from_the_table() -> None:
+    path = Path(__file__).parents[3] / "docs" / "transaction-states.md"
+    assert path.read_text() == document(), "regenerate it: python -m semel.machines.transactions.states > " + str(path)

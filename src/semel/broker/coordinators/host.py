@@ -1,77 +1,93 @@
-"""Hosts a coordinator machine on its internal topic: append, replay, then effects and reply.
+"""Runs a coordinator on its internal topic: append, replay, then effects and reply.
 
-`broker.durability` decides the order of effects and reply.
+One host serves every coordinator that fulfils `machines.contract.Coordinator`. What only one coordinator needs is
+given to the host as *performers*: who performs an effect, by the effect's type. `broker.durability` decides the order
+of effects and reply.
 
 Guarantees:
 
-- A machine's records are in the log before it remembers them, and before anybody hears of them; with
+- A coordinator's records are in the log before it replays them and before anybody hears of them. With
   `semel.durability=fsync` they are on disk before anybody hears of them, also from the answer to a retry.
-- A partition is loaded by replaying its log before its first request, and every stored partition is loaded soon after
-  the start, because what was left prepared must be finished and what was left open must time out.
-- A record that cannot be read costs that record: it is named with its offset, and the rest of its partition is served.
-- A partition whose log is damaged is not served until a restart: whoever asks for it is told NOT_COORDINATOR.
-- When an append fails, the machine is told and its answer to that is what the client gets.
-- What was decided and written is carried out, whether or not the client that asked for it is still there.
+- A partition is loaded by replaying its log before its first request. Every stored partition is loaded soon after the
+  start, because prepared transactions must be finished and open ones must time out.
+- A record that cannot be read is skipped: the log names it with its offset, and the rest of its partition is served.
+- A partition whose log is damaged is not served until a restart: its clients are told NOT_COORDINATOR.
+- When an append fails, the coordinator is told, and the client gets the reply that the coordinator returns.
+- A written decision is carried out, also if the client that asked for it has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
-from semel.broker.topics.internal import PARTITIONS_OF_INTERNAL_TOPICS
-from semel.broker.topics.partition import Partition
+from semel.broker.partitions import PARTITIONS_OF_INTERNAL_TOPICS, Partition
 from semel.errors import ErrorCode, RecordsRefused, Refused
-from semel.machines.contract import Decision, Effect, StateRecord
+from semel.machines.contract import Coordinator, Decision, Effect, StateRecord
 from semel.machines.values import ProducerIdentity
 from semel.records.batch import Batch, read_records, split
 from semel.records.building import build, build_pairs
 from semel.records.compression import NONE
 from semel.records.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TRANSACTIONAL
+from semel.records.markers import read_marker
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
 
 logger = logging.getLogger(__name__)
 
+#: How much of a log one read takes while a partition is loaded.
 LOAD_READ_BYTES = 1024 * 1024
-#: What reading a record raises that is none, besides `Refused`.
+#: What reading a record raises if it is not one, besides `Refused`.
 _UNREADABLE = (StructError, ValueError, LookupError, TypeError, OverflowError)
-#: Whose records are in no transaction.
-NOBODY = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+#: The producer id and epoch of records that belong to no transaction.
+NO_PRODUCER = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
-class Machine(Protocol):
-    """What a host needs of a coordinator machine."""
+class Performer(Protocol):
+    """Performs one type of effect."""
 
-    def load(self, partition: int, coordinator_epoch: int) -> None: ...
-    def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]: ...
-    def unload(self, partition: int) -> object: ...
-    def partition_for(self, key: str, /) -> int: ...
-    def tick(self, now_ms: int) -> list[Decision[Any]]: ...
-    def next_wake_ms(self) -> int | None: ...
+    def perform(self, effect: Any, /) -> None:
+        """Do what the coordinator asked for."""
+
+    def is_awaited(self, effect: Any, /) -> bool:
+        """Whether somebody waits for the effect. Then it is performed before the reply is sent."""
 
 
 def partition_count(broker: BrokerServer, topic_name: str) -> int:
-    """How many partitions ids are spread over: those there are, whatever the setting says by now."""
+    """How many partitions an internal topic has; the setting counts only until the topic is created."""
     topic = broker.topics.topics.get(topic_name)
     count: int = broker.settings[PARTITIONS_OF_INTERNAL_TOPICS[topic_name]]
     return count if topic is None else len(topic.partitions)
 
 
 class CoordinatorHost:
-    """One machine, one internal topic."""
+    """One coordinator on one internal topic."""
 
-    def __init__(self, broker: BrokerServer, topic_name: str, machine: Machine) -> None:
+    def __init__(
+        self,
+        broker: BrokerServer,
+        topic_name: str,
+        coordinator: Coordinator,
+        performers: Mapping[type[Effect], Performer],
+        *,
+        codec: int = NONE,
+        replay_marker: Callable[[int, int, bool], None] | None = None,
+    ) -> None:
+        """`replay_marker` gets partition, producer id and whether it committed, for each control batch in the log."""
         self.broker = broker
         self.topic_name = topic_name
-        self.machine_to_drive = machine
-        #: What the topic's batches are compressed with.
-        self.codec = NONE
-        self._loaded: set[int] = set()
+        self.coordinator = coordinator
+        self._performers = performers
+        #: How the topic's batches are compressed.
+        self._codec = codec
+        self._replay_marker = replay_marker
+        #: Called after records were replayed, while somebody waits for what they change.
+        self.after_replay: Callable[[], None] | None = None
+        self._loaded: dict[int, Partition] = {}
         self._unreadable: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -79,7 +95,7 @@ class CoordinatorHost:
     # Loading
 
     def ready(self, partition: int) -> bool:
-        """Load this partition of the internal topic if nobody has yet; whether it can be served."""
+        """Load a partition of the internal topic unless it is loaded. Returns whether it can be served."""
         if partition in self._loaded:
             return True
         if partition not in self._unreadable:
@@ -87,11 +103,11 @@ class CoordinatorHost:
         return partition in self._loaded
 
     def ready_for(self, key: str) -> bool:
-        """Load the partition this group or transactional id lives in; whether it can be served."""
-        return self.ready(self.machine_to_drive.partition_for(key))
+        """Load the partition of this group or transactional id. Returns whether it can be served."""
+        return self.ready(self.coordinator.partition_for(key))
 
     def load_all(self) -> Generator[None, None, None]:
-        """Load every partition, for questions about all of them, one at a time."""
+        """Load all partitions, one per step."""
         topic = self.broker.topics.topics.get(self.topic_name)
         if topic is not None:
             for partition in topic.partitions:
@@ -99,7 +115,7 @@ class CoordinatorHost:
                 yield
 
     async def load_stored(self) -> None:
-        """Load what the last run left, a partition at a time so that clients are served in between."""
+        """Load the partitions that the last run left, one at a time: clients are served in between."""
         topic = self.broker.topics.topics.get(self.topic_name)
         for partition in topic.partitions if topic is not None else ():
             if partition.directory.exists():
@@ -107,20 +123,19 @@ class CoordinatorHost:
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:
-        partition = self.broker.internal_topics.get(self.topic_name).partition(index)
-        machine = self.machine_to_drive
-        machine.load(index, self.broker.leader_epoch)
+        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        self.coordinator.load(index, self.broker.leader_epoch)
         if partition.opened is not None or partition.directory.exists():
             try:
                 self._replay_log(partition)
             except (Refused, OSError, *_UNREADABLE) as error:
-                # Damage. What lives in it cannot be served, and the machine says so; everything else can.
-                logger.error("%s-%d cannot be loaded: %s", self.topic_name, index, error)
+                logger.error("%s-%d is damaged and cannot be loaded: %s", self.topic_name, index, error)
                 self._unreadable.add(index)
-                machine.unload(index)
+                for decision in self.coordinator.unload(index):
+                    self.settle(decision)
                 return
-        self._loaded.add(index)
-        for decision in machine.loaded(index, self.broker.now_ms()):
+        self._loaded[index] = partition
+        for decision in self.coordinator.loaded(index, self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()
 
@@ -137,30 +152,30 @@ class CoordinatorHost:
                 offset = batch.next_offset
 
     def _replay_batch(self, index: int, batch: Batch) -> None:
-        """Hand a stored batch to the machine; what cannot be read is told and passed over."""
-        offset = batch.base_offset
+        """Replay a stored batch. What cannot be read is logged and skipped."""
         try:
             if batch.is_control:
-                self.replay_marker(index, batch)
+                if self._replay_marker is not None:
+                    self._replay_marker(index, batch.producer_id, read_marker(batch).commit)
                 return
             records = read_records(batch)
         except (Refused, *_UNREADABLE) as error:
-            self._passed_over(index, f"the batch at offset {offset}", error)
+            self._log_skipped(index, f"the batch at offset {batch.base_offset}", error)
             return
-        owner = ProducerIdentity(batch.producer_id, batch.producer_epoch) if batch.is_transactional else None
+        producer = ProducerIdentity(batch.producer_id, batch.producer_epoch) if batch.is_transactional else None
         for record in records:
             if record.key is None:
                 continue
             try:
-                self.replay(StateRecord(index, bytes(record.key), _bytes(record.value)), owner)
+                self.coordinator.replay(StateRecord(index, bytes(record.key), _bytes(record.value), producer))
             except (Refused, *_UNREADABLE) as error:
-                self._passed_over(index, f"the record at offset {record.offset}", error)
+                self._log_skipped(index, f"the record at offset {record.offset}", error)
 
-    def _passed_over(self, index: int, what: str, error: Exception) -> None:
+    def _log_skipped(self, index: int, what: str, error: Exception) -> None:
         logger.error(
-            "%s-%d: %s is none that a coordinator writes (%s). It is passed over, and everything else is served. "
-            "`semel log dump --records` shows it. If it was meant for a group or a transactional id, commit the "
-            "group's offsets again or start the producer again: the next record of the same key takes its place.",
+            "%s-%d: %s cannot be read (%s). It is skipped, and the rest is served. `semel log dump --records` shows "
+            "it. If it was meant for a group, commit the group's offsets again; if for a transactional id, start its "
+            "producer again: the next record of the same key replaces it.",
             self.topic_name,
             index,
             what,
@@ -170,46 +185,30 @@ class CoordinatorHost:
     # What clients write into the internal topic
 
     def readable(self, index: int, batch: Batch) -> list[StateRecord]:
-        """The records of a client's batch, if the coordinator could read each of them here; else `Refused`."""
+        """The records of a client's batch; `Refused` if the coordinator could not read one of them here."""
         if batch.is_transactional:
-            raise Refused(ErrorCode.INVALID_RECORD, f"{self.topic_name} takes a transaction's records from nobody else")
+            raise Refused(ErrorCode.INVALID_RECORD, f"no client may write to {self.topic_name} in a transaction")
         records = []
         for place, record in enumerate(read_records(batch)):
             stored = StateRecord(index, bytes(record.key or b""), _bytes(record.value))
             try:
-                key = self.check_readable(stored)
+                key = self.coordinator.key_of(stored)
             except (Refused, *_UNREADABLE) as error:
-                why = f"record {place} is none that the coordinator of {self.topic_name} could read: {error}"
+                why = f"the coordinator of {self.topic_name} could not read record {place}: {error}"
                 raise RecordsRefused(ErrorCode.INVALID_RECORD, why, ((place, why),)) from None
-            if self.machine_to_drive.partition_for(key) != index:
+            if self.coordinator.partition_for(key) != index:
                 why = f"record {place} is about {key!r}, which does not live in partition {index}"
                 raise RecordsRefused(ErrorCode.INVALID_RECORD, why, ((place, why),))
             records.append(stored)
         return records
 
     def take_in(self, index: int, records: Iterable[StateRecord]) -> None:
-        """Remember what a client wrote, so that the coordinator knows now what it would know after a restart."""
+        """Replay what a client wrote, so that the coordinator knows now what it would know after a restart."""
         if self.ready(index):
-            for record in records:
-                self.replay(record, None)
+            self._replay(records)
             self.reschedule()
 
-    def check_readable(self, record: StateRecord) -> str:
-        """The group or transactional id that a record is about; raises what reading it raises."""
-        raise NotImplementedError
-
-    def replay(self, record: StateRecord, producer: ProducerIdentity | None) -> None:
-        """Hand a written record to the machine."""
-        raise NotImplementedError
-
-    def append_refused(self, decision: Decision[Any], code: ErrorCode) -> Any:
-        """Tell the machine that these records could not be written; what to answer instead."""
-        raise NotImplementedError
-
-    def replay_marker(self, partition: int, batch: Any) -> None:
-        """A control batch was found while loading; only hosts whose records may be transactional care."""
-
-    # Deciding
+    # Decisions
 
     def answer(self, decision: Decision[Any], *keys: str) -> Any:
         """Write a decision and carry it out. Returns the reply, or a coroutine that gives it.
@@ -221,7 +220,7 @@ class CoordinatorHost:
         return self.broker.durability.answer(self, decision, reply, keys) if written else reply
 
     def settle(self, decision: Decision[Any]) -> Any:
-        """Carry out a decision whose reply is wanted now, if anybody wants it; only its effects wait for the disk."""
+        """Write a decision and carry it out. Returns the reply at once; only the effects wait for the disk."""
         reply, written = self._write(decision)
         if written:
             self.broker.durability.settle(self, decision)
@@ -237,7 +236,7 @@ class CoordinatorHost:
 
     def partitions_of(self, keys: Iterable[str]) -> set[int]:
         """The partitions of the internal topic that these groups or transactional ids live in."""
-        return {self.machine_to_drive.partition_for(key) for key in keys}
+        return {self.coordinator.partition_for(key) for key in keys}
 
     def unflushed(self, indexes: Iterable[int]) -> list[Partition]:
         """Those of these partitions that hold something the disk does not have yet (with fsync)."""
@@ -256,48 +255,55 @@ class CoordinatorHost:
         """What to answer when an fsync of the internal topic failed."""
         return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.topic_name} could not be written to disk")
 
-    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
-        """Whether somebody waits for what these effects do: then they come before the reply."""
-        raise NotImplementedError
-
     def _write(self, decision: Decision[Any]) -> tuple[Any, bool]:
-        """Append and replay; the reply, and whether everything was written."""
-        if not decision.records:
-            self.reschedule()
-            return decision.reply, True
-        written = True
-        by_partition: dict[int, list[StateRecord]] = {}
-        for record in decision.records:
-            by_partition.setdefault(record.partition, []).append(record)
-        reply = decision.reply
-        for index, records in by_partition.items():
-            try:
-                self._append(index, records, decision.producer)
-            except (Refused, OSError) as error:
-                if self.broker.topics.gone is None:  # that was told once
-                    logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
-                code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
-                reply = self.append_refused(
-                    Decision(decision.reply, tuple(records), decision.effects, decision.producer), code
-                )
-                written = False
-                continue
+        """Append and replay the records. Returns the reply, and whether all of them were written."""
+        records = decision.records
+        reply, written = decision.reply, True
+        if not records:
+            pass
+        elif len(records) == 1 or all(record.partition == records[0].partition for record in records):
+            written, reply = self._write_to_one(decision, records, reply)
+        else:
+            by_partition: dict[int, list[StateRecord]] = {}
             for record in records:
-                self.replay(record, decision.producer)
+                by_partition.setdefault(record.partition, []).append(record)
+            for some in by_partition.values():
+                all_written, reply = self._write_to_one(decision, tuple(some), reply)
+                written = written and all_written
         self.reschedule()
         return reply, written
 
-    def _append(self, index: int, records: Sequence[StateRecord], producer: ProducerIdentity | None) -> None:
+    def _write_to_one(self, decision: Decision[Any], records: tuple[StateRecord, ...], reply: Any) -> tuple[bool, Any]:
+        """Append and replay those records of a decision that go to one partition."""
+        index = records[0].partition
+        try:
+            self._append(self._loaded[index], records)
+        except (Refused, OSError) as error:
+            if self.broker.topics.gone is None:  # else it is logged already
+                logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
+            code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
+            return False, self.coordinator.append_failed(Decision(decision.reply, records, decision.effects), code)
+        self._replay(records)
+        return True, reply
+
+    def _replay(self, records: Iterable[StateRecord]) -> None:
+        for record in records:
+            self.coordinator.replay(record)
+        if self.after_replay is not None:
+            self.after_replay()
+
+    def _append(self, partition: Partition, records: Sequence[StateRecord]) -> None:
+        """Append the records as one batch. Tombstones that are too many for one batch are split."""
         now_ms = self.broker.now_ms()
-        partition = self.broker.internal_topics.get(self.topic_name).partition(index)
-        pairs = [(key, value) for _, key, value in records]
-        producer_id, producer_epoch = producer or NOBODY
+        pairs = [(record.key, record.value) for record in records]
+        producer = records[0].producer
+        producer_id, producer_epoch = producer or NO_PRODUCER
         data: bytes | bytearray
-        if self.codec:
+        if self._codec:
             data = build(
                 pairs,
                 timestamp_ms=now_ms,
-                codec=self.codec,
+                codec=self._codec,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 transactional=producer is not None,
@@ -311,29 +317,28 @@ class CoordinatorHost:
                 attributes=0 if producer is None else TRANSACTIONAL,
             )
         try:
-            partition.log.append_internal(data, now_ms)
+            partition.append_internal(data, now_ms)
         except Refused as error:
-            if error.code is not ErrorCode.MESSAGE_TOO_LARGE or not _can_be_parted(records):
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE or not _can_be_split(records):
                 raise
             half = len(records) // 2
-            self._append(index, records[:half], producer)
-            self._append(index, records[half:], producer)
-        partition.changed()
+            self._append(partition, records[:half])
+            self._append(partition, records[half:])
+
+    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
+        """Whether somebody waits for what these effects do: then they come before the reply."""
+        return any(self._performers[type(effect)].is_awaited(effect) for effect in effects)
 
     def perform_all(self, effects: tuple[Effect, ...]) -> None:
-        """Do everything a decision asks for, in its order."""
+        """Perform the effects of a decision in their order."""
         for effect in effects:
-            self.perform(effect)
-
-    def perform(self, effect: Effect) -> None:
-        """Do what the machine asked for; hosts add what is theirs."""
-        raise NotImplementedError
+            self._performers[type(effect)].perform(effect)
 
     # Time
 
     def reschedule(self) -> None:
-        """See to it that `tick` comes when the machine next wants it."""
-        at_ms = self.machine_to_drive.next_wake_ms()
+        """Set the timer for the coordinator's next tick."""
+        at_ms = self.coordinator.next_wake_ms()
         if at_ms is None or (self._timer is not None and self._timer_at_ms <= at_ms):
             return
         if self._timer is not None:
@@ -346,7 +351,7 @@ class CoordinatorHost:
         self._timer = None
         if self.broker.fatal_error is not None:
             return
-        for decision in self.machine_to_drive.tick(self.broker.now_ms()):
+        for decision in self.coordinator.tick(self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()
 
@@ -356,8 +361,8 @@ class CoordinatorHost:
             self._timer.cancel()
 
 
-def _can_be_parted(records: Sequence[StateRecord]) -> bool:
-    """Tombstones need not be written at once: each stands for itself."""
+def _can_be_split(records: Sequence[StateRecord]) -> bool:
+    """Whether these records need not be in one batch: each tombstone stands for itself."""
     return len(records) > 1 and all(record.value is None for record in records)
 
 

@@ -16,15 +16,16 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.topics.internal import CONSUMER_OFFSETS
+from semel.broker.partitions import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import SendMarkers
+from semel.machines.transactions.coordinator import TransactionCoordinator
 from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
-    from semel.broker.coordinators.transactions import TransactionHost
+    from semel.broker.coordinators.host import CoordinatorHost
+    from semel.broker.partitions import Partition
     from semel.broker.server import BrokerServer
-    from semel.broker.topics.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -47,27 +48,29 @@ def write_marker(
     """One marker into one local partition; `Refused` says why not."""
     partition = broker.topics.partition(target.topic, target.partition)
     if target.topic == CONSUMER_OFFSETS:
-        broker.groups.ready(target.partition)
-    partition.log.append_marker(
+        broker.groups.host.ready(target.partition)
+    partition.append_marker(
         producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, broker.now_ms()
     )
     if target.topic == CONSUMER_OFFSETS:
         broker.groups.marker_written(target.partition, producer_id, commit)
-    partition.changed()
 
 
 class MarkerSender:
-    """Serves the coordinator's `SendMarkers`."""
+    """Performs the transaction coordinator's `SendMarkers`."""
 
-    def __init__(self, broker: BrokerServer, host: TransactionHost) -> None:
+    #: Set by the shell: the host has its performers before they have their host.
+    host: CoordinatorHost
+
+    def __init__(self, broker: BrokerServer, coordinator: TransactionCoordinator) -> None:
         self._broker = broker
-        self._host = host
+        self._coordinator = coordinator
 
-    def send(self, markers: SendMarkers) -> None:
-        """Write what can be written now, report it, and come back for the rest.
+    def perform(self, markers: SendMarkers) -> None:
+        """Write the markers that can be written now, report them, and retry the rest later.
 
-        A transaction over very many partitions is told to them in later turns of the loop: those who ask for the same
-        transactional id wait for it, and nobody else.
+        The markers of a transaction over very many partitions are written in several turns of the loop. Requests for
+        the same transactional id wait for that, others do not.
         """
         if len(markers.partitions) > PARTITIONS_AT_ONCE:
             self._broker.spawn(self._send_in_turns(markers))
@@ -117,7 +120,7 @@ class MarkerSender:
         entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
         return entry is not None and entry.has_open_transaction
 
-    def is_watched(self, markers: SendMarkers) -> bool:
+    def is_awaited(self, markers: SendMarkers) -> bool:
         """Whether a reader waits in any of the partitions that get these markers."""
         return any(partition.watchers for partition in self._existing(markers.partitions))
 
@@ -132,8 +135,8 @@ class MarkerSender:
     def _report(self, markers: SendMarkers, done: list[TopicPartition], failed: frozenset[Partition]) -> None:
         """Tell the coordinator which partitions have their marker; not those whose fsync failed."""
         lost = {TopicPartition(partition.topic.name, partition.index) for partition in failed}
-        self._host.settle(
-            self._host.machine.markers_written(
+        self.host.settle(
+            self._coordinator.markers_written(
                 markers, self._broker.now_ms(), [target for target in done if target not in lost] if lost else done
             )
         )

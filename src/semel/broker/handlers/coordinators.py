@@ -29,8 +29,8 @@ def find_coordinator(
             coordinator.error_code = ErrorCode.INVALID_REQUEST
             coordinator.error_message = f"coordinators of type {request.key_type} are not served"
         else:
-            host_of_key = broker.groups if request.key_type == GROUP else broker.transactions
-            if host_of_key.ready_for(key):
+            shell = broker.groups if request.key_type == GROUP else broker.transactions
+            if shell.host.ready_for(key):
                 coordinator.node_id, coordinator.host, coordinator.port = broker.node_id, host, port
             else:
                 coordinator.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE

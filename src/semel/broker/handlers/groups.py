@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.topics.internal import CONSUMER_OFFSETS
+from semel.broker.partitions import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -26,7 +26,7 @@ IMPLICIT_ADD_SINCE = 5
 
 
 #: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
-PARTITIONS_AT_ONCE = 100
+PARTITIONS_AT_ONCE = 200
 MEMBERS_AT_ONCE = 200
 #: Every member's are held against all others' whenever somebody joins; clients name two or three.
 MOST_PROTOCOLS = 1000
@@ -37,33 +37,33 @@ GROUPS_AT_ONCE = 20
 
 def _served(broker: BrokerServer, request: Any, call: Call, command: Callable[..., Any], groups: Iterable[str]) -> Any:
     for group_id in groups:
-        broker.groups.ready_for(group_id)
-    return broker.groups.answer(command(request, call.version, broker.now_ms()), *groups)
+        broker.groups.host.ready_for(group_id)
+    return broker.groups.host.answer(command(request, call.version, broker.now_ms()), *groups)
 
 
 def _about_groups(
     broker: BrokerServer, call: Call, command: Callable[..., Any], request: Any, field: str, answers: str
 ) -> Generator[None, None, Any]:
     """A request about many groups, some at a time. Each is named once, and what is done to it is done at once."""
-    host = broker.groups
+    shell = broker.groups
     names = list(dict.fromkeys(getattr(request, field)))
     reply = None
     indexes = set()
     for start in range(0, max(len(names), 1), GROUPS_AT_ONCE):
         some = names[start : start + GROUPS_AT_ONCE]
         for group_id in some:
-            host.ready_for(group_id)
-            indexes.add(host.machine.partition_for(group_id))
+            shell.host.ready_for(group_id)
+            indexes.add(shell.coordinator.partition_for(group_id))
             yield
         part = copy(request)
         setattr(part, field, some)
-        answered = host.settle(command(part, call.version, broker.now_ms()))
+        answered = shell.host.settle(command(part, call.version, broker.now_ms()))
         if reply is None:
             reply = answered
         else:
             getattr(reply, answers).extend(getattr(answered, answers))
         yield
-    return host.once_on_disk(reply, indexes)
+    return shell.host.once_on_disk(reply, indexes)
 
 
 def _parts(request: Any) -> list[Any]:
@@ -100,12 +100,12 @@ async def _in_parts(broker: BrokerServer, request: Any, call: Call, serve: Calla
             return answered
         if reply is None:
             reply = answered
-        else:
-            last, first = reply.topics[-1:], answered.topics[:1]
-            if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
-                last[0].partitions.extend(first[0].partitions)
-                del answered.topics[:1]
-            reply.topics.extend(answered.topics)
+            continue
+        last, first = reply.topics[-1:], answered.topics[:1]
+        if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
+            last[0].partitions.extend(first[0].partitions)
+            del answered.topics[:1]
+        reply.topics.extend(answered.topics)
         await pace.rest()
     return reply
 
@@ -119,10 +119,10 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     if len(request.protocols) > MOST_PROTOCOLS:
         why = f"a member names {MOST_PROTOCOLS} assignment protocols at most, not {len(request.protocols)}"
         raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, why)
-    host = broker.groups
-    host.ready_for(request.group_id)
-    token = host.new_token()
-    decision = host.machine.join_group(
+    shell = broker.groups
+    shell.host.ready_for(request.group_id)
+    token = shell.parked.new_token()
+    decision = shell.coordinator.join_group(
         request,
         call.version,
         broker.now_ms(),
@@ -131,27 +131,27 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
         "/" + call.connection.peer[0],
         lambda: str(uuid.uuid4()),
     )
-    return host.answer_or_park(decision, token)
+    return shell.answer_or_park(decision, token)
 
 
 def sync_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Get the assignment, or wait for the leader's."""
-    host = broker.groups
-    host.ready_for(request.group_id)
-    token = host.new_token()
-    return host.answer_or_park(host.machine.sync_group(request, call.version, broker.now_ms(), token), token)
+    shell = broker.groups
+    shell.host.ready_for(request.group_id)
+    token = shell.parked.new_token()
+    return shell.answer_or_park(shell.coordinator.sync_group(request, call.version, broker.now_ms(), token), token)
 
 
 def heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
     """A member is alive."""
-    return _served(broker, request, call, broker.groups.machine.heartbeat, (request.group_id,))
+    return _served(broker, request, call, broker.groups.coordinator.heartbeat, (request.group_id,))
 
 
 def leave_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Members go; very many of them in parts."""
     if len(request.members) > MEMBERS_AT_ONCE:
         return _leave_in_parts(broker, request, call)
-    return _served(broker, request, call, broker.groups.machine.leave_group, (request.group_id,))
+    return _served(broker, request, call, broker.groups.coordinator.leave_group, (request.group_id,))
 
 
 async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -160,7 +160,7 @@ async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any
     for start in range(0, len(request.members), MEMBERS_AT_ONCE):
         part = copy(request)
         part.members = request.members[start : start + MEMBERS_AT_ONCE]
-        answered = _served(broker, part, call, broker.groups.machine.leave_group, (request.group_id,))
+        answered = _served(broker, part, call, broker.groups.coordinator.leave_group, (request.group_id,))
         if type(answered) is CoroutineType:
             answered = await answered
         if answered.error_code != ErrorCode.NONE:
@@ -177,7 +177,7 @@ def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Offsets, at once; very many of them in parts."""
 
     def serve(part: Any) -> Any:
-        return _served(broker, part, call, broker.groups.machine.offset_commit, (request.group_id,))
+        return _served(broker, part, call, broker.groups.coordinator.offset_commit, (request.group_id,))
 
     return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
@@ -197,11 +197,11 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
 
 
 def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
-    host = broker.groups
-    if not host.ready_for(request.group_id):
+    shell = broker.groups
+    if not shell.host.ready_for(request.group_id):
         return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
-    index = host.machine.partition_for(request.group_id)
-    log = broker.internal_topics.get(CONSUMER_OFFSETS).partition(index).log
+    index = shell.coordinator.partition_for(request.group_id)
+    log = broker.internal_topic(CONSUMER_OFFSETS).partition(index).log
     first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
     if first and not implicit_add and not broker.settings.transaction_partition_verification_enable:
@@ -220,14 +220,14 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
             return _txn_offset_commit_refused(request, code)
         if first and implicit_add and broker.durability.coordinator_first:
             return _commit_after_the_coordinator(broker, request, call)
-    return host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
+    return shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
 
 
 async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     """With fsync, the coordinator's record is on disk before the first offset of the transaction is written."""
-    await broker.transactions.on_disk(request.transactional_id)
-    host = broker.groups
-    reply = host.answer(host.machine.txn_offset_commit(request, call.version, broker.now_ms()))
+    await broker.transactions.host.on_disk(request.transactional_id)
+    shell = broker.groups
+    reply = shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
     return await reply if type(reply) is CoroutineType else reply
 
 
@@ -246,40 +246,40 @@ def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode)
 
 def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
     """Committed offsets; with fsync, once they are on disk: a consumer may go on from them at once."""
-    host = broker.groups
+    shell = broker.groups
     groups = [group.group_id for group in request.groups] if call.version >= 8 else [request.group_id]
     indexes = set()
     for group_id in groups:
-        host.ready_for(group_id)
-        indexes.add(host.machine.partition_for(group_id))
+        shell.host.ready_for(group_id)
+        indexes.add(shell.coordinator.partition_for(group_id))
         yield
-    reply = yield from host.machine.offsets_fetched(request, call.version)
-    return host.once_on_disk(reply, indexes)
+    reply = yield from shell.coordinator.offsets_fetched(request, call.version)
+    return shell.host.once_on_disk(reply, indexes)
 
 
 def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Forget committed offsets."""
 
     def serve(part: Any) -> Any:
-        return _served(broker, part, call, broker.groups.machine.offset_delete, (request.group_id,))
+        return _served(broker, part, call, broker.groups.coordinator.offset_delete, (request.group_id,))
 
     return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
 
 def describe_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Members and assignments."""
-    return _about_groups(broker, call, broker.groups.machine.describe_groups, request, "groups", "groups")
+    return _about_groups(broker, call, broker.groups.coordinator.describe_groups, request, "groups", "groups")
 
 
 def list_groups(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
     """Every group."""
-    yield from broker.groups.load_all()
-    return (yield from broker.groups.machine.groups_listed(request))
+    yield from broker.groups.host.load_all()
+    return (yield from broker.groups.coordinator.groups_listed(request))
 
 
 def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Forget groups without members."""
-    return _about_groups(broker, call, broker.groups.machine.delete_groups, request, "groups_names", "results")
+    return _about_groups(broker, call, broker.groups.coordinator.delete_groups, request, "groups_names", "results")
 
 
 _NOT_SERVED = "group.coordinator.rebalance.protocols leaves the consumer protocol out"
@@ -298,12 +298,12 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
             ErrorCode.INVALID_REQUEST,
             f"a member subscribes to {MOST_SUBSCRIBED} topics by name at most: subscribe with a regular expression",
         )
-    host = broker.groups
-    host.ready_for(request.group_id)
-    decision = host.machine.consumer_group_heartbeat(
+    shell = broker.groups
+    shell.host.ready_for(request.group_id)
+    decision = shell.coordinator.consumer_group_heartbeat(
         request, call.version, broker.now_ms(), call.client_id, "/" + call.connection.peer[0], lambda: str(uuid.uuid4())
     )
-    return host.answer(decision)
+    return shell.host.answer(decision)
 
 
 def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -313,5 +313,5 @@ def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> A
         names = dict.fromkeys(request.group_ids)
         refused = [group(group_id=name, error_code=code, error_message=_NOT_SERVED) for name in names]
         return ConsumerGroupDescribeResponse(groups=refused)
-    command = broker.groups.machine.consumer_group_describe
+    command = broker.groups.coordinator.consumer_group_describe
     return _about_groups(broker, call, command, request, "group_ids", "groups")

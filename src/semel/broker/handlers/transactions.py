@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.marker_sender import write_marker
 from semel.broker.dispatch import Pace
-from semel.broker.topics.internal import INTERNAL_TOPICS, TRANSACTION_STATE
-from semel.broker.topics.partition import Partition
+from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE
 from semel.machines.transactions.metadata import TransactionMetadata
@@ -43,14 +42,14 @@ BATCHED_SINCE = 4
 
 def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
     """A producer id for an idempotent producer, or the next identity of a transactional one."""
-    host = broker.transactions
+    shell = broker.transactions
     keys = () if request.transactional_id is None else (request.transactional_id,)
 
     def serve() -> Any:
-        decision = host.machine.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
-        return host.answer(decision, *keys)
+        decision = shell.coordinator.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        return shell.host.answer(decision, *keys)
 
-    return host.once_settled(keys, serve)
+    return shell.once_settled(keys, serve)
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
@@ -63,12 +62,12 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
 
 
 def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, ids: list[str]) -> Any:
-    host = broker.transactions
+    shell = broker.transactions
 
     def serve() -> Any:
-        return host.answer(host.machine.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
+        return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
-    return host.once_settled(ids, serve)
+    return shell.once_settled(ids, serve)
 
 
 def _add_of_a_client(
@@ -129,40 +128,41 @@ def _refused_partitions(
 
 def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
     """The group's partition of `__consumer_offsets` joins a transaction."""
-    host = broker.transactions
+    shell = broker.transactions
 
     def serve() -> Any:
-        if not broker.groups.ready_for(request.group_id):
+        if not broker.groups.host.ready_for(request.group_id):
             # A marker could not be written there: the transaction would never end.
             return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        partition_for = broker.groups.machine.partition_for
-        decision = host.machine.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
-        return host.answer(decision, request.transactional_id)
+        partition_for = broker.groups.coordinator.partition_for
+        decision = shell.coordinator.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
+        return shell.host.answer(decision, request.transactional_id)
 
-    return host.once_settled((request.transactional_id,), serve)
+    return shell.once_settled((request.transactional_id,), serve)
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
     """Commit or abort; answered when the outcome is in the log. The markers follow before anything else is served."""
-    host = broker.transactions
+    shell = broker.transactions
 
     def serve() -> Any:
-        decision = host.machine.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
-        return host.answer(decision, request.transactional_id)
+        decision = shell.coordinator.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        return shell.host.answer(decision, request.transactional_id)
 
-    return host.once_settled((request.transactional_id,), serve)
+    return shell.once_settled((request.transactional_id,), serve)
 
 
 def describe_transactions(
     broker: BrokerServer, request: DescribeTransactionsRequest, call: Call
 ) -> Generator[None, None, Any]:
     """What the coordinator knows of these transactional ids, of each once."""
-    host = broker.transactions
+    shell = broker.transactions
     response = DescribeTransactionsResponse()
     for transactional_id in dict.fromkeys(request.transactional_ids):
-        host.ready_for(transactional_id)
+        shell.host.ready_for(transactional_id)
         asked = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-        response.transaction_states += host.answer(host.machine.describe_transactions(asked)).transaction_states
+        reply = shell.host.answer(shell.coordinator.describe_transactions(asked))
+        response.transaction_states += reply.transaction_states
         yield
     return response
 
@@ -171,9 +171,9 @@ def list_transactions(
     broker: BrokerServer, request: ListTransactionsRequest, call: Call
 ) -> Generator[None, None, Any]:
     """All transactional ids, filtered."""
-    host = broker.transactions
-    yield from host.load_all()
-    return (yield from host.machine.transactions_listed(request, broker.now_ms()))
+    shell = broker.transactions
+    yield from shell.host.load_all()
+    return (yield from shell.coordinator.transactions_listed(request, broker.now_ms()))
 
 
 def write_txn_markers(
@@ -187,9 +187,9 @@ def write_txn_markers(
     """
     response = WriteTxnMarkersResponse()
     written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]] = {}
-    host = broker.transactions
-    host.load_all()
-    known = host.machine.open_by_producer()
+    shell = broker.transactions
+    shell.host.load_all()
+    known = shell.coordinator.open_by_producer()
     aborting: dict[str, None] = {}
     for marker in request.markers:
         result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=marker.producer_id)
@@ -228,7 +228,7 @@ def write_txn_markers(
             )
         response.markers.append(result)
     for transactional_id in aborting:
-        host.settle(host.machine.abort_for_administrator(transactional_id, broker.now_ms()))
+        shell.host.settle(shell.coordinator.abort_for_administrator(transactional_id, broker.now_ms()))
     if aborting or broker.durability.to_flush(written):
         return _after_markers(broker, tuple(aborting), written, response)
     return response

@@ -137,12 +137,12 @@ def _requests(page: _Page, broker: BrokerServer) -> None:
 
 def _connections(page: _Page, broker: BrokerServer) -> None:
     metrics, pool = broker.metrics, broker.pool
-    page.gauge(_SOCKETS + "connection_count", "Open connections.", len(broker.connections))
+    page.gauge(_SOCKETS + "connection_count", "Open connections.", broker.connection_count)
     page.counter(_SOCKETS + "connection_creation_total", "Connections let in.", metrics.connections_created)
     page.counter(
         _SOCKETS + "connection_close_total",
         "Connections that ended.",
-        metrics.connections_created - len(broker.connections),
+        metrics.connections_created - broker.connection_count,
     )
     page.counter(
         "kafka_network_socketserver_expiredconnectionskilledcount",
@@ -170,8 +170,8 @@ def _connections(page: _Page, broker: BrokerServer) -> None:
         "Connections not served: they wait for memory or for others to read, do not read, or are above their quota.",
         ('{by="memory"}', pool.waiting),
         ('{by="readers"}', broker.unread.waiting),
-        ('{by="reader"}', broker.connections.not_read),
-        ('{by="quota"}', broker.connections.muted),
+        ('{by="reader"}', broker.connections_not_read),
+        ('{by="quota"}', broker.connections_muted),
     )
     page.counter("semel_throttles_total", "Times a connection had to wait for memory.", pool.refusals)
     page.counter("semel_quota_throttles_total", "Times a client was above its quota.", metrics.quota_throttles)
@@ -223,8 +223,8 @@ def _transactions(page: _Page, broker: BrokerServer) -> None:
     states: Counter[TransactionState] = Counter()
     oldest_ms: int | None = None
     # A coordinator that nobody has needed yet has nothing to show, and is not made for the asking.
-    host = broker.__dict__.get("transactions")
-    for metadata in () if host is None else host.machine.entries():
+    shell = broker.__dict__.get("transactions")
+    for metadata in () if shell is None else shell.coordinator.entries():
         states[metadata.state] += 1
         if metadata.state in OPEN and (oldest_ms is None or metadata.start_ms < oldest_ms):
             oldest_ms = metadata.start_ms
@@ -252,10 +252,10 @@ def _groups(page: _Page, broker: BrokerServer) -> None:
     classic: Counter[ClassicGroupState] = Counter()
     consumer: Counter[ConsumerGroupState] = Counter()
     offsets = pending = 0
-    host = broker.__dict__.get("groups")
-    if host is not None:
-        offsets, pending = len(host.machine.offsets), host.machine.offsets.pending_count
-        for group in host.machine.groups.values():
+    shell = broker.__dict__.get("groups")
+    if shell is not None:
+        offsets, pending = len(shell.coordinator.offsets), shell.coordinator.offsets.pending_count
+        for group in shell.coordinator.groups.values():
             if isinstance(group, ClassicGroup):
                 classic[group.state] += 1
             else:

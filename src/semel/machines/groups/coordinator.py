@@ -11,14 +11,13 @@ The host appends a decision's records and replays them before it calls the next 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import AT_ONCE, Answer, Decision, Effect, StateRecord, Steps, Token, done
+from semel.machines.contract import AT_ONCE, AnswerParked, Decision, Effect, StateRecord, Steps, Token, run_all
 from semel.machines.groups import views as group_views
 from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState, Parked
 from semel.machines.groups.classic.rebalance import ClassicRebalance, end_all_parked, refuse_join
-from semel.machines.groups.classic.records import empty_group_record
 from semel.machines.groups.committed_offsets import CommittedOffsets
 from semel.machines.groups.consumer.classic_members import MixedGroup
 from semel.machines.groups.consumer.group import ConsumerGroup
@@ -35,13 +34,14 @@ from semel.machines.groups.registry import (
     TopicsView,
 )
 from semel.machines.groups.replay import GroupReplay
+from semel.machines.internal_topics import after_failed_append
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
-from semel.wire.messages.coordinator_records import ConsumerGroupMetadataKey, GroupMetadataKey
+from semel.wire.messages.coordinator_records import ConsumerGroupMetadataKey, GroupMetadataKey, OffsetCommitKey
 from semel.wire.messages.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -69,6 +69,8 @@ from semel.wire.messages.offsets import (
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 __all__ = ["GroupCoordinator", "GroupSettings", "TopicInfo", "TopicsView"]
+
+Result = TypeVar("Result")
 
 #: From this version a member says in SyncGroup which protocol it thinks was chosen.
 PROTOCOL_NAMED_SINCE = 5
@@ -101,7 +103,7 @@ class GroupCoordinator:
         self._consumer = ConsumerRebalance(self._registry)
         self._mixed = MixedGroup(self._registry, self._consumer)
         self._replay = GroupReplay(self._registry, self._offsets, self._classic)
-        #: Answers that replay brought about; the next tick hands them out.
+        #: Answers from `replay` and `append_failed`. The next tick, which is due at once, hands them out.
         self._answers: list[Effect] = []
         self._check_offsets_at_ms: int | None = None
         self._now_ms = 0
@@ -171,11 +173,8 @@ class GroupCoordinator:
         except Refused as refused:
             return Decision(refuse_join(refused.code, version, request.member_id))
         if created:
-            # The group is in the log from its first breath, so that a restart knows it.
-            group.creating = True
-            group.replaces = existing
-            self._registry.put(group)
-            out.records.append(empty_group_record(self.partition_for(group.group_id), group))
+            # A new group is written at once, so that a restart knows it.
+            self._classic.create(group, out)
         return cast("Decision[JoinGroupResponse]", out.decision(token=token))
 
     def sync_group(
@@ -270,7 +269,7 @@ class GroupCoordinator:
         self._offsets.complete(partition, producer_id, commit=commit)
 
     def offset_fetch(self, request: OffsetFetchRequest, version: int, now_ms: int) -> Decision[OffsetFetchResponse]:
-        return Decision(done(self.offsets_fetched(request, version)))
+        return Decision(run_all(self.offsets_fetched(request, version)))
 
     def offsets_fetched(self, request: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
         """The same in steps; of each group it tells what was so at one moment."""
@@ -332,7 +331,7 @@ class GroupCoordinator:
         return Decision(ConsumerGroupDescribeResponse(groups=groups))
 
     def list_groups(self, request: ListGroupsRequest, version: int, now_ms: int) -> Decision[ListGroupsResponse]:
-        return Decision(done(self.groups_listed(request)))
+        return Decision(run_all(self.groups_listed(request)))
 
     def groups_listed(self, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
         """The same in steps."""
@@ -431,10 +430,18 @@ class GroupCoordinator:
         self.unload(partition)
         self._registry.begin_loading(partition)
 
-    def replay(self, record: StateRecord, *, producer_id: int = -1) -> None:
-        """Take in a written record. With a producer id it belongs to a transaction that has not ended yet."""
+    def key_of(self, record: StateRecord) -> str:
+        """The group of a record that a client wrote; `Refused` if its key is of no known type."""
+        found = read(record.key, record.value)
+        if found is None:
+            raise Refused(ErrorCode.INVALID_RECORD, "its key is of no known type")
+        key = found[0]
+        return str(key.group if isinstance(key, OffsetCommitKey | GroupMetadataKey) else key.group_id)
+
+    def replay(self, record: StateRecord) -> None:
+        """Take in a written record. With a producer it belongs to a transaction that has not ended yet."""
         out = Outcome()
-        self._replay.replay(record, producer_id, self._now_ms, out)
+        self._replay.replay(record, self._now_ms, out)
         self._answers += out.effects
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
@@ -471,45 +478,28 @@ class GroupCoordinator:
         self._offsets.drop_partition(partition, {group.group_id for group in gone})
         return [out.decision()] if out.effects else []
 
-    def append_failed(
-        self, decision: Decision[Any], code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    ) -> Decision[Any]:
-        """The records could not be written: everything is as before, and whoever waits is told.
+    def append_failed(self, decision: Decision[Result], code: ErrorCode) -> Result | None:
+        """Drop a decision whose records could not be written. Returns the reply to send instead.
 
-        `code` is the append's own error. The decision that comes back has the reply and the answers to give instead.
+        `code` is the error of the log. Parked requests that the decision would have answered, and those that waited
+        for its records, get an error from the next tick.
         """
         out = Outcome()
         for effect in decision.effects:
-            if isinstance(effect, Answer):
+            if isinstance(effect, AnswerParked):
                 out.answer(effect.token, group_views.failed(effect.reply, code))
         for record in decision.records:
             found = read(record.key, None)
             key = None if found is None else found[0]
             if isinstance(key, GroupMetadataKey):
-                group = self._registry.groups.get(key.group)
-                if isinstance(group, ClassicGroup):
-                    self._undo(group, out)
+                self._classic.drop_pending(key.group, after_failed_append(code), self._now_ms, out)
             elif isinstance(key, ConsumerGroupMetadataKey):
                 group = self._registry.groups.get(key.group_id)
                 if isinstance(group, ConsumerGroup):
                     group.checked_topics = None
                     self._consumer.sessions.start(group, self._now_ms)
-        reply = None if decision.reply is None else group_views.failed(decision.reply, code)
-        return Decision(reply, effects=tuple(out.effects))
-
-    def _undo(self, group: ClassicGroup, out: Outcome) -> None:
-        if group.creating:
-            end_all_parked(group, ErrorCode.COORDINATOR_NOT_AVAILABLE, out)
-            self._registry.remove(group.group_id)
-            if isinstance(group.replaces, ConsumerGroup):
-                self._registry.put(group.replaces)
-        elif group.replaced is not None:
-            before, after = group.replaced
-            group.replaced = None
-            group.replace_static(after, before)
-            self._classic.expect(group, before, self._now_ms + before.session_timeout_ms)
-        elif group.writing_assignment:
-            self._classic.prepare_rebalance(group, self._now_ms, out)
+        self._answers += out.effects
+        return None if decision.reply is None else group_views.failed(decision.reply, code)
 
     # Shared
 

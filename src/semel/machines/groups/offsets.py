@@ -174,8 +174,8 @@ class GroupOffsets:
             reply.topics.append(
                 TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=partitions)
             )
-        producer = ProducerIdentity(request.producer_id, request.producer_epoch) if records else None
-        return Decision(reply, tuple(records), producer=producer)
+        producer = ProducerIdentity(request.producer_id, request.producer_epoch)
+        return Decision(reply, tuple(record._replace(producer=producer) for record in records))
 
     def _validate_txn_commit(self, request: TxnOffsetCommitRequest, version: int) -> None:
         if not request.group_id:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.machines.contract import Answer, Decision, Effect, StateRecord, Token
+from semel.machines.contract import AnswerParked, Decision, Effect, StateRecord, Token
 from semel.machines.groups.classic.group import ClassicGroup
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.internal_topics import partition_for
@@ -108,14 +108,14 @@ class Outcome:
     effects: list[Effect] = field(default_factory=list)
 
     def answer(self, token: Token, reply: object) -> None:
-        self.effects.append(Answer(token, reply))
+        self.effects.append(AnswerParked(token, reply))
 
     def decision(self, reply: object | None = None, *, token: Token | None = None) -> Decision[object]:
         """The decision; an answer to the request being served right now becomes its reply."""
         effects = self.effects
         if token is not None and reply is None:
             for position, effect in enumerate(effects):
-                if isinstance(effect, Answer) and effect.token == token:
+                if isinstance(effect, AnswerParked) and effect.token == token:
                     reply = effect.reply
                     effects = effects[:position] + effects[position + 1 :]
                     break

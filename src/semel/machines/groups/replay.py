@@ -1,4 +1,8 @@
-"""Written records become memory here and nowhere else, the same way after a decision and after a restart."""
+"""Turns written records into memory, in the same way after a decision and after a restart.
+
+A live classic group keeps more in memory than its records hold (parked joins and syncs, timers). Its replay applies
+the change that was pending, and does not read the group anew.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from semel.machines.groups.consumer import records as consumer_records
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.records import read
 from semel.machines.groups.registry import GroupRegistry, Outcome
+from semel.machines.values import ProducerIdentity
 from semel.wire.messages.coordinator_records import (
     ConsumerGroupMetadataKey,
     GroupMetadataKey,
@@ -20,6 +25,8 @@ from semel.wire.messages.coordinator_records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+
+NO_PRODUCER_ID = -1
 
 
 class GroupReplay:
@@ -32,20 +39,22 @@ class GroupReplay:
         self._offsets = offsets
         self._classic = classic
 
-    def replay(self, record: StateRecord, producer_id: int, now_ms: int, out: Outcome) -> None:
-        """Take a record in; whoever waited for it is answered through `out`."""
+    def replay(self, record: StateRecord, now_ms: int, out: Outcome) -> None:
+        """Take in a record. Parked requests that it answers are answered through `out`."""
         found = read(record.key, record.value)
         if found is None:
             return
         key, value = found
         if isinstance(key, OffsetCommitKey):
-            self._offset(record.partition, key, value, producer_id)
+            self._offset(record.partition, key, value, record.producer)
         elif isinstance(key, GroupMetadataKey):
             self._classic_group(record.partition, key.group, value, now_ms, out)
         else:
             self._consumer_group(key, value)
 
-    def _offset(self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int) -> None:
+    def _offset(
+        self, partition: int, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: ProducerIdentity | None
+    ) -> None:
         if value is None:
             self._offsets.replay_tombstone(partition, key.group, key.topic, key.partition)
             return
@@ -63,6 +72,7 @@ class GroupReplay:
             value.topic_id,
             0,
         )
+        producer_id = NO_PRODUCER_ID if producer is None else producer.producer_id
         self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
 
     def _classic_group(
@@ -74,6 +84,8 @@ class GroupReplay:
                 self._registry.remove(group_id)
             return
         live = self._registry.is_loaded(partition)
+        if live and self._classic.replay_pending(group_id, now_ms):
+            return
         if not live or not isinstance(group, ClassicGroup):
             # The id it was first known by: one object, however often the group is written.
             known_id = group_id if group is None else group.group_id
@@ -81,13 +93,7 @@ class GroupReplay:
             self._registry.put(restored)
             if live:
                 self._classic.begin_again(restored, now_ms, out)
-            return
-        group.creating = False
-        group.replaces = None
-        group.replaced = None
-        if group.writing_assignment and group.generation_id == value.generation:
-            assignments = {member.member_id: bytes(member.assignment) for member in value.members}
-            self._classic.assignment_written(group, assignments, now_ms, out)
+        # A live group in memory is newer than a record that no pending change belongs to.
 
     def _consumer_group(self, key: Any, value: Any) -> None:
         group = self._registry.groups.get(key.group_id)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semel.errors import ErrorCode, InvariantViolation, Refused
-from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, done
+from semel.errors import ErrorCode, Refused, invariant
+from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, run_all
 from semel.machines.internal_topics import after_failed_append, partition_for
 from semel.machines.transactions.fencing import (
     expected_identity,
@@ -45,7 +45,7 @@ from semel.machines.transactions.metadata import (
     prepared,
     with_partitions,
 )
-from semel.machines.transactions.records import record_of, tombstone_of, transactional_id_of
+from semel.machines.transactions.records import metadata_of, record_of, tombstone_of, transactional_id_of
 from semel.machines.transactions.replies import (
     described,
     ended,
@@ -57,7 +57,7 @@ from semel.machines.transactions.replies import (
     topic_results,
 )
 from semel.machines.transactions.shard import Pending, Shard
-from semel.machines.transactions.states import OPEN, PREPARED, TRANSACTION_TABLE, TransactionEvent, TransactionState
+from semel.machines.transactions.states import OPEN, PREPARED, TransactionEvent, TransactionState, step
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -123,8 +123,18 @@ class TransactionCoordinator:
         """Begin anew with this partition; until `loaded`, its ids are answered COORDINATOR_LOAD_IN_PROGRESS."""
         self._shards[partition] = Shard(coordinator_epoch)
 
+    def key_of(self, record: StateRecord) -> str:
+        """The transactional id of a record that a client wrote; `Refused` if no client may write it."""
+        transactional_id = transactional_id_of(record.key)
+        if transactional_id is None:
+            raise Refused(ErrorCode.INVALID_RECORD, "its key is of no known type")
+        if record.value is not None and metadata_of(transactional_id, record.value).state in OPEN:
+            # The coordinator would end a transaction that nobody asked it to end.
+            raise Refused(ErrorCode.INVALID_RECORD, "a transaction is begun and ended by requests only")
+        return transactional_id
+
     def replay(self, record: StateRecord) -> None:
-        """Remember a record that is durable: the only way anything is ever remembered."""
+        """Take in a written record. This is the only way that an entry changes."""
         transactional_id = transactional_id_of(record.key)
         shard = self._shards.get(record.partition)
         if transactional_id is None or shard is None:
@@ -148,14 +158,16 @@ class TransactionCoordinator:
                 decisions.append(self._decide(shard, None, completed(shard.entries[transactional_id], now_ms)))
         return decisions
 
-    def unload(self, partition: int) -> None:
-        """Another broker leads the partition now."""
+    def unload(self, partition: int) -> list[Decision[None]]:
+        """Forget a partition. No request is ever parked in it."""
         self._shards.pop(partition, None)
+        return []
 
-    def append_failed(
-        self, decision: Decision[Response], code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    ) -> Response | None:
-        """The records could not be written: nothing happened. Returns what to answer instead of `decision.reply`."""
+    def append_failed(self, decision: Decision[Response], code: ErrorCode) -> Response | None:
+        """Drop a decision whose records could not be written. Returns the reply to send instead.
+
+        What the coordinator does by itself (timeouts, completions) is tried again by `tick`.
+        """
         failed: set[str] = set()
         for record in decision.records:
             transactional_id = transactional_id_of(record.key)
@@ -365,9 +377,7 @@ class TransactionCoordinator:
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = writer_of(shard.entries.get(request.transactional_id), identity)
         shard.check_not_pending(request.transactional_id)
-        cell = TRANSACTION_TABLE.step(
-            old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1
-        )
+        cell = step(old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1)
         if isinstance(cell, TransactionState):
             return self._decide(shard, EndTxnResponse(), prepared(old, cell, 0, now_ms, new_producer_id))
         return Decision(EndTxnResponse(error_code=cell))
@@ -383,7 +393,7 @@ class TransactionCoordinator:
         else:
             old = owner_of(old, identity)
             event = TransactionEvent.COMMIT if request.committed else TransactionEvent.ABORT
-        cell = TRANSACTION_TABLE.step(old.state, event)
+        cell = step(old.state, event)
         if isinstance(cell, TransactionState):
             new = prepared(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
             return self._decide(shard, ended(new.next_identity), new)
@@ -470,7 +480,7 @@ class TransactionCoordinator:
                 for transactional_id, metadata in shard.entries.items()
                 if metadata.last_update_ms <= unused_since_ms
                 and transactional_id not in shard.pending
-                and TRANSACTION_TABLE.step(metadata.state, TransactionEvent.EXPIRE) is TransactionState.DEAD
+                and step(metadata.state, TransactionEvent.EXPIRE) is TransactionState.DEAD
             ]
             for start in range(0, len(expired), MOST_EXPIRED_AT_ONCE):
                 tombstones = []
@@ -518,7 +528,7 @@ class TransactionCoordinator:
 
     def list_transactions(self, request: ListTransactionsRequest, now_ms: int) -> Decision[ListTransactionsResponse]:
         """The ids that pass every filter; a state nobody knows is named in the answer."""
-        return Decision(done(self.transactions_listed(request, now_ms)))
+        return Decision(run_all(self.transactions_listed(request, now_ms)))
 
     def transactions_listed(self, request: ListTransactionsRequest, now_ms: int) -> Steps[ListTransactionsResponse]:
         """The same in steps."""
@@ -554,8 +564,7 @@ class TransactionCoordinator:
     def _decide(self, shard: Shard, reply: Response, new: TransactionMetadata) -> Decision[Response]:
         """Make `new` pending, and say what must be written for it to be so and what follows."""
         transactional_id = new.transactional_id
-        if transactional_id in shard.pending:
-            raise InvariantViolation(f"{transactional_id!r} has two decisions under way")
+        invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
         partition = self.partition_for(transactional_id)
         record = record_of(new, partition)
         records: tuple[StateRecord, ...] = (record,)

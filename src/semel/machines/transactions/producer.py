@@ -29,7 +29,7 @@ from semel.errors import (
 )
 from semel.machines.transactions import requests
 from semel.machines.transactions.producer_states import (
-    PRODUCER_TABLE,
+    PRODUCER_STEPS,
     PRODUCER_VERDICTS,
     WHAT_TO_DO_FIRST,
     ProducerEvent,
@@ -50,6 +50,7 @@ from semel.wire.messages.transactions import (
 __all__ = [
     "MAX_EPOCH",
     "NO_IDENTITY",
+    "PRODUCER_STEPS",
     "PRODUCER_VERDICTS",
     "GroupMetadata",
     "OffsetAndMetadata",
@@ -149,7 +150,7 @@ class TransactionManager:
         if not self.is_transactional:
             if self.state is ProducerState.FATAL_ERROR:
                 raise self._why_not(ProducerEvent.WRITE)
-        elif PRODUCER_TABLE.step(self.state, ProducerEvent.WRITE) is None:
+        elif ProducerEvent.WRITE not in PRODUCER_STEPS[self.state]:
             raise self._why_not(ProducerEvent.WRITE)
 
     def write(self, partition: TopicPartition) -> None:
@@ -411,7 +412,7 @@ class TransactionManager:
         self._step(ProducerEvent.FATAL)
 
     def _step(self, event: ProducerEvent) -> None:
-        following = PRODUCER_TABLE.step(self.state, event)
+        following = PRODUCER_STEPS[self.state].get(event)
         if following is None:
             raise self._why_not(event)
         self.state = following

@@ -9,15 +9,15 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
+from semel.errors import ErrorCode, Refused, invariant
 from semel.machines.contract import Token
 from semel.machines.groups.committed_offsets import CommittedOffset
 from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
-from semel.machines.table import StateTable
 from semel.wire import decode
 from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 
@@ -40,29 +40,27 @@ class ClassicGroupState(enum.Enum):
     DEAD = "Dead"
 
 
-class ClassicGroupEvent(enum.Enum):
-    """What happens to a group. The value is the event's name on the page."""
-
-    REBALANCE = "a rebalance begins"
-    JOINED = "all members have joined, or the rebalance timeout has passed"
-    EMPTIED = "the join ends without members"
-    ASSIGNED = "the leader's assignment is written"
-
-
-S, E = ClassicGroupState, ClassicGroupEvent
-
-#: From (state, event) to the next state; a blank cell is a mistake in the broker.
-CLASSIC_GROUP_STEPS: dict[ClassicGroupState, dict[ClassicGroupEvent, ClassicGroupState]] = {
-    S.EMPTY: {E.REBALANCE: S.PREPARING_REBALANCE},
-    S.PREPARING_REBALANCE: {E.JOINED: S.COMPLETING_REBALANCE, E.EMPTIED: S.EMPTY},
-    S.COMPLETING_REBALANCE: {E.ASSIGNED: S.STABLE, E.REBALANCE: S.PREPARING_REBALANCE},
-    S.STABLE: {E.REBALANCE: S.PREPARING_REBALANCE},
-    S.DEAD: {},
+#: Where a group may go from where it is.
+CLASSIC_GROUP_STEPS: dict[ClassicGroupState, frozenset[ClassicGroupState]] = {
+    ClassicGroupState.EMPTY: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
+    ClassicGroupState.PREPARING_REBALANCE: frozenset(
+        {
+            ClassicGroupState.COMPLETING_REBALANCE,
+            ClassicGroupState.EMPTY,
+            ClassicGroupState.DEAD,
+        }
+    ),
+    ClassicGroupState.COMPLETING_REBALANCE: frozenset(
+        {
+            ClassicGroupState.STABLE,
+            ClassicGroupState.PREPARING_REBALANCE,
+            ClassicGroupState.DEAD,
+        }
+    ),
+    ClassicGroupState.STABLE: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
+    ClassicGroupState.DEAD: frozenset(),
 }
 
-CLASSIC_GROUP_TABLE: StateTable[ClassicGroupState, ClassicGroupEvent, ClassicGroupState | None] = StateTable(
-    ClassicGroupState, ClassicGroupEvent, CLASSIC_GROUP_STEPS, blank=None
-)
 
 _NO_TOPICS: frozenset[str] = frozenset()
 
@@ -136,7 +134,6 @@ class ClassicGroup:
     """The group itself. Knows the rules between its members; timers, answers and records are its coordinator's."""
 
     __slots__ = (
-        "creating",
         "generation_id",
         "group_id",
         "join_deadline_ms",
@@ -149,14 +146,11 @@ class ClassicGroup:
         "previous_state",
         "protocol_name",
         "protocol_type",
-        "replaced",
-        "replaces",
         "state",
         "state_timestamp_ms",
         "static_members",
         "subscribed_topics",
         "sync_deadline_ms",
-        "writing_assignment",
     )
 
     def __init__(self, group_id: str, now_ms: int) -> None:
@@ -180,18 +174,13 @@ class ClassicGroup:
         self.join_deadline_ms: int | None = None
         self.join_remaining_ms = 0
         self.sync_deadline_ms: int | None = None
-        # What is decided but not yet written: undone when the append fails.
-        self.creating = False
-        self.replaces: object = None
-        self.writing_assignment = False
-        self.replaced: tuple[ClassicMember, ClassicMember] | None = None
 
     # State
 
-    def step(self, event: ClassicGroupEvent, now_ms: int) -> None:
-        state = CLASSIC_GROUP_TABLE.step(self.state, event)
-        if state is None:
-            raise InvariantViolation(f"group {self.group_id} is {self.state.value}, and now {event.value}")
+    def go(self, state: ClassicGroupState, now_ms: int) -> None:
+        invariant(
+            state in CLASSIC_GROUP_STEPS[self.state], f"group {self.group_id} cannot go from {self.state} to {state}"
+        )
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = now_ms
@@ -203,7 +192,7 @@ class ClassicGroup:
 
     @property
     def can_rebalance(self) -> bool:
-        return CLASSIC_GROUP_TABLE.step(self.state, ClassicGroupEvent.REBALANCE) is not None
+        return ClassicGroupState.PREPARING_REBALANCE in CLASSIC_GROUP_STEPS[self.state]
 
     @property
     def awaiting_join(self) -> int:
@@ -243,6 +232,14 @@ class ClassicGroup:
         self.pending_join = without_entry(self.pending_join, member_id)
         self.pending_sync = without_entry(self.pending_sync, member_id)
         return member
+
+    def with_static_replaced(self, old: ClassicMember, new: ClassicMember) -> ClassicGroup:
+        """A copy of the group in which `replace_static` was done."""
+        replaced = copy(self)
+        replaced.static_members = dict(self.static_members)
+        replaced.pending_sync = dict(self.pending_sync)
+        replaced.replace_static(old, new)
+        return replaced
 
     def replace_static(self, old: ClassicMember, new: ClassicMember) -> None:
         """The same instance under a new member id, in the same place."""
@@ -317,10 +314,10 @@ class ClassicGroup:
         self.pending_sync = dict.fromkeys(self.members) if self.members else NOTHING
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.step(ClassicGroupEvent.JOINED, now_ms)
+            self.go(ClassicGroupState.COMPLETING_REBALANCE, now_ms)
         else:
             self.protocol_name = None
-            self.step(ClassicGroupEvent.EMPTIED, now_ms)
+            self.go(ClassicGroupState.EMPTY, now_ms)
         self.subscribed_topics = self._subscriptions()
 
     def restore(self, state: ClassicGroupState) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from semel.errors import ErrorCode, KafkaError, error_for, invariant
 from semel.machines.groups.classic.assignors import ASSIGNORS, COOPERATIVE, Subscriber
-from semel.machines.table import StateTable
 from semel.machines.transactions.producer import GroupMetadata
 from semel.machines.values import TopicPartition, by_topic
 from semel.wire import decode_versioned, encode_versioned
@@ -94,10 +93,6 @@ CLASSIC_MEMBERSHIP_STEPS: dict[ClassicMembershipState, dict[ClassicMembershipEve
     S.LEFT: {E.JOIN: S.JOINING},
     S.FAILED: {E.LEAVE: S.LEFT},
 }
-
-CLASSIC_MEMBERSHIP_TABLE: StateTable[ClassicMembershipState, ClassicMembershipEvent, ClassicMembershipState | None] = (
-    StateTable(ClassicMembershipState, ClassicMembershipEvent, CLASSIC_MEMBERSHIP_STEPS, blank=None)
-)
 
 
 @dataclass(slots=True)
@@ -361,9 +356,7 @@ class ClassicMembership:
         self._step(ClassicMembershipEvent.FORGOTTEN)
 
     def _step(self, event: ClassicMembershipEvent) -> None:
-        following = CLASSIC_MEMBERSHIP_TABLE.step(self.state, event)
-        if following is not None:
-            self.state = following
+        self.state = CLASSIC_MEMBERSHIP_STEPS[self.state].get(event, self.state)
 
 
 def _subscriber(row: Any) -> Subscriber:

@@ -9,18 +9,18 @@ generation, and members that were joining join again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
-    ClassicGroupEvent,
     ClassicGroupState,
     ClassicMember,
     Parked,
     Protocols,
 )
-from semel.machines.groups.classic.records import group_record
+from semel.machines.groups.classic.records import empty_group_record, group_record
 from semel.machines.groups.idle_entries import without_entry
 from semel.machines.groups.registry import GroupRegistry, Outcome, Timer
 from semel.wire.messages.groups import (
@@ -60,13 +60,43 @@ def refuse_join(code: ErrorCode, version: int, member_id: str = NO_MEMBER_ID) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PendingCreation:
+    """A new group, whose first record is not written yet."""
+
+    group: ClassicGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReplacement:
+    """A static member that takes the place of its former id in a stable group."""
+
+    group: ClassicGroup
+    old: ClassicMember
+    new: ClassicMember
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAssignment:
+    """The assignment that the leader of a generation sent, by member id."""
+
+    group: ClassicGroup
+    assignments: dict[str, bytes]
+
+
+#: A change that is decided and not yet written. Its replay applies it; if the append fails, it is dropped.
+PendingChange = PendingCreation | PendingReplacement | PendingAssignment
+
+
 class ClassicRebalance:
     """Drives classic groups of a registry. Every method adds what it decided to the outcome it is given."""
 
-    __slots__ = ("_registry",)
+    __slots__ = ("_pending", "_registry")
 
     def __init__(self, registry: GroupRegistry) -> None:
         self._registry = registry
+        #: Decisions whose record is not yet replayed, by group id.
+        self._pending: dict[str, PendingChange] = {}
 
     # JoinGroup
 
@@ -196,24 +226,24 @@ class ClassicRebalance:
 
         If the group is stable and would choose the same protocol, its assignment stands and nobody else notices.
         """
-        leader_before = group.leader_id
-        _end_parked(old, ErrorCode.FENCED_INSTANCE_ID, out)
         new.assignment = old.assignment
+        if group.state is ClassicGroupState.STABLE:
+            after = group.with_static_replaced(old, new)
+            if after.select_protocol() == group.protocol_name:
+                self._pending[group.group_id] = PendingReplacement(group, old, new)
+                out.records.append(group_record(self._partition(group), after))
+                reply = self._joined(after, new, parked.version)
+                if parked.version >= SKIP_ASSIGNMENT_SINCE:
+                    reply.skip_assignment = after.leader_id == new.member_id
+                else:
+                    # Told that the old id leads, a static leader acts as a follower and does not assign again.
+                    reply.members = []
+                    reply.leader = group.leader_id or ""
+                out.answer(parked.token, reply)
+                return
+        _end_parked(old, ErrorCode.FENCED_INSTANCE_ID, out)
         group.replace_static(old, new)
         self.expect(group, new, now_ms + new.session_timeout_ms)
-        if group.state is ClassicGroupState.STABLE and group.select_protocol() == group.protocol_name:
-            group.replaced = (old, new)
-            out.records.append(group_record(self._partition(group), group))
-            if parked.version >= SKIP_ASSIGNMENT_SINCE:
-                reply = self._joined(group, new, parked.version)
-                reply.skip_assignment = group.leader_id == new.member_id
-            else:
-                # Told that the old id leads, a static leader acts as a follower and does not assign again.
-                reply = self._joined(group, new, parked.version)
-                reply.members = []
-                reply.leader = leader_before or ""
-            out.answer(parked.token, reply)
-            return
         new.join = parked
         if group.state is ClassicGroupState.PREPARING_REBALANCE:
             self._complete_if_all_joined(group, now_ms, out)
@@ -231,14 +261,13 @@ class ClassicRebalance:
     def prepare_rebalance(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
         """Call every member to join again."""
         if group.state is ClassicGroupState.COMPLETING_REBALANCE:
-            group.writing_assignment = False
             for member in group.members.values():
                 member.assignment = b""
                 _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         group.sync_deadline_ms = None
         delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
         initial = group.state is ClassicGroupState.EMPTY
-        group.step(ClassicGroupEvent.REBALANCE, now_ms)
+        group.go(ClassicGroupState.PREPARING_REBALANCE, now_ms)
         if initial:
             group.new_member_added = False
             group.join_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
@@ -329,14 +358,13 @@ class ClassicRebalance:
             return
         _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         member.sync = parked
-        if group.leader_id == member.member_id and not group.writing_assignment:
+        if group.leader_id == member.member_id:
             given = {assignment.member_id: bytes(assignment.assignment) for assignment in request.assignments}
-            group.writing_assignment = True
+            self._pending[group.group_id] = PendingAssignment(group, given)
             out.records.append(group_record(self._partition(group), group, given))
             for other in group.members.values():
                 if other.sync is not None:
                     out.answer(other.sync.token, self._synced(group, given.get(other.member_id, b"")))
-                    other.sync = None
 
     @staticmethod
     def _synced(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
@@ -347,17 +375,41 @@ class ClassicRebalance:
             assignment=assignment,
         )
 
-    def assignment_written(self, group: ClassicGroup, assignments: dict[str, bytes], now_ms: int, out: Outcome) -> None:
-        """The leader's assignment is in the log: from here on it is the group's."""
-        for member in group.members.values():
-            member.assignment = assignments.get(member.member_id, b"")
-            self.expect(group, member, now_ms + member.session_timeout_ms)
-        group.writing_assignment = False
-        group.step(ClassicGroupEvent.ASSIGNED, now_ms)
-        for member in group.members.values():
-            if member.sync is not None:
-                out.answer(member.sync.token, self._synced(group, member.assignment))
-                member.sync = None
+    # Replay
+
+    def create(self, group: ClassicGroup, out: Outcome) -> None:
+        """Write a new group. It is registered when the record is replayed, with the members that joined it so far."""
+        self._pending[group.group_id] = PendingCreation(group)
+        out.records.append(empty_group_record(self._partition(group), group))
+
+    def replay_pending(self, group_id: str, now_ms: int) -> bool:
+        """The record of this group's pending change is written: apply the change. False if none is pending."""
+        match self._pending.pop(group_id, None):
+            case PendingCreation(group):
+                self._registry.put(group)
+            case PendingReplacement(group, old, new):
+                group.replace_static(old, new)
+                self.expect(group, new, now_ms + new.session_timeout_ms)
+            case PendingAssignment(group, assignments):
+                for member in group.members.values():
+                    member.assignment = assignments.get(member.member_id, b"")
+                    member.sync = None
+                    self.expect(group, member, now_ms + member.session_timeout_ms)
+                group.go(ClassicGroupState.STABLE, now_ms)
+            case None:
+                return False
+        return True
+
+    def drop_pending(self, group_id: str, code: ErrorCode, now_ms: int, out: Outcome) -> None:
+        """The record of this group's pending change could not be written; `code` is for requests that still wait."""
+        match self._pending.pop(group_id, None):
+            case PendingCreation(group):
+                end_all_parked(group, code, out)
+            case PendingAssignment(group):
+                # Those that wait for the assignment are answered by `append_failed`. The members assign again.
+                for member in group.members.values():
+                    member.sync = None
+                self.prepare_rebalance(group, now_ms, out)
 
     # Heartbeat
 

@@ -330,8 +330,7 @@ class ConsumerRebalance:
         return changed
 
     def _topic_ids(self, names: Iterable[str]) -> frozenset[UUID]:
-        topics = self._topics
-        return frozenset(topics[name].topic_id for name in names if name in topics)
+        return frozenset(self._topics[name].topic_id for name in names if name in self._topics)
 
     # Assignment
 
@@ -346,9 +345,10 @@ class ConsumerRebalance:
             )
             for member_id, member in draft.members.items()
         }
-        topics = self._topics
         partitions = {
-            topics[name].topic_id: topics[name].partitions for name in draft.subscribed_topics() if name in topics
+            self._topics[name].topic_id: self._topics[name].partitions
+            for name in draft.subscribed_topics()
+            if name in self._topics
         }
         target: dict[str, Assignment] = assignor(members, partitions)
         for member_id, assignment in target.items():

@@ -1,13 +1,13 @@
-"""A host for the group coordinator in memory: a log per partition, parked requests, a clock that is set by hand."""
+"""Drives the group coordinator in the real host, over a log in memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from semel.broker.coordinators.host import CoordinatorHost
 from semel.errors import ErrorCode
-from semel.machines.contract import Answer, Decision, StateRecord
+from semel.machines.contract import AnswerParked, Decision
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings, TopicInfo
 from semel.wire import encode_versioned
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -23,6 +23,7 @@ from semel.wire.messages.groups import (
 )
 from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from semel.wire.messages.transactions import TxnOffsetCommitRequest
+from tests.machines.fake_broker import FakeBroker, LogEntry, LogMarker
 
 GROUP = "payments"
 TOPICS = {"ledger": TopicInfo(UUID(int=1), 4), "audit": TopicInfo(UUID(int=2), 2)}
@@ -32,90 +33,100 @@ def subscription(*topics: str) -> bytes:
     return encode_versioned(ConsumerProtocolSubscription(topics=list(topics)), 1)
 
 
-@dataclass(frozen=True)
-class Marker:
-    """The end of a transaction in one partition of the log."""
+class Answers:
+    """Performs `AnswerParked` by keeping the answers, by token."""
 
-    partition: int
-    producer_id: int
-    commit: bool
+    def __init__(self) -> None:
+        self.by_token: dict[int, Any] = {}
+
+    def perform(self, effect: AnswerParked) -> None:
+        assert effect.token not in self.by_token, "a request is answered once"
+        self.by_token[effect.token] = effect.reply
+
+    def is_awaited(self, _: AnswerParked) -> bool:
+        return True
 
 
-@dataclass
-class Host:
-    """Appends what the machine decided and replays it, as the broker does; `fail_next` makes the next append fail."""
+class GroupDriver:
+    """Sends requests to a coordinator in the broker's own host; `fail_next` makes the next append fail."""
 
-    settings: GroupSettings = field(default_factory=lambda: GroupSettings(group_initial_rebalance_delay_ms=0))
-    machine: GroupCoordinator = field(init=False)
-    now_ms: int = 1_000_000
-    log: list[tuple[StateRecord, int] | Marker] = field(default_factory=list)
-    answers: dict[int, Any] = field(default_factory=dict)
-    fail_next: bool = False
-    failures: int = 0
-    tokens: int = 0
-    ids: int = 0
-
-    def __post_init__(self) -> None:
-        self.machine = GroupCoordinator(self.settings, TOPICS)
+    def __init__(
+        self, settings: GroupSettings | None = None, now_ms: int = 1_000_000, log: list[LogEntry] | None = None
+    ) -> None:
+        self.settings = settings or GroupSettings(group_initial_rebalance_delay_ms=0)
+        self.broker = FakeBroker(now_ms)
+        self.broker.log = [] if log is None else log
+        self.tokens = 0
+        self.ids = 0
+        self.parked = Answers()
+        self.coordinator = GroupCoordinator(self.settings, TOPICS)
+        self.host = CoordinatorHost(
+            self.broker.as_broker(),
+            "__consumer_offsets",
+            self.coordinator,
+            {AnswerParked: self.parked},
+            replay_marker=self._replay_marker,
+        )
         for partition in range(self.settings.offsets_topic_num_partitions):
-            self.machine.load(partition, 0)
-            self.machine.loaded(partition, self.now_ms)
+            self.host.ready(partition)
+
+    def _replay_marker(self, partition: int, producer_id: int, commit: bool) -> None:
+        self.coordinator.complete_transaction(producer_id, partition, commit)
+
+    @property
+    def now_ms(self) -> int:
+        return self.broker.clock_ms
+
+    @property
+    def log(self) -> list[LogEntry]:
+        return self.broker.log
+
+    @property
+    def answers(self) -> dict[int, Any]:
+        return self.parked.by_token
+
+    @property
+    def fail_next(self) -> bool:
+        return self.broker.fail_next
+
+    @fail_next.setter
+    def fail_next(self, fails: bool) -> None:
+        self.broker.fail_next = fails
+
+    @property
+    def failures(self) -> int:
+        return self.broker.failures
 
     def do(self, decision: Decision[Any]) -> Any:
-        if decision.records and self.fail_next:
-            self.fail_next = False
-            self.failures += 1
-            decision = self.machine.append_failed(decision)
-            assert not decision.records
-        producer_id = -1 if decision.producer is None else decision.producer.producer_id
-        for record in decision.records:
-            self.log.append((record, producer_id))
-            self.machine.replay(record, producer_id=producer_id)
-        for effect in decision.effects:
-            assert isinstance(effect, Answer)
-            assert effect.token not in self.answers, "a request is answered once"
-            self.answers[effect.token] = effect.reply
-        return decision.reply
+        """Have the host write a decision and carry it out."""
+        failures = self.failures
+        reply = self.host.settle(decision)
+        if self.failures > failures:
+            # Parked requests hear of a failed append in the next turn of the loop.
+            self.broker.loop.run_due()
+        return reply
 
     def marker(self, producer_id: int, *, commit: bool, group: str = GROUP) -> None:
-        marker = Marker(self.machine.partition_for(group), producer_id, commit)
+        """End a transaction in the partition of this group."""
+        marker = LogMarker(self.coordinator.partition_for(group), producer_id, commit)
         self.log.append(marker)
-        self.machine.complete_transaction(producer_id, marker.partition, commit)
+        self._replay_marker(marker.partition, producer_id, commit)
 
     def at(self, now_ms: int) -> None:
-        """Let time pass, waking the machine whenever it asks for it."""
-        for _ in range(10_000):
-            wake = self.machine.next_wake_ms()
-            if wake is None or wake > now_ms:
-                break
-            self.now_ms = max(self.now_ms, wake)
-            for decision in self.machine.tick(self.now_ms):
-                self.do(decision)
-        else:
-            raise AssertionError("the machine never rests")
-        self.now_ms = now_ms
-        for decision in self.machine.tick(now_ms):
-            self.do(decision)
+        """Let time pass, firing the host's timer whenever it is due."""
+        loop = self.broker.loop
+        while (wake_ms := loop.next_at_ms()) is not None and wake_ms <= now_ms:
+            self.broker.clock_ms = max(self.broker.clock_ms, int(wake_ms))
+            loop.run_due()
+        self.broker.clock_ms = now_ms
 
     def pass_ms(self, ms: int) -> None:
         self.at(self.now_ms + ms)
 
-    def restarted(self) -> Host:
+    def restarted(self) -> GroupDriver:
         """Another broker, with nothing but the log."""
-        other = Host(self.settings, now_ms=self.now_ms)
-        other.log = list(self.log)
+        other = GroupDriver(self.settings, self.now_ms, list(self.log))
         other.tokens, other.ids = self.tokens, self.ids
-        partitions = range(self.settings.offsets_topic_num_partitions)
-        for partition in partitions:
-            other.machine.load(partition, 1)
-        for entry in self.log:
-            if isinstance(entry, Marker):
-                other.machine.complete_transaction(entry.producer_id, entry.partition, entry.commit)
-            else:
-                other.machine.replay(entry[0], producer_id=entry[1])
-        for partition in partitions:
-            for decision in other.machine.loaded(partition, other.now_ms):
-                other.do(decision)
         return other
 
     # Requests
@@ -157,7 +168,7 @@ class Host:
             protocol_type=protocol_type,
             protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=n, metadata=m) for n, m in offered],
         )
-        decision = self.machine.join_group(
+        decision = self.coordinator.join_group(
             request, version, self.now_ms, token, client_id, "/127.0.0.1", self.new_member_id
         )
         return token, self.answered(token, decision)
@@ -194,7 +205,7 @@ class Host:
             ],
         )
         version = 4 if protocol_type is None or protocol_name is None else 5
-        return token, self.answered(token, self.machine.sync_group(request, version, self.now_ms, token))
+        return token, self.answered(token, self.coordinator.sync_group(request, version, self.now_ms, token))
 
     def heartbeat(
         self, member_id: str, generation: int, *, group: str = GROUP, instance: str | None = None
@@ -202,14 +213,14 @@ class Host:
         request = HeartbeatRequest(
             group_id=group, generation_id=generation, member_id=member_id, group_instance_id=instance
         )
-        return ErrorCode(self.do(self.machine.heartbeat(request, 4, self.now_ms)).error_code)
+        return ErrorCode(self.do(self.coordinator.heartbeat(request, 4, self.now_ms)).error_code)
 
     def leave(self, *members: tuple[str, str | None], group: str = GROUP) -> LeaveGroupResponse:
         request = LeaveGroupRequest(
             group_id=group,
             members=[LeaveGroupRequest.MemberIdentity(member_id=m, group_instance_id=i) for m, i in members],
         )
-        reply: LeaveGroupResponse = self.do(self.machine.leave_group(request, 5, self.now_ms))
+        reply: LeaveGroupResponse = self.do(self.coordinator.leave_group(request, 5, self.now_ms))
         return reply
 
     def stable_group(self, count: int, **options: Any) -> tuple[list[str], int]:
@@ -223,7 +234,7 @@ class Host:
                 tokens[other] = token_again
             members.append(member_id)
             tokens[member_id] = token
-        group = self.machine.groups[options.get("group", GROUP)]
+        group = self.coordinator.groups[options.get("group", GROUP)]
         self.pass_ms(self.settings.group_initial_rebalance_delay_ms)
         generation = group.generation_id  # type: ignore[union-attr]
         given = {member_id: f"a{position}".encode() for position, member_id in enumerate(members)}
@@ -265,7 +276,7 @@ class Host:
                 )
             ],
         )
-        reply = self.do(self.machine.offset_commit(request, version, self.now_ms))
+        reply = self.do(self.coordinator.offset_commit(request, version, self.now_ms))
         return ErrorCode(reply.topics[0].partitions[0].error_code)
 
     def txn_commit(
@@ -299,7 +310,7 @@ class Host:
                 )
             ],
         )
-        reply = self.do(self.machine.txn_offset_commit(request, 3, self.now_ms))
+        reply = self.do(self.coordinator.txn_offset_commit(request, 3, self.now_ms))
         return ErrorCode(reply.topics[0].partitions[0].error_code)
 
     def consumer_heartbeat(
@@ -337,7 +348,7 @@ class Host:
                 for topic_id, partitions in owned.items()
             ],
         )
-        decision = self.machine.consumer_group_heartbeat(
+        decision = self.coordinator.consumer_group_heartbeat(
             request, version, self.now_ms, "app", "/127.0.0.1", self.new_member_id
         )
         reply: ConsumerGroupHeartbeatResponse = self.do(decision)
@@ -355,7 +366,7 @@ class Host:
             ],
             require_stable=require_stable,
         )
-        reply = self.do(self.machine.offset_fetch(request, 9, self.now_ms)).groups[0]
+        reply = self.do(self.coordinator.offset_fetch(request, 9, self.now_ms)).groups[0]
         if reply.error_code:
             return -1, ErrorCode(reply.error_code)
         found = reply.topics[0].partitions[0]

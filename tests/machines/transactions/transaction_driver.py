@@ -1,10 +1,11 @@
-"""A host for the transaction coordinator that tests drive by hand: a clock, a log in memory, markers on request."""
+"""Drives the transaction coordinator in the real host, over a log in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import cast
 
+from semel.broker.coordinators.host import CoordinatorHost
 from semel.errors import ErrorCode
 from semel.machines.contract import Decision, SendMarkers, StateRecord
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings
@@ -23,54 +24,83 @@ from semel.wire.messages.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
+from tests.machines.fake_broker import FakeBroker
 
 T0 = TopicPartition("ledger", 0)
 T1 = TopicPartition("ledger", 1)
 OTHER = TopicPartition("audit", 0)
 
 
-@dataclass
-class Host:
-    """Appends, replays and keeps markers waiting, so that a test decides what happens when."""
+class KeptMarkers:
+    """Performs `SendMarkers` by keeping them, until the test writes them."""
 
-    settings: TransactionSettings = field(default_factory=TransactionSettings)
-    now_ms: int = 1_000_000
-    append_fails: bool = False
-
-    def __post_init__(self) -> None:
-        self.log: list[StateRecord] = []
+    def __init__(self) -> None:
         self.waiting: list[SendMarkers] = []
+
+    def perform(self, effect: SendMarkers) -> None:
+        self.waiting.append(effect)
+
+    def is_awaited(self, _: SendMarkers) -> bool:
+        return False
+
+
+class TransactionDriver:
+    """Sends requests to a coordinator in the broker's own host, and decides when markers are written."""
+
+    def __init__(self, settings: TransactionSettings | None = None, now_ms: int = 1_000_000) -> None:
+        self.settings = settings or TransactionSettings()
+        self.broker = FakeBroker(now_ms)
         self.written: list[tuple[SendMarkers, TopicPartition]] = []
         self.producer_ids = iter(range(1000, 1_000_000))
-        self.coordinator_epoch = 0
         self.start()
 
     def start(self) -> None:
         """Begin, or begin again after a crash: everything is rebuilt from the log."""
         self.coordinator = TransactionCoordinator(self.settings)
-        self.waiting.clear()
-        self.coordinator_epoch += 1
-        partitions = range(self.settings.transaction_state_log_num_partitions)
-        for partition in partitions:
-            self.coordinator.load(partition, self.coordinator_epoch)
-        for record in self.log:
-            self.coordinator.replay(record)
-        for partition in partitions:
-            for decision in self.coordinator.loaded(partition, self.now_ms):
-                self.perform(decision)
+        self.markers = KeptMarkers()
+        self.broker.loop.timers.clear()
+        self.broker.leader_epoch += 1
+        self.host = CoordinatorHost(
+            self.broker.as_broker(), "__transaction_state", self.coordinator, {SendMarkers: self.markers}
+        )
+        for partition in range(self.settings.transaction_state_log_num_partitions):
+            self.host.ready(partition)
+
+    @property
+    def now_ms(self) -> int:
+        return self.broker.clock_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.broker.clock_ms = now_ms
+
+    @property
+    def log(self) -> list[StateRecord]:
+        return cast(list[StateRecord], self.broker.log)
+
+    @property
+    def waiting(self) -> list[SendMarkers]:
+        """The markers that the coordinator asked for and the test has not written."""
+        return self.markers.waiting
+
+    @waiting.setter
+    def waiting(self, waiting: list[SendMarkers]) -> None:
+        self.markers.waiting = waiting
+
+    @property
+    def append_fails(self) -> bool:
+        return self.broker.append_fails
+
+    @append_fails.setter
+    def append_fails(self, fails: bool) -> None:
+        self.broker.append_fails = fails
 
     def new_producer_id(self) -> int:
         return next(self.producer_ids)
 
     def perform(self, decision: Decision[object]) -> object:
-        """What a host does with a decision."""
-        if decision.records and self.append_fails:
-            return self.coordinator.append_failed(decision)
-        self.log.extend(decision.records)
-        for record in decision.records:
-            self.coordinator.replay(record)
-        self.waiting.extend(effect for effect in decision.effects if isinstance(effect, SendMarkers))
-        return decision.reply
+        """Have the host write a decision and carry it out."""
+        return self.host.settle(decision)
 
     def init(
         self,
@@ -187,11 +217,19 @@ class Host:
             self.perform(self.coordinator.markers_written(sent, self.now_ms))
 
     def tick(self, advance_ms: int = 0) -> list[Decision[None]]:
+        """Let time pass. Returns what the coordinator decided when the host's timer woke it."""
         self.now_ms += advance_ms
-        decisions = self.coordinator.tick(self.now_ms)
-        for decision in decisions:
-            self.perform(decision)
-        return decisions
+        decided: list[Decision[None]] = []
+
+        def tick(now_ms: int) -> list[Decision[None]]:
+            decisions = TransactionCoordinator.tick(self.coordinator, now_ms)
+            decided.extend(decisions)
+            return decisions
+
+        self.coordinator.tick = tick  # type: ignore[method-assign]
+        self.broker.loop.run_due()
+        del self.coordinator.tick
+        return decided
 
     def describe(self, transactional_id: str = "payments") -> DescribeTransactionsResponse.TransactionState:
         request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
