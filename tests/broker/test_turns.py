@@ -7,7 +7,7 @@ import struct
 from typing import Any, cast
 
 from semel.broker.net.connection import ServerConnection
-from semel.broker.net.turns import TURN_S, Turns
+from semel.broker.net.turns import SHARE_S, TURN_S, Turns
 from tests.broker.test_connections import FakeTransport
 
 #: So many requests fill a turn.
@@ -28,11 +28,13 @@ class Worker:
     def __init__(self) -> None:
         self.clock = Clock()
         self.turns = Turns(self.clock)
+        #: So long does each take.
+        self.frame_s = 1.001 * TURN_S / FILL
         self.served: list[bytes] = []
         self.failures: list[BaseException] = []
 
     def serve(self, connection: ServerConnection, frame: memoryview) -> Any:
-        self.clock.now += 1.001 * TURN_S / FILL
+        self.clock.now += self.frame_s
         self.served.append(bytes(frame))
         return None if frame[0] == ord("n") else [b"." + bytes(frame)]
 
@@ -150,5 +152,63 @@ def test_a_failure_of_one_who_waited_keeps_nobody_else_waiting() -> None:
         for _ in range(3):
             await turn()
         assert called == ["second"]
+
+    asyncio.run(run())
+
+
+def test_who_asks_rarely_is_served_before_hundreds_who_ask_without_end() -> None:
+    async def run() -> None:
+        worker = Worker()
+        for number in range(300):
+            flooding, _ = worker.connection()
+            feed(flooding, *names(f"{number}-", 20 * FILL))
+        # At first they all come with something new.
+        while len({frame.split(b"-")[0] for frame in worker.served}) < 300:
+            await turn()
+        modest, transport = worker.connection()
+        for asked in range(20):
+            feed(modest, b"modest")
+            turns = 0
+            while len(transport.written) <= asked:
+                await turn()
+                turns += 1
+            assert turns <= 2
+        assert len(worker.served) < 300 * 20 * FILL, "the others are not done"
+
+    asyncio.run(run())
+
+
+def test_those_who_wait_are_served_in_shares() -> None:
+    async def run() -> None:
+        worker = Worker()
+        worker.frame_s = SHARE_S / 2
+        for number in range(5):
+            connection, _ = worker.connection()
+            feed(connection, *names(f"{number}-", 100))
+        await turn()
+        worker.served.clear()
+        await turn()
+        served = {frame[:1] for frame in worker.served}
+        assert len(worker.served) <= TURN_S / worker.frame_s + 1
+        assert len(served) >= 4, "each for a while, and nobody for the whole turn"
+
+    asyncio.run(run())
+
+
+def test_who_was_served_much_goes_on_though_others_come_without_end() -> None:
+    async def run() -> None:
+        worker = Worker()
+        greedy, transport = worker.connection()
+        frames = names("a", 10 * FILL)
+        feed(greedy, *frames)
+        turns = 0
+        while b"a0039" not in worker.served:
+            for number in range(FILL):
+                newcomer, _ = worker.connection()
+                feed(newcomer, f"new{number}".encode())
+            await turn()
+            turns += 1
+            assert turns < 100 * FILL
+        assert b"".join(transport.written) == b"".join(b"." + frame for frame in frames)
 
     asyncio.run(run())

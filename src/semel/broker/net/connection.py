@@ -428,7 +428,7 @@ class ServerConnection(FramedProtocol):
         if turns is None:
             super()._take_frames()
         elif turns.is_used_up:
-            self._put_off(turns)
+            self._put_off(turns, is_modest=True)
         else:
             self._since = turns.clock()
             super()._take_frames()
@@ -480,8 +480,8 @@ class ServerConnection(FramedProtocol):
                 ):
                     self._write_answers()
             turns = self._turns
-            if turns is not None and self._start < self._end and not self._busy and turns.is_over(self._since):
-                self._put_off(turns)
+            if turns is not None and self._start < self._end and not self._busy and turns.share_is_over(self._since):
+                self._put_off(turns, is_modest=False)
             return
         self._busy = True
         self._pinned = len(frame) > SMALL_FRAME_BYTES
@@ -514,10 +514,10 @@ class ServerConnection(FramedProtocol):
             self._write(buffers)
         self._resume()
 
-    def _put_off(self, turns: Turns) -> None:
+    def _put_off(self, turns: Turns, *, is_modest: bool) -> None:
         """Take no further frame in this turn of the loop."""
         self._busy = self._is_put_off = True
-        turns.later(self._go_on)
+        turns.later(self._go_on, is_modest=is_modest)
 
     def _go_on(self) -> bool:
         self._is_put_off = False
