@@ -10,7 +10,7 @@ TESTS      ?=
 BENCH      ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench soak setup java kafka clean
+.PHONY: help demo test quick check pytest bench soak states setup java kafka clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
@@ -19,6 +19,7 @@ help:
 	@echo "make check   ruff, mypy --strict, and which room may import which"
 	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
 	@echo "make soak    the long fault runs"
+	@echo "make states  write docs/states from the state tables in the code"
 	@echo "make clean   remove what the targets above have made"
 
 demo: setup java
@@ -50,6 +51,9 @@ bench: setup java kafka
 
 soak: setup java kafka
 	$(BIN)/python -m pytest -m soak -rP --timeout 3600 $(TESTS)
+
+states: setup
+	@$(BIN)/python scripts/draw_states.py
 
 setup: $(VENV)/.installed
 

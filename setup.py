@@ -35,7 +35,8 @@ def extensions() -> list[Extension]:
         print("semel: record loops stay in Python, Cython is not installed", file=sys.stderr)
         return []
     extension = Extension("semel.records._speedups", [str(SOURCE)], extra_compile_args=["-O3"])
-    return list(cythonize([extension], language_level=3))
+    # By force: Cython compares dates, and a C file left by an older version would be taken for this one's.
+    return list(cythonize([extension], language_level=3, force=True))
 
 
 setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild})

@@ -22,19 +22,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Within the machines: a conversation knows those it is made of, and never the one that is built on it.
     "machines.contract": {"errors", "machines.values"},
     "machines.values": {"errors"},
+    "machines.table": {"errors"},
+    # The pages about the tables, for the documentation: no machine needs them.
+    "machines.state_pages": {"machines"},
     "machines.internal_topics": {"errors"},
     "machines.name_pattern": {"errors"},
     "machines.quota_rates": {"errors", "config"},
     "machines.producing": {"errors", "config", "wire", "records", "machines.values", "machines.transactions"},
     "machines.transactions": {
         "errors", "config", "wire", "records", "machines.contract", "machines.values", "machines.internal_topics",
-        "machines.name_pattern",
+        "machines.name_pattern", "machines.table",
     },
     "machines.groups": {
         "errors", "config", "wire", "records", "machines.contract", "machines.values", "machines.internal_topics",
-        "machines.name_pattern", "machines.transactions.producer",
+        "machines.name_pattern", "machines.table", "machines.transactions.producer",
     },
-    "machines.reading": {"errors", "config", "wire", "records", "machines.values"},
+    "machines.reading": {"errors", "config", "wire", "records", "machines.values", "machines.table"},
     "log": {"errors", "config", "wire", "records", "machines"},
     "broker": {"errors", "config", "properties", "wire", "records", "machines", "log"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.

@@ -253,7 +253,10 @@ class InvariantViolation(BaseException):
 
 
 def invariant(condition: object, why: str) -> None:
-    """Stop unless `condition` holds. Unlike `assert`, it is there under `python -O` too."""
+    """Stop unless `condition` holds. Unlike `assert`, it is there under `python -O` too.
+
+    `why` is made even if `condition` holds. Where that costs something on every request, raise `InvariantViolation`.
+    """
     if not condition:
         raise InvariantViolation(why)
 

@@ -336,7 +336,7 @@ def test_connections_are_limited_in_all_and_per_address(tmp_path: Path) -> None:
                 assert third.is_closed()
             for raw in kept:
                 raw.socket.close()
-            until(lambda broker=broker: broker.server.connection_count == 0, what="the connections to go")
+            until(lambda broker=broker: len(broker.server.connections) == 0, what="the connections to go")
             with Raw(broker) as again:
                 again.ask(ApiVersionsRequest(), 0)
 

@@ -245,7 +245,7 @@ def place(broker: Broker, topic: str, index: int, key: bytes, value: bytes) -> i
 
 def append(broker: Broker, topic: str, index: int, data: bytes) -> int:
     async def write() -> int:
-        log = broker.server.internal_topic(topic).partition(index).log
+        log = broker.server.internal_topics.get(topic).partition(index).log
         return log.append_internal(data, broker.server.now_ms()).base_offset
 
     offset: int = broker.call(write())

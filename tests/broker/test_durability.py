@@ -131,7 +131,7 @@ def test_a_commit_is_carried_out_although_its_sender_went_away_before_it_was_on_
             before = slow_disk.log_syncs
             hasty.send(end_request(producer), 5)
             until(lambda: slow_disk.log_syncs > before, what="the fsync to begin")
-        until(lambda: broker.server.connection_count == 1, what="the sender to be gone")
+        until(lambda: len(broker.server.connections) == 1, what="the sender to be gone")
         slow_disk.let_go.set()
         until(lambda: committed(raw, "t") == [b"paid"], what="the marker")
         until(lambda: state_of(raw, "payments") == "CompleteCommit", what="the transaction to be complete")

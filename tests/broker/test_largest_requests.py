@@ -1,7 +1,8 @@
 """Whatever is asked for, the loop turns: the work of one turn is counted beside the largest request of every API.
 
 Time would be flaky, so the broker's turns run on a clock that counts what its thread calls: a turn is 10,000 calls,
-and none may do ten times as much. On a quiet machine 100,000 calls take less than 100 ms.
+and what is done in one piece may come on top of it. Whatever is done for all elements of a request at once shows here,
+though these requests have only a fifth of the elements that are allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 
 CALLS_IN_A_TURN = 10_000
-MOST_CALLS_IN_A_TURN = 10 * CALLS_IN_A_TURN
+#: A turn, and on top of it what is done at once: a call for each of the largest request's elements at most.
+MOST_CALLS_IN_A_TURN = CALLS_IN_A_TURN + 15_000
+#: What is done in one piece, and bounded in another way: one member subscribes to 5,000 names at most, or to a pattern
+#: for all topics there are; an answer has 2,000 partitions at most.
+MOST_CALLS_AT_ONCE = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 6 * CALLS_IN_A_TURN,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 6 * CALLS_IN_A_TURN,
+}
 
 
 class Work:
@@ -111,7 +119,7 @@ def test_no_turn_of_the_loop_does_more_than_its_share(sent_to: tuple[Largest, Wo
         work.most_in_a_turn()
         largest.raw.socket.sendall(frame)
         assert largest.raw.receive_frame(), "it is legal, so it is answered"
-        assert work.most_in_a_turn() < MOST_CALLS_IN_A_TURN
+        assert work.most_in_a_turn() < MOST_CALLS_AT_ONCE.get(key, MOST_CALLS_IN_A_TURN)
 
 
 def test_requests_that_arrive_together_share_turns_with_everybody(sent_to: tuple[Largest, Work]) -> None:

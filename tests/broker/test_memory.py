@@ -510,7 +510,7 @@ def readers(tmp_path: Path) -> Iterator[tuple[Broker, list[Raw]]]:
         try:
             until(lambda: broker.server.unread.is_full, what="answers to be left unread")
             until(
-                lambda: broker.server.unread.waiting + broker.server.connections_not_read == len(deaf),
+                lambda: broker.server.unread.waiting + broker.server.connections.not_read == len(deaf),
                 what="the others to wait",
             )
             yield broker, deaf
@@ -531,7 +531,7 @@ def test_answers_that_are_not_read_are_bounded_and_a_healthy_producer_is_served(
             assert healthy.produce("t", batch(b"healthy")).error_code == 0
     # One answer of at least one batch may go beyond the limit.
     assert unread.used_bytes <= 8 * MB + 1_100_000
-    assert unread.waiting + broker.server.connections_not_read == len(deaf)
+    assert unread.waiting + broker.server.connections.not_read == len(deaf)
     for raw in deaf[: len(deaf) // 2]:
         raw.socket.close()
     with Raw(broker) as consumer:
@@ -611,7 +611,7 @@ def test_where_fetches_wait_who_does_not_read_is_given_up(readers: tuple[Broker,
         consumer.create("small")
         consumer.produce("small", batch(b"small"))
         asked = consumer.send(fetch_request({("small", 0): 0}), 12)
-        until(lambda: server.unread.waiting == 31 - server.connections_not_read, what="the fetch to wait as well")
+        until(lambda: server.unread.waiting == 31 - server.connections.not_read, what="the fetch to wait as well")
 
         def is_answered() -> bool:
             # Again and again: those who take the place of the ones given up do not read either.
@@ -642,7 +642,7 @@ def test_an_idle_connection_that_leaves_answers_unread_is_closed(tmp_path: Path)
         with Raw(broker) as deaf:
             deaf.send(fetch_request({("t", 0): 0}, partition_max_bytes=50 * MB), 12)
             until(lambda: broker.server.metrics.connections_expired > 0, what="the connection to be given up")
-            until(lambda: broker.server.connection_count == 0, what="it to be gone")
+            until(lambda: len(broker.server.connections) == 0, what="it to be gone")
 
 
 def test_a_thousand_idle_connections_take_30_kb_each_and_give_it_back(broker_process: BrokerProcess) -> None:

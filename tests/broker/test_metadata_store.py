@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from semel.broker.stored.metadata_store import Conflict, LocalMetadataStore, ProducerIds
+from semel.broker.stored.metadata_store import Conflict, LocalMetadataStore
+from semel.broker.stored.producer_ids import ProducerIds
+from semel.broker.stored.topics import StoredTopics
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
 
@@ -93,3 +97,44 @@ def test_a_new_store_is_durable_with_its_name(tmp_path: Path) -> None:
     for _ in range(2):
         LocalMetadataStore(tmp_path / ".metadata", Synced())
         assert Synced.directories == [str(tmp_path)]
+
+
+def test_a_change_made_while_another_is_being_written_keeps_both(tmp_path: Path) -> None:
+    """The broker creates its own topics at once, also while a client's are on their way to the disk."""
+    store = LocalMetadataStore(tmp_path, Files())
+    topics = StoredTopics(store)
+    topics.read()
+    goes_on = threading.Event()
+
+    async def play() -> None:
+        beside = asyncio.create_task(topics.save_beside({"client": {"partitions": 1}}, lambda: goes_on.wait(20)))
+        await asyncio.sleep(0)
+        goes_on.set()
+        topics.save({"internal": {"partitions": 50}})
+        await beside
+
+    asyncio.run(play())
+    assert topics.rows == {"client": {"partitions": 1}, "internal": {"partitions": 50}}
+    assert store.get("topics") == ({"version": 1, "topics": topics.rows}, 1)
+    store.close()
+
+
+def test_a_change_that_the_disk_refuses_is_in_none_that_follow(tmp_path: Path) -> None:
+    store = LocalMetadataStore(tmp_path, Files())
+    topics = StoredTopics(store)
+    topics.read()
+
+    def fail() -> None:
+        raise OSError(28, "no space left on device")
+
+    async def play() -> None:
+        with pytest.raises(Refused, match="no space left") as refused:
+            await topics.save_beside({"refused": {"partitions": 1}}, fail)
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        await topics.save_beside({"kept": {"partitions": 1}})
+        await topics.save_beside({"kept": None, "next": {"partitions": 2}})
+
+    asyncio.run(play())
+    assert topics.rows == {"next": {"partitions": 2}}
+    assert store.get("topics")[0]["topics"] == topics.rows
+    store.close()

@@ -166,7 +166,7 @@ def test_connections_are_counted_when_they_come_and_when_they_go(broker: Broker,
     with Raw(broker) as silent:
         until(lambda: scrape(broker)[SOCKETS + "connection_count"] == 2, what="the silent one to be let in")
         for _ in range(2):
-            broker.server.loop.call_soon_threadsafe(broker.server.close_idle_connections)
+            broker.server.loop.call_soon_threadsafe(broker.server.connections.close_idle)
         assert silent.is_closed()
     assert scrape(broker)["kafka_network_socketserver_expiredconnectionskilledcount"] >= 1
 

@@ -202,7 +202,7 @@ def test_a_tool_writes_into_an_internal_topic_only_what_its_coordinator_can_read
 
 
 async def _internal(broker: Broker, name: str) -> None:
-    broker.server.internal_topic(name)
+    broker.server.internal_topics.get(name)
 
 
 def test_a_transactional_batch_from_a_tool_does_not_reach_an_internal_topic(broker: Broker) -> None:

@@ -245,9 +245,9 @@ def test_a_producer_above_its_quota_is_told_to_wait_and_not_heard_meanwhile(
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
     assert time.monotonic() - began < 0.2
     assert 300 <= answer.throttle_time_ms <= 310
-    assert metered.server.connections_muted == 1
+    assert metered.server.connections.muted == 1
     assert waited_s(raw, began) >= 0.3
-    assert (metered.server.connections_muted, metered.server.metrics.quota_throttles) == (0, 1)
+    assert (metered.server.connections.muted, metered.server.metrics.quota_throttles) == (0, 1)
 
 
 def test_another_client_is_not_held_up_by_it(metered: Broker, raw: Raw, topic: str) -> None:

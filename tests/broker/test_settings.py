@@ -24,7 +24,7 @@ HEARTBEAT = ConsumerGroupHeartbeatRequest(
 
 def buffers_of_a_connection(broker: Broker) -> tuple[int, int]:
     async def look() -> tuple[int, int]:
-        (connection,) = broker.server._connections
+        (connection,) = broker.server.connections._open
         accepted: socket.socket = connection.transport.get_extra_info("socket")
         with socket.socket(fileno=socket.dup(accepted.fileno())) as same:
             sizes = [same.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)]

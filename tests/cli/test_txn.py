@@ -48,10 +48,16 @@ class Person:
         assert answer.error_code == 0
         return ProducerIdentity(answer.producer_id, answer.producer_epoch)
 
-    def produce(self, producer: ProducerIdentity, transactional_id: str = "payments", sequence: int = 0) -> None:
+    def produce(
+        self,
+        producer: ProducerIdentity,
+        transactional_id: str = "payments",
+        sequence: int = 0,
+        timestamp_ms: int | None = None,
+    ) -> None:
         records = build(
             [Record(0, 0, None, b"paid", ())],
-            timestamp_ms=self.broker.server.now_ms(),
+            timestamp_ms=self.broker.server.now_ms() if timestamp_ms is None else timestamp_ms,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             base_sequence=sequence,
@@ -164,6 +170,27 @@ def test_the_doctor_does_not_call_it_in_order_when_a_producer_went_silent(
     assert "nothing was written in the transaction for 11 min" in result.output.replace("10 min 59 s", "11 min")
     fixed = person.types("doctor", "ledger", "--fix", answer="y\n")
     assert "aborted the transaction of 'payments'" in fixed.output
+
+
+def test_a_live_producer_of_old_records_is_not_called_silent(person: Person) -> None:
+    """The broker says when it last heard of a producer, however old the records are that it wrote."""
+    person.produce(person.init(timeout_ms=900_000), timestamp_ms=1_500_000_000_000)
+    finding = person.reads("doctor", "ledger")[0]
+    assert finding["verdict"] == "in progress"
+    assert abs(finding["partition_view"]["last_timestamp_ms"] - time.time() * 1000) < 60_000
+
+
+def test_a_producer_that_writes_while_it_is_watched_is_not_called_silent(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Apache Kafka, where the last timestamp is the record's: the sequence number shows who is alive."""
+    producer = person.init(timeout_ms=900_000)
+    person.produce(producer)
+    later_ms = int(time.time() * 1000) + 5 * 60_000
+    monkeypatch.setattr("semel.cli.txn._now_ms", lambda: later_ms)
+    assert person.reads("doctor", "ledger")[0]["verdict"] == "silent"
+    monkeypatch.setattr("semel.cli.txn_requests._watch", lambda: person.produce(producer, sequence=1))
+    assert person.reads("doctor", "ledger")[0]["verdict"] == "in progress"
 
 
 def test_the_doctor_writes_the_marker_that_a_hanging_transaction_waits_for(person: Person) -> None:

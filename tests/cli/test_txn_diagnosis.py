@@ -132,3 +132,29 @@ def test_spans_of_time_are_said_as_people_say_them(span_ms: int, said: str) -> N
 def test_a_moment_is_in_universal_time() -> None:
     assert moment(0) == "1970-01-01 00:00:00 UTC"
     assert moment(-1) == "never"
+
+
+YEAR_MS = 365 * 24 * 3600 * 1000
+LONG = replace(ONGOING, timeout_ms=15 * 60_000, start_ms=NOW_MS - 10 * 60_000)
+
+
+@pytest.mark.parametrize("record_time_ms", [NOW_MS - YEAR_MS, NOW_MS + YEAR_MS, -1])
+def test_record_times_that_cannot_be_those_of_a_write_do_not_make_a_producer_silent(record_time_ms: int) -> None:
+    """Events of last year, written now: only when the transaction began is known."""
+    finding = judged(LONG, replace(OPENED, last_timestamp_ms=record_time_ms))
+    assert finding.verdict is Verdict.IN_PROGRESS
+    assert finding.as_dict()["silent_ms"] is None
+    assert "When it last wrote is not known" in meaning(finding) and "as it should be" not in meaning(finding)
+
+
+def test_a_producer_that_was_seen_to_write_is_not_silent_whatever_its_records_say() -> None:
+    old = replace(OPENED, last_timestamp_ms=NOW_MS - 9 * 60_000)
+    silent = judged(LONG, old)
+    assert silent.verdict is Verdict.SILENT and "timestamp of the record, which may be older" in meaning(silent)
+    writing = judge(LEDGER, 42, 50, old, LONG, NOW_MS, seen_writing=True)
+    assert (writing.verdict, writing.silent_ms) == (Verdict.IN_PROGRESS, 0)
+
+
+def test_a_record_made_a_moment_before_its_transaction_began_still_tells_when_its_producer_fell_silent() -> None:
+    finding = judged(LONG, replace(OPENED, last_timestamp_ms=LONG.start_ms - 500))
+    assert (finding.verdict, finding.silent_ms) == (Verdict.SILENT, 10 * 60_000)

@@ -137,12 +137,13 @@ class FakeBroker:
         self.loop = FakeLoop(self)
         self.fatal_error = None
         self.topics = SimpleNamespace(topics={}, gone=None)
+        self.internal_topics = SimpleNamespace(get=self._internal_topic)
         self.durability = OsDurability(cast(Any, None), cast(Any, SimpleNamespace(add=lambda step: step())))
 
     def now_ms(self) -> int:
         return self.clock_ms
 
-    def internal_topic(self, _: str) -> Any:
+    def _internal_topic(self, _: str) -> Any:
         return SimpleNamespace(partition=lambda index: FakePartition(self, index, opened=True))
 
     def as_broker(self) -> BrokerServer:

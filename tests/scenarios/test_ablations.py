@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from semel.broker.coordinators import host as coordinator_host
 from semel.broker.coordinators import marker_sender
 from semel.broker.coordinators.groups import GroupShell
 from semel.broker.coordinators.host import CoordinatorHost
-from semel.broker.partitions import TopicRegistry
+from semel.broker.topics.logs import TopicLogs
 from semel.errors import ErrorCode, InvariantViolation, KafkaError, Refused
 from semel.log import durability, recovery, snapshots
 from semel.log.compaction import Compaction, _Transactions
@@ -174,14 +175,14 @@ def without_aborted_list(patch: Patch) -> None:
 
 
 def without_flush_before_serving(patch: Patch) -> None:
-    original = TopicRegistry._open
+    original = TopicLogs.open
 
-    def open_log(self: TopicRegistry, partition: Any) -> Any:
+    def open_log(self: TopicLogs, partition: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(PartitionLog, "flush", lambda *_, **__: 0)
             return original(self, partition)
 
-    patch.setattr(TopicRegistry, "_open", open_log)
+    patch.setattr(TopicLogs, "open", open_log)
 
 
 # The files
@@ -386,13 +387,13 @@ def without_recognising_a_repeated_end(patch: Patch) -> None:
 
 
 def without_waiting_for_the_previous_end(patch: Patch) -> None:
-    original = transaction_states.step
+    original = transaction_states.TRANSACTION_TABLE.step
 
     def step(state: Any, event: Any) -> Any:
         cell = original(state, event)
         return E.NONE if cell is E.CONCURRENT_TRANSACTIONS else cell
 
-    patch.setattr(transaction_coordinator, "step", step)
+    patch.setattr(transaction_coordinator, "TRANSACTION_TABLE", SimpleNamespace(step=step))
 
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.coordinators import transactions as transaction_host
-from semel.broker.partitions import TRANSACTION_STATE
+from semel.broker.topics.internal import TRANSACTION_STATE
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.transactions.metadata import TransactionMetadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode
 from tests.scenarios.stage import Stage
 from tests.scenarios.test_coordinator_log import refuse_appends

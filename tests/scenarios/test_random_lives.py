@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from semel.broker.partitions import INTERNAL_TOPICS
+from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.errors import ErrorCode
 from semel.records.batch import split
 from semel.testing.history import (

@@ -57,6 +57,12 @@ class Driver:
         self.loop.run(self.transaction.commit_offsets({SOURCE: offset}, Marker("query", batch_id, "aa")))
         self.loop.run(self.transaction.end(commit=True))
 
+    def commit_elsewhere(self, batch_id: int) -> None:
+        """As a pipeline commits whose sources are on another cluster: the marker alone, in an output partition."""
+        place = {TopicPartition("ledger", 0): batch_id}
+        self.loop.run(self.transaction.commit_offsets(place, Marker("query", batch_id, "aa"), of_sources=False))
+        self.loop.run(self.transaction.end(commit=True))
+
     def ongoing(self) -> list[str]:
         answer = self.loop.run(self.cluster.request_retrying(ListTransactionsRequest(state_filters=["Ongoing"])))
         return [row.transactional_id for row in answer.transaction_states]

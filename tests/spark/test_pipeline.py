@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import semel
+from semel.cli.pipeline import pipeline
 from semel.client.cluster.cluster import Cluster
 from semel.machines.values import TopicPartition
 from semel.records.partitioner import partition_for_key
@@ -428,6 +431,9 @@ def test_a_topic_is_mirrored_to_a_topic_of_the_same_name_on_another_cluster(
         stage.run(there.source(subscribe="orders"), topic="orders")
     progress = transaction.run(transaction.progress())
     assert progress.offsets == {TopicPartition("orders", 0): batch + 1}  # the batch, and not where it ended elsewhere
+    bootstrap = ["--bootstrap", stage.bootstrap_servers]
+    status = CliRunner().invoke(pipeline, ["status", stage.transactional_id, "--json", *bootstrap])
+    assert json.loads(status.stdout)["sources"] == [], "orders-0 here only carries the marker"
     assert sorted(stage.values("orders")) == sorted(values + news)
 
 

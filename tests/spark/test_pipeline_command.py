@@ -57,6 +57,23 @@ def test_status_shows_the_marker_the_offsets_and_the_open_transaction(driver: Dr
     assert [(row["topic"], row["committed"]) for row in found["sources"]] == [("payments", 10)]
 
 
+def test_status_of_a_pipeline_from_another_cluster_does_not_show_the_markers_partition_as_a_source(
+    driver: Driver,
+) -> None:
+    driver.begin()
+    driver.task([b"1", b"2"])
+    driver.commit_elsewhere(4)
+    found = json.loads(says(driver, "status", "pipeline", "--json"))
+    assert found["marker"] == {"query_id": "query", "batch_id": 4, "offsets_hash": "aa"}
+    assert (found["sources"], found["sources_elsewhere"]) == ([], True)
+    said = says(driver, "status", "pipeline")
+    assert "has committed batch 4" in said and "sources are not on this cluster" in said and "ledger" not in said
+    driver.begin()
+    driver.commit(5, offset=10)
+    found = json.loads(says(driver, "status", "pipeline", "--json"))
+    assert [row["topic"] for row in found["sources"]] == ["payments"], "its source has come to this cluster"
+
+
 def test_forget_asks_first_and_then_deletes_the_progress(driver: Driver) -> None:
     driver.begin()
     driver.task([b"1"])

@@ -1,8 +1,8 @@
 """The broker: sockets on one side, partitions and coordinators on the other.
 
-`server` owns the process, `dispatch` turns frames into calls of `handlers`, `partitions` owns topics and their logs,
-`coordinator_host` runs the transaction and group machines on their internal topics. `Broker` runs all of it inside
-another program.
+`server` owns the process, `dispatch` turns frames into calls of `handlers`, `topics` owns topics and their logs,
+`coordinators` runs the transaction and group machines on their internal topics. `Broker` runs all of it inside another
+program.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import Partition
+from semel.broker.topics.partition import Partition
 from semel.config import INT64_MAX
 from semel.errors import Refused
 from semel.log.compaction import Compaction
@@ -46,7 +46,7 @@ class Background:
         if settings["log.flush.scheduler.interval.ms"] < INT64_MAX:
             self._every("log.flush.scheduler.interval.ms", self._flush_what_waited)
         if settings["connections.max.idle.ms"] > 0:
-            self._every("connections.max.idle.ms", self._broker.close_idle_connections)
+            self._every("connections.max.idle.ms", self._broker.connections.close_idle)
         self._look_after_connections()
 
         self._watch()
@@ -161,7 +161,7 @@ class Background:
             stopped_short = compaction.stopped_short
 
     def _checkpoint(self) -> None:
-        self._broker.topics.look_for_gone()
+        self._broker.topics.give_up_removed_partitions()
         try:
             self._broker.topics.checkpoint_recovery_points()
         except OSError as error:

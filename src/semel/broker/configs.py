@@ -11,7 +11,7 @@ from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values
 from semel.config.kept import KEPT, is_secret, kept_setting
 
 if TYPE_CHECKING:
-    from semel.broker.partitions import Topic
+    from semel.broker.topics.topic import Topic
 
 #: Where a setting is not given, the coarser ones that may have been given at the start, the finest first.
 _COARSER = {"log.retention.ms": ("log.retention.minutes", "log.retention.hours"), "log.roll.ms": ("log.roll.hours",)}

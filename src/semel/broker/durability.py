@@ -32,7 +32,8 @@ from semel.broker.flusher import Flusher
 
 if TYPE_CHECKING:
     from semel.broker.coordinators.host import CoordinatorHost
-    from semel.broker.partitions import Partition
+    from semel.broker.topics.partition import Partition
+    from semel.broker.topics.topic import Topic
     from semel.machines.contract import Decision
 
 #: Runs a coroutine beside the requests, also when its client is gone.
@@ -54,6 +55,10 @@ class Durability(ABC):
         self.flusher = flusher
 
     # Partitions
+
+    @abstractmethod
+    def promises_fsync(self, topic: Topic) -> bool:
+        """Whether what this topic's producers were told is on disk: then a power failure must not take it."""
 
     @abstractmethod
     def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
@@ -98,6 +103,9 @@ class OsDurability(Durability):
         super().__init__(flusher)
         self._after_reply = after_reply
 
+    def promises_fsync(self, topic: Topic) -> bool:
+        return topic.flush_messages is not None
+
     def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
         return [partition for partition in written if partition.flush_is_due]
 
@@ -139,6 +147,9 @@ class FsyncDurability(Durability):
     def __init__(self, flusher: Flusher, spawn: Spawn) -> None:
         super().__init__(flusher)
         self._spawn = spawn
+
+    def promises_fsync(self, topic: Topic) -> bool:
+        return True
 
     def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
         return list(written)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from semel.broker.partitions import Partition
+    from semel.broker.topics.partition import Partition
     from semel.log.partition_log import PartitionLog
 
     _Job = tuple[Partition, PartitionLog, Callable[[], int]]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -23,23 +22,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.broker.after_reply import AfterReply
 from semel.broker.background import Background
+from semel.broker.connections import Connections
 from semel.broker.data_directory import DataDirectory
 from semel.broker.dispatch import Dispatcher
 from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
-from semel.broker.net.connection import ServerConnection
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
 from semel.broker.observability.metrics import Metrics
-from semel.broker.partitions import CONSUMER_OFFSETS, TRANSACTION_STATE, Partition, Topic, TopicRegistry
 from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
 from semel.broker.stored.dynamic_settings import DynamicSettings
 from semel.broker.stored.group_settings import GroupSettingsStore
-from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore, ProducerIds
+from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
+from semel.broker.stored.producer_ids import ProducerIds
 from semel.broker.stored.quotas import QuotaStore
+from semel.broker.topics.internal import CONSUMER_OFFSETS, TRANSACTION_STATE, InternalTopics
+from semel.broker.topics.logs import TopicLogs
+from semel.broker.topics.partition import Partition
+from semel.broker.topics.registry import TopicRegistry
 from semel.config import ConfigError, Values
 from semel.errors import InvariantViolation, Refused
 from semel.log.damage import DirectoryGone
@@ -99,19 +102,17 @@ class BrokerServer:
             from semel.broker.observability.request_times import TimedDispatcher
 
             self.dispatcher = TimedDispatcher(self)
-        self._connections: set[ServerConnection] = set()
-        self._per_address: Counter[str] = Counter()
+        self.connections = Connections(self)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        #: Set while nobody is connected.
-        self._all_gone: asyncio.Event
         self.loop: asyncio.AbstractEventLoop
         self.stopped: asyncio.Event
         self.data_path: Path
         self.cluster_id: str
         self.directory_id: str
         self.topics: TopicRegistry
+        self.internal_topics: InternalTopics
         self.producer_ids: ProducerIds
         self.dynamic: DynamicSettings
         self.group_settings: GroupSettingsStore
@@ -131,8 +132,6 @@ class BrokerServer:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._callback_failed)
         self.stopped = asyncio.Event()
-        self._all_gone = asyncio.Event()
-        self._all_gone.set()
         directories = self.settings["log.dirs"]
         if len(directories) != 1:
             raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
@@ -169,24 +168,26 @@ class BrokerServer:
         self.quota_store = QuotaStore(store)
         self._metadata_store = store
         self.quotas_changed()
-        clean = data.was_closed_cleanly
-        self.topics = TopicRegistry(
-            data.path, store, self.settings, self._files, self.now_ms, clean=clean, manifest=manifest
-        )
-        self.topics.learn()
-        store.check_rest(read=(TOPICS, PRODUCER_ID_BLOCK))
-        # What is refused up to here leaves everything as it was, for the next start to refuse again.
-        data.open_for_writing()
-        self.topics.load()
         if self.settings["semel.durability"] == "fsync":
             self.durability = FsyncDurability(Flusher(), self.spawn)
         else:
             self.durability = OsDurability(Flusher(), self.after_reply)
+        clean = data.was_closed_cleanly
+        logs = TopicLogs(
+            data.path, self.settings, self._files, self.now_ms, self.durability, clean=clean, manifest=manifest
+        )
+        self.topics = TopicRegistry(store, self.settings, logs)
+        self.internal_topics = InternalTopics(self.topics, lambda: self.settings)
+        self.topics.read_stored()
+        store.check_rest(read=(TOPICS, PRODUCER_ID_BLOCK))
+        # What is refused up to here leaves everything as it was, for the next start to refuse again.
+        data.open_for_writing()
+        self.topics.load()
         self._background = Background(self)
         for server in self._servers:
             await server.start_serving()
         self.spawn(self._load_coordinators())
-        self.spawn(self.topics.look_over())
+        self.spawn(self.topics.compare_with_manifest())
         self._background.start()
 
     async def _bind(self) -> None:
@@ -216,7 +217,9 @@ class BrokerServer:
         if not host:
             # Every address of both families; any free port can only be one of one family.
             host = None if listener.port else "0.0.0.0"
-        server = await self.loop.create_server(self._connected, host, listener.port, backlog=512, start_serving=False)
+        server = await self.loop.create_server(
+            self.connections.new, host, listener.port, backlog=512, start_serving=False
+        )
         size_buffers(
             server.sockets, self.settings["socket.send.buffer.bytes"], self.settings["socket.receive.buffer.bytes"]
         )
@@ -259,14 +262,7 @@ class BrokerServer:
         for server in self._servers:
             server.close()
         self._background.stop()
-        for connection in tuple(self._connections):
-            connection.close()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._all_gone.wait()
-        except TimeoutError:
-            for connection in tuple(self._connections):
-                connection.transport.abort()
+        await self.connections.close_all(STOP_TIMEOUT_S)
         if self._change is not None:
             await asyncio.wait([self._change], timeout=STOP_TIMEOUT_S)
         for task in tuple(self._tasks):
@@ -284,6 +280,7 @@ class BrokerServer:
                     self._data.close_cleanly(left)
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
+        self._metadata_store.close()
         self.durability.flusher.close()
         self.record_checks.close()
         if self._beside is not None:
@@ -372,63 +369,6 @@ class BrokerServer:
                     logger.error("%s", error)
             await asyncio.sleep(0)
 
-    # Connections
-
-    @property
-    def connection_count(self) -> int:
-        """How many clients are connected."""
-        return len(self._connections)
-
-    @property
-    def connections_not_read(self) -> int:
-        """How many clients leave their answers unread, and are not served until they do."""
-        return sum(connection.is_not_read for connection in self._connections)
-
-    @property
-    def connections_muted(self) -> int:
-        """How many clients took more than their quota, and are not served for a while."""
-        return sum(connection.is_muted for connection in self._connections)
-
-    def _connected(self) -> ServerConnection:
-        return _Connection(self)
-
-    def admit_connection(self, connection: ServerConnection) -> bool:
-        """Count a new connection, unless there are too many already."""
-        address = connection.peer[0]
-        if (
-            self._stopping
-            or len(self._connections) >= self.settings["max.connections"]
-            or self._per_address[address] >= self.settings["max.connections.per.ip"]
-        ):
-            return False
-        self._connections.add(connection)
-        self._all_gone.clear()
-        self._per_address[address] += 1
-        self.metrics.connections_created += 1
-        return True
-
-    def forget_connection(self, connection: ServerConnection) -> None:
-        """A connection is gone."""
-        if connection in self._connections:
-            self._connections.discard(connection)
-            if not self._connections:
-                self._all_gone.set()
-            address = connection.peer[0]
-            self._per_address[address] -= 1
-            if not self._per_address[address]:
-                del self._per_address[address]
-
-    def close_idle_connections(self) -> None:
-        """Close those that were silent since this was last called."""
-        for connection in tuple(self._connections):
-            if not connection.was_active():
-                self.metrics.connections_expired += 1
-                if connection.is_not_read:
-                    # Closing would wait for its peer to read what was written.
-                    connection.transport.abort()
-                else:
-                    connection.close()
-
     def look_after_connections(self) -> None:
         """Give up what stalls, and take back the memory of who is silent."""
         now_s = self.loop.time()
@@ -449,62 +389,3 @@ class BrokerServer:
             self.quotas = None
         elif self.quotas is None:
             self.quotas = Quotas(self.quota_store, self.settings, self.metrics, self.now_ms)
-
-    def internal_topic(self, name: str) -> Topic:
-        """A topic of the broker's own, created when it is first needed."""
-        topic = self.topics.topics.get(name)
-        if topic is not None:
-            return topic
-        settings = self.settings
-        if name == TRANSACTION_STATE:
-            overrides = {
-                "cleanup.policy": "compact",
-                "compression.type": "uncompressed",
-                "min.insync.replicas": str(settings["transaction.state.log.min.isr"]),
-                "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
-                "unclean.leader.election.enable": "false",
-            }
-            return self.topics.create(name, settings["transaction.state.log.num.partitions"], overrides)
-        overrides = {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(settings["offsets.topic.segment.bytes"]),
-        }
-        return self.topics.create(CONSUMER_OFFSETS, settings["offsets.topic.num.partitions"], overrides)
-
-
-class _Connection(ServerConnection):
-    """A connection that counts against the broker's limits."""
-
-    def __init__(self, broker: BrokerServer) -> None:
-        super().__init__(
-            broker.dispatcher.serve,
-            broker.failed,
-            broker.settings["socket.request.max.bytes"],
-            broker.pool,
-            broker.unread,
-            broker.turns,
-        )
-        self._broker = broker
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if not self._broker.admit_connection(self):
-            self.refuse("too many connections")
-        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connected(self.peer[0])):
-            self._broker.metrics.quota_throttles += 1
-            # Kept waiting rather than closed at once, or the client would be back at once.
-            self._broker.loop.call_later(wait_ms / 1000, self.refuse, "connections come too fast")
-            self.mute(wait_ms / 1000)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._broker.forget_connection(self)
-
-    def stalls(self, why: str) -> None:
-        self._broker.metrics.stalled += 1
-        super().stalls(why)
-
-    def refused(self, why: str) -> None:
-        self._broker.metrics.refused += 1
-        logger.info("closing %s:%d: %s", *self.peer, why)

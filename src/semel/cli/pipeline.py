@@ -17,7 +17,7 @@ from semel.client.offset_arguments import PartitionLike
 from semel.errors import ErrorCode, KafkaError
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import TopicPartition
-from semel.spark.marker import Marker
+from semel.spark.marker import Marker, is_source_offset
 
 _LATEST, _READ_COMMITTED = -1, 1
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
@@ -36,11 +36,13 @@ def status(transactional_id: str, bootstrap: str, as_json: bool) -> None:
     """Show a pipeline's last committed micro-batch, its source offsets, and its open transaction."""
     with errors_for_people(), admin_at(bootstrap) as admin:
         committed = admin.list_group_offsets(transactional_id)
+        sources = {where: at for where, at in committed.items() if is_source_offset(at.metadata)}
         found: dict[str, Any] = {
             "transactional_id": transactional_id,
             "marker": _marker(committed),
             "transaction": _transaction(admin, transactional_id),
-            "sources": _sources(admin, committed),
+            "sources": _sources(admin, sources),
+            "sources_elsewhere": bool(committed) and not sources,
         }
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -128,6 +130,8 @@ def _tell(found: Mapping[str, Any]) -> None:
             f"a transaction is open: {transaction['state']} for {duration(transaction['open_ms'])} of at most "
             f"{duration(transaction['timeout_ms'])}, writing {', '.join(transaction['partitions']) or 'nothing yet'}"
         )
+    if found["sources_elsewhere"]:
+        click.echo("its sources are not on this cluster: the query's checkpoint says how far they were read")
     if found["sources"]:
         click.echo()
         columns = ("topic", "partition", "committed", "last_stable_offset", "behind")

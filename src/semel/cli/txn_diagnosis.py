@@ -19,6 +19,12 @@ from semel.machines.values import TopicPartition
 GRACE_MS = 30_000
 #: A producer that wrote nothing for so long may not be there any more.
 SILENT_MS = 60_000
+#: Semel's brokers give the time of the last write. Those of Apache Kafka give the newest record's timestamp, which the
+#: producer sets: it tells when the producer wrote only as long as its records carry the time at which they are made.
+TIMES_IN_WORDS = (
+    "This goes by the last timestamp that the partitions give: with Semel the time of the write, with Apache Kafka the "
+    "timestamp of the record, which may be older."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class Finding:
     coordinated: CoordinatorView | None
     verdict: Verdict
     age_ms: int
-    #: Since when nothing was written in the transaction, in any of its partitions.
-    silent_ms: int = 0
+    #: For how long nothing was written in the transaction, in any of its partitions; None when that is not known.
+    silent_ms: int | None = 0
 
     @property
     def holds_readers(self) -> bool:
@@ -117,10 +123,12 @@ def judge(
     coordinated: CoordinatorView | None,
     now_ms: int,
     last_written_ms: int = -1,
+    seen_writing: bool = False,
 ) -> Finding:
-    """Hold the partition's view beside the coordinator's.
+    """Compare the partition's view with the coordinator's.
 
-    `last_written_ms`: when the transaction was last heard of in any of its partitions, if others were looked at.
+    `last_written_ms`: the last timestamp of the producer in any of the transaction's partitions, if others were asked.
+    `seen_writing`: the producer wrote between two looks, whatever the timestamps say.
     """
     verdict = _verdict(partition, opened, coordinated, now_ms)
     if verdict is not Verdict.HANGING and coordinated is not None and coordinated.start_ms >= 0:
@@ -128,13 +136,25 @@ def judge(
     else:
         began_ms = opened.last_timestamp_ms if opened.last_timestamp_ms >= 0 else now_ms
     age_ms = max(0, now_ms - began_ms)
-    # A record may be older than its transaction; nobody was silent before it began.
-    silent_ms = min(age_ms, max(0, now_ms - max(last_written_ms, opened.last_timestamp_ms)))
-    if verdict is Verdict.IN_PROGRESS and silent_ms > SILENT_MS:
+    silent_ms = 0 if seen_writing else _silent_ms(max(last_written_ms, opened.last_timestamp_ms), began_ms, now_ms)
+    if verdict is Verdict.IN_PROGRESS and silent_ms is not None and silent_ms > SILENT_MS:
         verdict = Verdict.SILENT
     return Finding(
         partition, last_stable_offset, high_watermark, opened, coordinated, verdict, age_ms, silent_ms
     )
+
+
+def _silent_ms(last_timestamp_ms: int, began_ms: int, now_ms: int) -> int | None:
+    """How long ago the producer wrote last; None when the timestamp cannot be the time of a write.
+
+    A record of the transaction is written after the transaction began, by the coordinator's clock, and before now. A
+    timestamp outside of that was set by the producer, and says nothing about when it wrote. Clocks differ, and a record
+    is made a moment before it is sent: so much is allowed.
+    """
+    if not began_ms - SILENT_MS <= last_timestamp_ms <= now_ms + SILENT_MS:
+        return None
+    # Nobody was silent in the transaction before it began.
+    return min(max(0, now_ms - began_ms), max(0, now_ms - last_timestamp_ms))
 
 
 def _verdict(
@@ -187,18 +207,25 @@ def meaning(finding: Finding) -> str:
         case Verdict.SILENT:
             assert coordinated is not None
             left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
+            assert finding.silent_ms is not None
             return (
-                f"By the times of its records nothing was written in the transaction for {duration(finding.silent_ms)}"
-                ": its producer is busy with something else, hangs, or has died. If it does not end the transaction, "
-                "the coordinator aborts it in "
-                f"{duration(left_ms)} at the latest, and readers wait until then."
+                f"It seems that nothing was written in the transaction for {duration(finding.silent_ms)}: its producer "
+                f"is busy with something else, hangs, or has died. {TIMES_IN_WORDS} If the producer does not end the "
+                f"transaction, the coordinator aborts it in {duration(left_ms)} at the latest, and readers wait until "
+                "then."
             )
         case Verdict.IN_PROGRESS:
             assert coordinated is not None
             left_ms = max(0, coordinated.timeout_ms - finding.age_ms)
+            ends = f"If it does not end it, the coordinator aborts it in {duration(left_ms)} at the latest."
+            if finding.silent_ms is None:
+                return (
+                    "The producer has a transaction open. When it last wrote is not known: its records do not carry "
+                    f"the time at which they were written. {ends}"
+                )
             return (
                 f"The producer has a transaction open and last wrote {duration(finding.silent_ms)} ago, as it should "
-                f"be. If it does not end it, the coordinator aborts it in {duration(left_ms)} at the latest."
+                f"be. {ends}"
             )
 
 
@@ -247,7 +274,7 @@ def explain(finding: Finding) -> str:
     lines.append(f"  Held by      {finding.who}, for {duration(finding.age_ms)}.")
     lines.append(
         f"  Partition    open since offset {opened.first_offset}, last sequence {opened.last_sequence}, "
-        f"last written {moment(opened.last_timestamp_ms)}."
+        f"last timestamp {moment(opened.last_timestamp_ms)}."
     )
     if coordinated is None:
         lines.append("  Coordinator  no transactional id has this producer id.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 #: The timeout an id gets when it is fenced by hand: the shortest, which every broker allows; its next producer sets its
 #: own.
 FENCING_TIMEOUT_MS = 1
+#: How long to watch a producer that seems silent, to see whether it writes.
+LOOK_AGAIN_S = 1.0
 
 #: Partitions that could not be looked at, and why.
 Unreadable = dict[TopicPartition, str]
@@ -179,42 +182,78 @@ def findings(
     owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
     # The partitions are asked once more: what ended while the coordinator was asked holds nothing back.
     still_open = open_in(cluster, list(opened))
-    last_written = _last_written(cluster, still_open, owners.values())
-    judged: list[Finding] = []
-    for partition, found in still_open.items():
-        last_stable_offset = end_offset(cluster, partition, READ_COMMITTED)
-        high_watermark = end_offset(cluster, partition, READ_UNCOMMITTED)
-        judged.extend(
+    everywhere = _in_all_partitions(cluster, still_open, owners.values())
+    ends = {
+        partition: (end_offset(cluster, partition, READ_COMMITTED), end_offset(cluster, partition, READ_UNCOMMITTED))
+        for partition in still_open
+    }
+
+    def judge_all(writing: set[int]) -> list[Finding]:
+        newest = _newest_timestamps(everywhere)
+        return [
             judge(
                 partition,
-                last_stable_offset,
-                high_watermark,
+                *ends[partition],
                 each,
                 owners.get(each.producer_id),
                 now_ms,
-                last_written.get(each.producer_id, -1),
+                newest.get(each.producer_id, -1),
+                each.producer_id in writing,
             )
+            for partition, found in still_open.items()
             for each in found
             if any(each.first_offset == before.first_offset for before in opened[partition])
-        )
+        ]
+
+    judged = judge_all(set())
+    if any(finding.verdict is Verdict.SILENT for finding in judged):
+        # The timestamps may be those of old records. Whoever writes on is seen to do so.
+        _watch()
+        later = _in_all_partitions(cluster, {}, owners.values())
+        judged = judge_all(_producers_that_wrote(everywhere, later))
     return judged
 
 
-def _last_written(
-    cluster: BlockingCluster, opened: dict[TopicPartition, list[PartitionView]], owners: Iterable[CoordinatorView]
-) -> dict[int, int]:
-    """When each producer last wrote in its open transaction, also into partitions that nobody asked about."""
-    others = {partition for owner in owners for partition in owner.partitions} - opened.keys()
+def _watch() -> None:
+    time.sleep(LOOK_AGAIN_S)
+
+
+def _in_all_partitions(
+    cluster: BlockingCluster, known: dict[TopicPartition, list[PartitionView]], owners: Iterable[CoordinatorView]
+) -> dict[TopicPartition, list[PartitionView]]:
+    """What is open in all partitions of these transactions, not only in those that the user asked about."""
+    others = {partition for owner in owners for partition in owner.partitions} - known.keys()
     try:
-        elsewhere = open_in(cluster, sorted(others), {}) if others else {}
+        return {**known, **(open_in(cluster, sorted(others), {}) if others else {})}
     except KafkaError:
         # A partition that is not there any more, or not now: the question is about the others.
-        elsewhere = {}
+        return known
+
+
+def _newest_timestamps(opened: dict[TopicPartition, list[PartitionView]]) -> dict[int, int]:
+    """For each producer id the newest timestamp that a partition gives."""
     newest: dict[int, int] = {}
-    for found in (*opened.values(), *elsewhere.values()):
+    for found in opened.values():
         for each in found:
             newest[each.producer_id] = max(newest.get(each.producer_id, -1), each.last_timestamp_ms)
     return newest
+
+
+def _producers_that_wrote(
+    before: dict[TopicPartition, list[PartitionView]], after: dict[TopicPartition, list[PartitionView]]
+) -> set[int]:
+    """The producer ids whose last sequence number moved between two looks."""
+    seen = {
+        (partition, each.producer_id, each.first_offset, each.last_sequence)
+        for partition, found in before.items()
+        for each in found
+    }
+    return {
+        each.producer_id
+        for partition, found in after.items()
+        for each in found
+        if (partition, each.producer_id, each.first_offset, each.last_sequence) not in seen
+    }
 
 
 def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> bool:

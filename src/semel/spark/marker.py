@@ -36,9 +36,10 @@ class Marker:
     batch_id: int
     offsets_hash: str
 
-    def to_metadata(self) -> str:
-        """The text that goes into the offset commit."""
-        return json.dumps({"semel": 1, "query": self.query_id, "batch": self.batch_id, "hash": self.offsets_hash})
+    def to_metadata(self, *, beside_source_offset: bool = True) -> str:
+        """The text that goes into the offset commit. It says if the offset beside it is not a source's."""
+        marker = {"semel": 1, "query": self.query_id, "batch": self.batch_id, "hash": self.offsets_hash}
+        return json.dumps(marker if beside_source_offset else {**marker, "source": False})
 
     @classmethod
     def from_metadata(cls, text: str | None) -> Marker | None:
@@ -47,6 +48,15 @@ class Marker:
             return None
         found = json.loads(text)
         return cls(found["query"], found["batch"], found["hash"])
+
+
+def is_source_offset(text: str | None) -> bool:
+    """Whether the offset beside this metadata is a source's, and not a place to keep the marker.
+
+    >>> is_source_offset(Marker("query", 7, "aa").to_metadata(beside_source_offset=False))
+    False
+    """
+    return Marker.from_metadata(text) is None or json.loads(text or "{}").get("source", True) is not False
 
 
 def hash_of(end_offsets: list[str]) -> str:

@@ -154,8 +154,9 @@ class ExactlyOnceSink:
         finally:
             self._claims.book.close()
         self._observer(Step.PRODUCED, marker.batch_id)
-        progress = self._progress_of(marker, offsets)
-        self._wait(transaction.commit_offsets(progress, marker))
+        source_ends = self._source_ends(offsets)
+        progress = source_ends or self._place_for(marker)
+        self._wait(transaction.commit_offsets(progress, marker, of_sources=bool(source_ends)))
         self._observer(Step.OFFSETS_ADDED, marker.batch_id)
         if transaction.age_ms > _NEAR_TIMEOUT * transaction.timeout_ms:
             log.warning(
@@ -221,12 +222,13 @@ class ExactlyOnceSink:
     def _partition_count(self, topic: str) -> int:
         return len(self._wait(self._transaction.topic(topic)).partitions)
 
-    def _progress_of(self, marker: Marker, offsets: BatchOffsets) -> dict[TopicPartition, int]:
-        """The offsets to commit; for a source that is not on this cluster, the batch id in a partition that is."""
+    def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
+        """The offsets to commit: where the batch ends in the sources that are on this cluster."""
         ends = offsets.among(self._settings.sources_here)
-        known = {where: end for where, end in ends.items() if self._exists(where.topic)}
-        if known:
-            return known
+        return {where: end for where, end in ends.items() if self._exists(where.topic)}
+
+    def _place_for(self, marker: Marker) -> dict[TopicPartition, int]:
+        """Where no source is on this cluster: the batch id, in a partition that is, to carry the marker."""
         topic = self._settings.marker_topic or self._settings.topic
         if topic is None:
             raise ValueError(WHERE_TO_KEEP_PROGRESS)

@@ -191,8 +191,13 @@ class DriverTransaction:
             for row in result.results_by_partition:
                 _checked(row.partition_error_code, f"adding {topic}-{partition} to '{self.transactional_id}'")
 
-    async def commit_offsets(self, offsets: Mapping[TopicPartition, int], marker: Marker) -> None:
-        """Put the source offsets and the marker into the transaction."""
+    async def commit_offsets(
+        self, offsets: Mapping[TopicPartition, int], marker: Marker, *, of_sources: bool = True
+    ) -> None:
+        """Put the source offsets and the marker into the transaction.
+
+        Without `of_sources` the offsets only carry the marker: the sources are on another cluster.
+        """
         identity = self._owned()
         version = None
         if not self.implicit_add:
@@ -209,11 +214,12 @@ class DriverTransaction:
                 timeout_ms=self._deadline_ms,
             )
             _checked(answer.error_code, f"adding group '{self.group_id}' to '{self.transactional_id}'")
+        metadata = marker.to_metadata(beside_source_offset=of_sources)
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
         for where, offset in offsets.items():
             topics.setdefault(where.topic, []).append(
                 TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                    partition_index=where.partition, committed_offset=offset, committed_metadata=marker.to_metadata()
+                    partition_index=where.partition, committed_offset=offset, committed_metadata=metadata
                 )
             )
         answer = await self._cluster.request_retrying(

@@ -65,7 +65,7 @@ def test_data_asked_for_before_a_seek_is_thrown_away() -> None:
     positions.seek(P0, 10)
     assert not positions.is_current(P0, generation)
     positions.on_out_of_range(P0, generation)
-    assert positions[P0].stage is PositionState.FETCHING
+    assert positions[P0].state is PositionState.FETCHING
 
 
 def test_a_seek_wins_over_a_lookup_that_is_on_its_way() -> None:

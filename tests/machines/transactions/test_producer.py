@@ -21,7 +21,6 @@ from semel.errors import (
 from semel.machines.transactions.producer import (
     MAX_EPOCH,
     NO_IDENTITY,
-    PRODUCER_STEPS,
     PRODUCER_VERDICTS,
     GroupMetadata,
     OffsetAndMetadata,
@@ -31,6 +30,7 @@ from semel.machines.transactions.producer import (
     Send,
     TransactionManager,
 )
+from semel.machines.transactions.producer_states import PRODUCER_STEPS
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,

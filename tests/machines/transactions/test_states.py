@@ -1,8 +1,6 @@
-"""Every cell of the table, driven through the coordinator; and the documentation drawn from it."""
+"""Every cell of the table, driven through the coordinator."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +8,9 @@ from semel.errors import ErrorCode
 from semel.machines.transactions.coordinator import TransactionSettings
 from semel.machines.transactions.states import (
     TRANSACTION_STEPS,
+    TRANSACTION_TABLE,
     TransactionEvent,
     TransactionState,
-    document,
-    step,
 )
 from semel.machines.values import ProducerIdentity
 from tests.machines.transactions.transaction_driver import OTHER, TransactionDriver, metadata_in
@@ -79,7 +76,7 @@ def test_the_coordinator_does_what_the_cell_says(state: TransactionState, event:
 
     told = happened(driver, event)
 
-    cell = step(state, event)
+    cell = TRANSACTION_TABLE.step(state, event)
     written = driver.log[written_before:]
     internal = event in (TransactionEvent.TIME_OUT, TransactionEvent.MARKED, TransactionEvent.EXPIRE)
     if isinstance(cell, ErrorCode):
@@ -90,7 +87,7 @@ def test_the_coordinator_does_what_the_cell_says(state: TransactionState, event:
         assert [record.value for record in written] == [None]
         assert driver.known() == {}
     elif cell is TransactionState.PREPARE_EPOCH_FENCE:
-        assert step(cell, TransactionEvent.FENCED) is TransactionState.PREPARE_ABORT
+        assert TRANSACTION_TABLE.step(cell, TransactionEvent.FENCED) is TransactionState.PREPARE_ABORT
         assert driver.metadata().state is TransactionState.PREPARE_ABORT
         assert told is (ErrorCode.NONE if internal else ErrorCode.CONCURRENT_TRANSACTIONS)
     else:
@@ -123,16 +120,11 @@ def test_only_a_decided_transaction_can_complete_and_only_the_way_it_was_decided
 
 def test_no_event_leads_from_a_decided_outcome_to_the_opposite_one() -> None:
     for event in TransactionEvent:
-        assert step(TransactionState.PREPARE_COMMIT, event) not in (
+        assert TRANSACTION_TABLE.step(TransactionState.PREPARE_COMMIT, event) not in (
             TransactionState.PREPARE_ABORT,
             TransactionState.COMPLETE_ABORT,
         )
-        assert step(TransactionState.PREPARE_ABORT, event) not in (
+        assert TRANSACTION_TABLE.step(TransactionState.PREPARE_ABORT, event) not in (
             TransactionState.PREPARE_COMMIT,
             TransactionState.COMPLETE_COMMIT,
         )
-
-
-def test_the_document_is_drawn_from_the_table() -> None:
-    path = Path(__file__).parents[3] / "docs" / "transaction-states.md"
-    assert path.read_text() == document(), "regenerate it: python -m semel.machines.transactions.states > " + str(path)

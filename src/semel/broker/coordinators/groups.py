@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.machines.contract import AnswerParked, Decision
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings, TopicInfo
 from semel.machines.groups.registry import GroupTimeouts
@@ -66,7 +66,7 @@ class GroupShell:
             codec=settings["offsets.topic.compression.codec"],
             replay_marker=self.marker_written,
         )
-        broker.topics.changed.append(self._topics_changed)
+        broker.topics.listeners.append(self._topics_changed)
         for group_id in broker.group_settings:
             self.configure(group_id)
 

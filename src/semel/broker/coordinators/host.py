@@ -24,7 +24,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Protocol
 
-from semel.broker.partitions import PARTITIONS_OF_INTERNAL_TOPICS, Partition
+from semel.broker.topics.internal import PARTITIONS_OF_INTERNAL_TOPICS
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.machines.contract import Coordinator, Decision, Effect, StateRecord
 from semel.machines.values import ProducerIdentity
@@ -123,7 +124,7 @@ class CoordinatorHost:
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:
-        partition = self.broker.internal_topic(self.topic_name).partition(index)
+        partition = self.broker.internal_topics.get(self.topic_name).partition(index)
         self.coordinator.load(index, self.broker.leader_epoch)
         if partition.opened is not None or partition.directory.exists():
             try:

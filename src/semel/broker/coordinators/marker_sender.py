@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import SendMarkers
 from semel.machines.transactions.coordinator import TransactionCoordinator
@@ -24,8 +24,8 @@ from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
     from semel.broker.coordinators.host import CoordinatorHost
-    from semel.broker.partitions import Partition
     from semel.broker.server import BrokerServer
+    from semel.broker.topics.partition import Partition
 
 logger = logging.getLogger(__name__)
 

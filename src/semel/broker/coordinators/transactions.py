@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
 from semel.broker.coordinators.marker_sender import MarkerSender
-from semel.broker.partitions import TRANSACTION_STATE
+from semel.broker.topics.internal import TRANSACTION_STATE
 from semel.errors import ErrorCode
 from semel.machines.contract import SendMarkers
 from semel.machines.transactions.coordinator import TransactionCoordinator, TransactionSettings

@@ -29,8 +29,8 @@ from semel.wire.messages.configs import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
-    from semel.broker.partitions import Topic
     from semel.broker.server import BrokerServer
+    from semel.broker.topics.topic import Topic
 
 TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -157,7 +157,7 @@ async def _alter(
                 raise Refused(ErrorCode.INVALID_REQUEST, "a resource is in the request more than once")
             overrides = overrides_of(resource)
             if kind_of == TOPIC_RESOURCE:
-                broker.topics.checked(overrides)
+                broker.topics.values_with(overrides)
                 topics.append((broker.topics.get(name), overrides))
             elif kind_of == GROUP_RESOURCE:
                 broker.group_settings.check(overrides, broker.settings)

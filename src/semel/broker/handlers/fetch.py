@@ -28,7 +28,7 @@ from semel.broker.fetch_sessions import (
     TopicName,
 )
 from semel.broker.handlers.offsets import check_leader_epoch
-from semel.broker.partitions import Partition
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 

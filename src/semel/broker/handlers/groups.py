@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.partitions import CONSUMER_OFFSETS
+from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -26,7 +26,7 @@ IMPLICIT_ADD_SINCE = 5
 
 
 #: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
-PARTITIONS_AT_ONCE = 200
+PARTITIONS_AT_ONCE = 100
 MEMBERS_AT_ONCE = 200
 #: Every member's are held against all others' whenever somebody joins; clients name two or three.
 MOST_PROTOCOLS = 1000
@@ -100,12 +100,12 @@ async def _in_parts(broker: BrokerServer, request: Any, call: Call, serve: Calla
             return answered
         if reply is None:
             reply = answered
-            continue
-        last, first = reply.topics[-1:], answered.topics[:1]
-        if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
-            last[0].partitions.extend(first[0].partitions)
-            del answered.topics[:1]
-        reply.topics.extend(answered.topics)
+        else:
+            last, first = reply.topics[-1:], answered.topics[:1]
+            if last and first and (last[0].name, _id(last[0])) == (first[0].name, _id(first[0])):
+                last[0].partitions.extend(first[0].partitions)
+                del answered.topics[:1]
+            reply.topics.extend(answered.topics)
         await pace.rest()
     return reply
 
@@ -201,7 +201,7 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
     if not shell.host.ready_for(request.group_id):
         return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
     index = shell.coordinator.partition_for(request.group_id)
-    log = broker.internal_topic(CONSUMER_OFFSETS).partition(index).log
+    log = broker.internal_topics.get(CONSUMER_OFFSETS).partition(index).log
     first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
     if first and not implicit_add and not broker.settings.transaction_partition_verification_enable:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import Partition
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.log.segment import LOG_SUFFIX
 from semel.wire.messages.admin import (
@@ -103,7 +103,8 @@ def describe_producers(
                         producer_id=entry.producer_id,
                         producer_epoch=entry.producer_epoch,
                         last_sequence=entry.last_sequence,
-                        last_timestamp=entry.last_timestamp_ms,
+                        # The time of the write where it is known: a record may be much older than that.
+                        last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
                         coordinator_epoch=entry.coordinator_epoch,
                         current_txn_start_offset=entry.current_transaction_first_offset,
                     )

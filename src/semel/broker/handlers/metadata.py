@@ -8,7 +8,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.partitions import INTERNAL_TOPICS, Topic, check_new_partitions, check_topic_name, flat_name
+from semel.broker.topics.internal import INTERNAL_TOPICS
+from semel.broker.topics.topic import Topic, check_new_partitions, check_topic_name, flat_name
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
@@ -144,9 +145,9 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
             continue  # somebody else was first
         try:
             if name in INTERNAL_TOPICS:
-                broker.internal_topic(name)
+                broker.internal_topics.get(name)
                 continue
-            topic = broker.topics.planned(name, partition_count, beside=flat_names)
+            topic = broker.topics.new_topic(name, partition_count, planned_names=flat_names)
             if broker.quotas is not None:
                 broker.quotas.mutation(call, strict_since=0).take(partition_count)
             planned.append((topic, partition_count))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from semel.broker.partitions import Partition
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.log.damage import DamagedLog
 from semel.log.indexes import DamagedIndex

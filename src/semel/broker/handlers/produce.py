@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.partitions import CONSUMER_OFFSETS, Partition, Topic
 from semel.broker.record_checks import Share
+from semel.broker.topics.internal import CONSUMER_OFFSETS
+from semel.broker.topics.partition import Partition
+from semel.broker.topics.topic import Topic
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.log.admission import Admission
 from semel.records.batch import HEADER_SIZE, Batch, Meter, check
@@ -71,16 +74,30 @@ _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
 
 def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     """Append every partition's batch and answer."""
+    if call.is_long:
+        return _produce_to_many(broker, request, call)
+    return _begin(broker, request, call, _repeated(request, call.version))
+
+
+async def _produce_to_many(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
+    repeated = await broker.beside(partial(_repeated, request, call.version))
+    reply = _begin(broker, request, call, repeated)
+    return await reply if type(reply) is CoroutineType else reply
+
+
+def _begin(broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]) -> Any:
     if (
         request.transactional_id is not None
         and call.version >= IMPLICIT_ADD_SINCE
         and broker.durability.coordinator_first
     ):
-        return _produce_after_the_coordinator(broker, request, call)
-    return _produce(broker, request, call)
+        return _produce_after_the_coordinator(broker, request, call, refused)
+    return _produce(broker, request, call, refused)
 
 
-async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
+async def _produce_after_the_coordinator(
+    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]
+) -> Any:
     """With fsync, a transaction's data must not be on disk before the coordinator's record of it: nobody would end it.
 
     So every partition is added first and the coordinator's log flushed; the append then finds them added already. What
@@ -89,13 +106,12 @@ async def _produce_after_the_coordinator(broker: BrokerServer, request: ProduceR
     transactional_id = str(request.transactional_id)
     if broker.transactions.host.ready_for(transactional_id):
         await broker.transactions.settled(transactional_id)
-    refused: dict[int, Refused] = {}
     for data in request.topic_data:
         for number, part in enumerate(data.partition_data):
             if (number + 1) * PARTITION_COSTS_BYTES % BYTES_AT_ONCE == 0:
                 await broker.turns.next()
             topic = _topic(broker, data, call.version)
-            if topic is None or not is_transactional(part.records):
+            if topic is None or id(part) in refused or not is_transactional(part.records):
                 continue
             try:
                 _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
@@ -144,12 +160,10 @@ class _Outcome:
         self.answers: list[_PartitionResponse] = []
 
 
-def _produce(
-    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused] | None = None
-) -> Any:
+def _produce(broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]) -> Any:
     """`refused`: partitions, by their identity, that are not to be written."""
     outcome = _Outcome()
-    steps = _write_each(broker, request, call, _without_repetitions(request, call.version, refused), outcome)
+    steps = _write_each(broker, request, call, refused, outcome)
     for wait in steps:
         if request.acks == 0:
             # Who asks for no answer may hang up as soon as everything is sent.
@@ -172,7 +186,9 @@ async def _go_on(
     outcome: _Outcome,
 ) -> Any:
     """The rest of a request that is not done at once."""
-    share = Share(sum(len(part.records or b"") for data in request.topic_data for part in data.partition_data))
+    # A list for each topic, not one generator: these may be very many, and others wait meanwhile.
+    sizes = [[len(part.records) for part in data.partition_data if part.records] for data in request.topic_data]
+    share = Share(sum(map(sum, sizes)))
     now_ms = broker.now_ms()
     turns = broker.turns
     try:
@@ -200,16 +216,14 @@ async def _go_on(
     return await reply if type(reply) is CoroutineType else reply
 
 
-def _without_repetitions(
-    request: ProduceRequest, version: int, refused: dict[int, Refused] | None
-) -> dict[int, Refused] | None:
-    """`refused` and every partition that is named more than once: nobody could say which of them is meant."""
+def _repeated(request: ProduceRequest, version: int) -> dict[int, Refused]:
+    """Every partition, by its identity, that is named more than once: nobody could say which of them is meant."""
     topics = request.topic_data
+    repeated: dict[int, Refused] = {}
     if len(topics) == 1 and len(topics[0].partition_data) == 1:
-        return refused
+        return repeated
     by_id = version >= TOPIC_IDS_SINCE
     first: dict[tuple[object, int], Any] = {}
-    repeated: dict[int, Refused] = {}
     for data in topics:
         topic = data.topic_id if by_id else data.name
         for part in data.partition_data:
@@ -217,11 +231,11 @@ def _without_repetitions(
             if original is not part:
                 why = Refused(ErrorCode.INVALID_REQUEST, f"the request names partition {part.index} twice")
                 repeated[id(original)] = repeated[id(part)] = why
-    return {**(refused or {}), **repeated} if repeated else refused
+    return repeated
 
 
 def _write_each(
-    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused] | None, outcome: _Outcome
+    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused], outcome: _Outcome
 ) -> Generator[_Wait, Batch | None, None]:
     """Write one partition after the other. What it yields is to be waited for; what it is sent is what came of it."""
     version = call.version

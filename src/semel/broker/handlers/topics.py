@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import described_topic_settings
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.metadata import NO_ID
-from semel.broker.partitions import (
-    INTERNAL_TOPICS,
-    PARTITIONS_OF_INTERNAL_TOPICS,
-    Partition,
-    Topic,
-    check_new_partitions,
-    flat_name,
-)
+from semel.broker.topics.internal import INTERNAL_TOPICS, PARTITIONS_OF_INTERNAL_TOPICS
+from semel.broker.topics.partition import Partition
+from semel.broker.topics.topic import Topic, check_new_partitions, flat_name
 from semel.errors import ErrorCode, Refused
 from semel.log.retention import Deletion, write_down
 from semel.wire.messages.admin import (
@@ -67,7 +64,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
             count, overrides = _wanted(broker, topic)
             _check_coordinators_topic(broker, name, count, overrides)
-            created = broker.topics.planned(name, count, overrides, flat_names)
+            created = broker.topics.new_topic(name, count, overrides, flat_names)
             if mutation is not None:
                 mutation.take(count)
             if not request.validate_only:
@@ -161,16 +158,25 @@ def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call
     return broker.change(_delete_topics(broker, request, call))
 
 
-async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
-    pace = Pace(broker, call)
+def _doomed_by_request(
+    request: DeleteTopicsRequest,
+) -> tuple[list[tuple[str | None, uuid.UUID]], Counter[str], Counter[uuid.UUID]]:
+    """Each topic that is named, by its name or by its id, and how often each name and each id is there."""
     asked = [(row.name, row.topic_id) for row in request.topics]
     asked += [(name, NO_ID) for name in request.topic_names]
     names = Counter(name for name, _ in asked if name is not None)
     ids = Counter(topic_id for name, topic_id in asked if name is None)
+    return list(dict.fromkeys(asked)), names, ids
+
+
+async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    look_over = partial(_doomed_by_request, request)
+    asked, names, ids = await broker.beside(look_over) if call.is_long else look_over()
+    pace = Pace(broker, call)
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=5)
     responses = []
     doomed: dict[str, tuple[Topic, DeleteTopicsResponse.DeletableTopicResult]] = {}
-    for name, topic_id in dict.fromkeys(asked):
+    for name, topic_id in asked:
         await pace.rest()
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         responses.append(result)

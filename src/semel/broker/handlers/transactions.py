@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.marker_sender import write_marker
 from semel.broker.dispatch import Pace
-from semel.broker.partitions import INTERNAL_TOPICS, TRANSACTION_STATE, Partition
+from semel.broker.topics.internal import INTERNAL_TOPICS, TRANSACTION_STATE
+from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE
 from semel.machines.transactions.metadata import TransactionMetadata

@@ -137,12 +137,12 @@ def _requests(page: _Page, broker: BrokerServer) -> None:
 
 def _connections(page: _Page, broker: BrokerServer) -> None:
     metrics, pool = broker.metrics, broker.pool
-    page.gauge(_SOCKETS + "connection_count", "Open connections.", broker.connection_count)
+    page.gauge(_SOCKETS + "connection_count", "Open connections.", len(broker.connections))
     page.counter(_SOCKETS + "connection_creation_total", "Connections let in.", metrics.connections_created)
     page.counter(
         _SOCKETS + "connection_close_total",
         "Connections that ended.",
-        metrics.connections_created - broker.connection_count,
+        metrics.connections_created - len(broker.connections),
     )
     page.counter(
         "kafka_network_socketserver_expiredconnectionskilledcount",
@@ -170,8 +170,8 @@ def _connections(page: _Page, broker: BrokerServer) -> None:
         "Connections not served: they wait for memory or for others to read, do not read, or are above their quota.",
         ('{by="memory"}', pool.waiting),
         ('{by="readers"}', broker.unread.waiting),
-        ('{by="reader"}', broker.connections_not_read),
-        ('{by="quota"}', broker.connections_muted),
+        ('{by="reader"}', broker.connections.not_read),
+        ('{by="quota"}', broker.connections.muted),
     )
     page.counter("semel_throttles_total", "Times a connection had to wait for memory.", pool.refusals)
     page.counter("semel_quota_throttles_total", "Times a client was above its quota.", metrics.quota_throttles)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.config import BROKER, TOPIC, ConfigError, Setting, Values
 from semel.config.kept import is_of_one_broker, kept_setting
@@ -54,11 +55,10 @@ class DynamicSettings:
     """The settings a broker was started with, and what was laid over them since."""
 
     def __init__(self, store: LocalMetadataStore, node_id: int, started_with: Values) -> None:
-        self._store = store
+        self._entry = StoredEntry(store, _STORE_ENTRY)
         self._own = str(node_id)
         self.started_with = started_with
-        stored, self._version = store.get(_STORE_ENTRY)
-        self._changed: dict[str, dict[str, str]] = stored or {}
+        self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
 
     def changed(self, name: str) -> Mapping[str, str]:
         """What was changed under this name, a broker's number or `ALL_BROKERS`."""
@@ -91,10 +91,7 @@ class DynamicSettings:
             raise Refused(ErrorCode.INVALID_CONFIG if unknown else ErrorCode.INVALID_REQUEST, str(error)) from None
         if validate_only:
             return
-        try:
-            self._version = self._store.update(_STORE_ENTRY, changed, self._version)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
+        self._entry.replace(changed)
         self._changed = changed
 
     def text(self, name: str) -> str | None:

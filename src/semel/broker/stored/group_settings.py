@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.config import GROUP, ConfigError, Values, group_values
 from semel.errors import ErrorCode, Refused
@@ -23,9 +24,8 @@ class GroupSettingsStore:
     """Which groups have settings of their own, and which."""
 
     def __init__(self, store: LocalMetadataStore) -> None:
-        self._store = store
-        stored, self._version = store.get(_STORE_ENTRY)
-        self._changed: dict[str, dict[str, str]] = stored or {}
+        self._entry = StoredEntry(store, _STORE_ENTRY)
+        self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._changed)
@@ -58,7 +58,7 @@ class GroupSettingsStore:
         for group_id, overrides in changes.items():
             if not overrides:
                 del changed[group_id]
-        self._version = await self._store.updated(_STORE_ENTRY, changed, self._version)
+        await self._entry.replace_beside(changed)
         self._changed = changed
 
 

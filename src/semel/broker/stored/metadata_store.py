@@ -5,17 +5,14 @@ Guarantees:
 - An update names the version it read. If the stored version is another, nothing changes and `Conflict` is raised.
 - An update is whole or absent after a crash: written beside, fsynced, renamed, and the directory fsynced.
 - An entry carries a CRC-32C on a line of its own: one that is not what was written is refused, with what to do.
-- Producer ids come in blocks that are claimed by such an update before the first id of the block is used, so a
-  crash loses ids and never repeats one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
-import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +22,8 @@ from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import MANIFEST
 from semel.log.files import Files
 
-logger = logging.getLogger(__name__)
-
+#: The entry that says which producer ids were handed out. Its name and its content are Kafka's.
 PRODUCER_ID_BLOCK = "latest_producer_id_block"
-PRODUCER_ID_BLOCK_SIZE = 1000
-LAST_PRODUCER_ID = 2**63 - 1
-
-
 #: The entry that says which topics there are.
 TOPICS = "topics"
 
@@ -54,6 +46,7 @@ class LocalMetadataStore:
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
+        self._thread: ThreadPoolExecutor | None = None
         if not directory.exists():
             directory.mkdir(parents=True)
             # What is stored in it is durable; so must be its own name.
@@ -94,16 +87,16 @@ class LocalMetadataStore:
         self._files.replace(self._directory / name, data + f"crc32c={crc32c(data):08x}\n".encode())
         return version + 1
 
-    async def updated(self, name: str, value: Any, expected_version: int) -> int:
-        """As `update`, beside the event loop; a value that is a function is called there. A disk that fails refuses."""
+    def beside(self, work: Callable[[], int]) -> Future[int]:
+        """Run a piece of work on the store's own thread, after those that were given before it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "semel-metadata")
+        return self._thread.submit(work)
 
-        def update() -> int:
-            return self.update(name, value() if callable(value) else value, expected_version)
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(None, update)
-        except OSError as error:
-            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the change could not be written: {error}") from error
+    def close(self) -> None:
+        """Let what is being written be written."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
     def _version(self, name: str) -> int:
         """The entry's version without the rest of it, which may be long."""
@@ -172,63 +165,3 @@ def _json(value: Any, depth: int = 2) -> str:
 
 
 _json_of = json.JSONEncoder(separators=(",", ":")).encode
-
-
-class ProducerIds:
-    """Hands out producer ids, none twice, over any number of restarts."""
-
-    def __init__(
-        self, store: LocalMetadataStore, broker: int, highest_known: Callable[[], int] = lambda: -1
-    ) -> None:
-        """`highest_known`: the highest id that is in use although no block was ever claimed."""
-        self._store = store
-        self._broker = broker
-        self._highest_known = highest_known
-        self._next = 0
-        self._end = -1
-        #: As far as the blocks were known to be claimed: if the entry is ever older than that, ids would come twice.
-        self._claimed_version = store.get(PRODUCER_ID_BLOCK)[1]
-
-    def take(self) -> int:
-        """The next unused producer id."""
-        if self._next > self._end:
-            self._claim_block()
-        taken = self._next
-        self._next += 1
-        return taken
-
-    def _first_free(self) -> int:
-        """Where ids begin when no block was claimed: above those that are in use, whoever made them up."""
-        known = self._highest_known()
-        if known < 0:
-            return 0
-        start = (known // PRODUCER_ID_BLOCK_SIZE + 1) * PRODUCER_ID_BLOCK_SIZE
-        logger.warning("no block of producer ids was claimed, yet id %d is in use: ids begin at %d", known, start)
-        return start
-
-    def _claim_block(self) -> None:
-        while True:
-            block, version = self._store.get(PRODUCER_ID_BLOCK)
-            if version < self._claimed_version:
-                raise self._store.missing(PRODUCER_ID_BLOCK, "this broker has claimed a block")
-            start = int(block["block_end"]) + 1 if block else self._first_free()
-            end = start + PRODUCER_ID_BLOCK_SIZE - 1
-            if end > LAST_PRODUCER_ID:
-                why = f"producer ids are exhausted: the last block ended at {start - 1}, no id is left to hand out"
-                logger.critical(
-                    "%s; producers that have one work on, new ones are refused. Start a new data directory and copy "
-                    "the topics into it",
-                    why,
-                )
-                raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, why)
-            claim = {"version": 1, "broker": self._broker, "block_start": str(start), "block_end": str(end)}
-            try:
-                self._claimed_version = self._store.update(PRODUCER_ID_BLOCK, claim, version)
-            except Conflict:
-                continue
-            except OSError as error:
-                raise Refused(
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no block of producer ids could be claimed: {error}"
-                ) from error
-            self._next, self._end = start, end
-            return

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.errors import ErrorCode, Refused
 
@@ -53,10 +54,9 @@ class QuotaStore:
     """All quotas, by entity."""
 
     def __init__(self, store: LocalMetadataStore) -> None:
-        self._store = store
-        stored, self._version = store.get(_STORE_ENTRY)
+        self._entry = StoredEntry(store, _STORE_ENTRY)
         self._quotas: dict[Entity, dict[str, float]] = {
-            tuple((kind, name) for kind, name in row["entity"]): row["quotas"] for row in stored or ()
+            tuple((kind, name) for kind, name in row["entity"]): row["quotas"] for row in self._entry.read() or ()
         }
 
     def __bool__(self) -> bool:
@@ -102,7 +102,7 @@ class QuotaStore:
         def rows() -> list[object]:
             return [{"entity": entity, "quotas": values} for entity, values in quotas.items()]
 
-        self._version = await self._store.updated(_STORE_ENTRY, rows, self._version)
+        await self._entry.replace_beside(rows)
         self._quotas = quotas
 
 

@@ -15,6 +15,7 @@ import hmac
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
 
 #: The mechanisms by their number on the wire.
@@ -50,13 +51,12 @@ class ScramStore:
     """All credentials."""
 
     def __init__(self, store: LocalMetadataStore) -> None:
-        self._store = store
-        stored, self._version = store.get(_STORE_ENTRY)
+        self._entry = StoredEntry(store, _STORE_ENTRY)
         self._credentials = {
             (row["user"], row["mechanism"]): ScramCredential(
                 row["iterations"], *(base64.b64decode(row[name]) for name in ("salt", "stored_key", "server_key"))
             )
-            for row in stored or ()
+            for row in self._entry.read() or ()
         }
 
     def __iter__(self) -> Iterator[CredentialKey]:
@@ -90,7 +90,7 @@ class ScramStore:
                 for (user, mechanism), found in credentials.items()
             ]
 
-        self._version = await self._store.updated(_STORE_ENTRY, rows, self._version)
+        await self._entry.replace_beside(rows)
         self._credentials = credentials
 
 

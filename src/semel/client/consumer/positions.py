@@ -50,7 +50,7 @@ class Places(ABC):
         self._take_handed()
         timeout_ms = self.config["default.api.timeout.ms"]
         deadline = self._loop.time() + timeout_ms / 1000
-        while (entry := self._positions[wanted]).stage is not PositionState.FETCHING:
+        while (entry := self._positions[wanted]).state is not PositionState.FETCHING:
             if self._loop.time() >= deadline:
                 why = f"the position of {wanted} was not found within default.api.timeout.ms={timeout_ms}"
                 raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why)

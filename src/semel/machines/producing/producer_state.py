@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused
 
 #: How many batches of a producer can be recognised as retries: the most a client may have in flight.
 REMEMBERED_BATCHES = 5
@@ -387,7 +387,8 @@ class ProducerStates:
         if first >= 0:
             entry.current_transaction_first_offset = -1
             owner = self._open.pop(first, None)
-            invariant(owner == producer_id, f"transaction at {first} ended by {producer_id} belongs to {owner}")
+            if owner != producer_id:
+                raise InvariantViolation(f"transaction at {first} ended by {producer_id} belongs to {owner}")
             if first == self._first_open:
                 self._first_open = min(self._open, default=-1)
             self._unreplicated.append((first, marker_offset))

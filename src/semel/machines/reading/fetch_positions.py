@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from semel.errors import ErrorCode, KafkaError, Misuse, OffsetOutOfRange
+from semel.machines.table import StateTable
 from semel.machines.values import TopicPartition
 
 #: What ListOffsets takes in place of a timestamp.
@@ -40,7 +41,7 @@ class PositionEvent(enum.Enum):
     REWIND = "rewind()"
 
 
-#: From (stage, event) to the next stage; a blank cell means that the event comes too late and is dropped.
+#: From (state, event) to the next state; a blank cell means that the event comes too late and is dropped.
 POSITION_STEPS: dict[PositionState, dict[PositionEvent, PositionState]] = {
     PositionState.NEEDS_COMMITTED: {
         PositionEvent.COMMITTED_FOUND: PositionState.FETCHING,
@@ -63,12 +64,16 @@ POSITION_STEPS: dict[PositionState, dict[PositionEvent, PositionState]] = {
     },
 }
 
+POSITION_TABLE: StateTable[PositionState, PositionEvent, PositionState | None] = StateTable(
+    PositionState, PositionEvent, POSITION_STEPS, blank=None
+)
+
 
 @dataclass(slots=True)
 class PartitionPosition:
     """One partition as its reader sees it."""
 
-    stage: PositionState = PositionState.NEEDS_COMMITTED
+    state: PositionState = PositionState.NEEDS_COMMITTED
     position: int = -1
     leader_epoch: int = -1
     reset_timestamp: int = LATEST
@@ -150,12 +155,12 @@ class FetchPositions:
     # --- what must be found out -----------------------------------------------------------------------------------
 
     def needing_committed(self) -> list[TopicPartition]:
-        return [p for p, entry in self.partitions.items() if entry.stage is PositionState.NEEDS_COMMITTED]
+        return [p for p, entry in self.partitions.items() if entry.state is PositionState.NEEDS_COMMITTED]
 
     def needing_reset(self) -> dict[TopicPartition, int]:
         """Partitions whose offset must be looked up, and the timestamp to look it up by."""
         return {
-            p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.stage is PositionState.NEEDS_RESET
+            p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.state is PositionState.NEEDS_RESET
         }
 
     def on_committed(
@@ -169,7 +174,7 @@ class FetchPositions:
         entry = self.partitions.get(partition)
         if (
             entry is None
-            or entry.stage is not PositionState.NEEDS_COMMITTED
+            or entry.state is not PositionState.NEEDS_COMMITTED
             or asked_in not in (None, entry.generation)
         ):
             return
@@ -192,13 +197,13 @@ class FetchPositions:
         return [
             (partition, entry)
             for partition, entry in self.partitions.items()
-            if entry.stage is PositionState.FETCHING and not entry.paused
+            if entry.state is PositionState.FETCHING and not entry.paused
         ]
 
     def is_current(self, partition: TopicPartition, generation: int) -> bool:
         """Whether data asked for in this generation of the position may still be used."""
         entry = self.partitions.get(partition)
-        return entry is not None and entry.generation == generation and entry.stage is PositionState.FETCHING
+        return entry is not None and entry.generation == generation and entry.state is PositionState.FETCHING
 
     def advance(self, partition: TopicPartition, position: int, leader_epoch: int) -> None:
         """Everything below `position` was read."""
@@ -238,13 +243,13 @@ class FetchPositions:
 
     def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
         """Partitions whose position is known: what a commit writes down."""
-        return {p: entry for p, entry in self.partitions.items() if entry.stage is PositionState.FETCHING}
+        return {p: entry for p, entry in self.partitions.items() if entry.state is PositionState.FETCHING}
 
     def _jump(self, entry: PartitionPosition, event: PositionEvent, position: int, leader_epoch: int = -1) -> None:
-        following = POSITION_STEPS[entry.stage].get(event)
+        following = POSITION_TABLE.step(entry.state, event)
         if following is None:
             return
-        entry.stage, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None
+        entry.state, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None
         self._generations += 1
         entry.generation = self._generations
 

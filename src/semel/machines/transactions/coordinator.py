@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, run_all
 from semel.machines.internal_topics import after_failed_append, partition_for
 from semel.machines.transactions.fencing import (
@@ -57,7 +57,7 @@ from semel.machines.transactions.replies import (
     topic_results,
 )
 from semel.machines.transactions.shard import Pending, Shard
-from semel.machines.transactions.states import OPEN, PREPARED, TransactionEvent, TransactionState, step
+from semel.machines.transactions.states import OPEN, PREPARED, TRANSACTION_TABLE, TransactionEvent, TransactionState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -377,7 +377,9 @@ class TransactionCoordinator:
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = writer_of(shard.entries.get(request.transactional_id), identity)
         shard.check_not_pending(request.transactional_id)
-        cell = step(old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1)
+        cell = TRANSACTION_TABLE.step(
+            old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1
+        )
         if isinstance(cell, TransactionState):
             return self._decide(shard, EndTxnResponse(), prepared(old, cell, 0, now_ms, new_producer_id))
         return Decision(EndTxnResponse(error_code=cell))
@@ -393,7 +395,7 @@ class TransactionCoordinator:
         else:
             old = owner_of(old, identity)
             event = TransactionEvent.COMMIT if request.committed else TransactionEvent.ABORT
-        cell = step(old.state, event)
+        cell = TRANSACTION_TABLE.step(old.state, event)
         if isinstance(cell, TransactionState):
             new = prepared(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
             return self._decide(shard, ended(new.next_identity), new)
@@ -480,7 +482,7 @@ class TransactionCoordinator:
                 for transactional_id, metadata in shard.entries.items()
                 if metadata.last_update_ms <= unused_since_ms
                 and transactional_id not in shard.pending
-                and step(metadata.state, TransactionEvent.EXPIRE) is TransactionState.DEAD
+                and TRANSACTION_TABLE.step(metadata.state, TransactionEvent.EXPIRE) is TransactionState.DEAD
             ]
             for start in range(0, len(expired), MOST_EXPIRED_AT_ONCE):
                 tombstones = []
@@ -564,7 +566,8 @@ class TransactionCoordinator:
     def _decide(self, shard: Shard, reply: Response, new: TransactionMetadata) -> Decision[Response]:
         """Make `new` pending, and say what must be written for it to be so and what follows."""
         transactional_id = new.transactional_id
-        invariant(transactional_id not in shard.pending, f"{transactional_id!r} has two decisions under way")
+        if transactional_id in shard.pending:
+            raise InvariantViolation(f"{transactional_id!r} has two decisions under way")
         partition = self.partition_for(transactional_id)
         record = record_of(new, partition)
         records: tuple[StateRecord, ...] = (record,)

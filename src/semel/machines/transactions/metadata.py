@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from semel.errors import ErrorCode, Refused, invariant
-from semel.machines.transactions.states import COMPLETED, PREPARED, TransactionEvent, TransactionState, step
+from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
+from semel.machines.transactions.states import (
+    COMPLETED,
+    PREPARED,
+    TRANSACTION_TABLE,
+    TransactionEvent,
+    TransactionState,
+)
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 NO_PRODUCER_ID = -1
@@ -97,7 +103,7 @@ def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: in
 
 def moved(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
     """The state the table leads to, or the refusal it holds."""
-    cell = step(old.state, event)
+    cell = TRANSACTION_TABLE.step(old.state, event)
     if isinstance(cell, TransactionState):
         return cell
     raise Refused(cell, f"{event.value} while {old.transactional_id!r} is {old.state.title}")
@@ -253,7 +259,8 @@ def fenced(
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Every partition has its marker: the id is free for the next transaction."""
     state = moved(old, TransactionEvent.MARKED)
-    invariant(state in COMPLETED, f"markers lead to {state.title}")
+    if state not in COMPLETED:
+        raise InvariantViolation(f"markers lead to {state.title}")
     identity = old.next_identity
     return TransactionMetadata(
         old.transactional_id,

@@ -29,7 +29,7 @@ from semel.errors import (
 )
 from semel.machines.transactions import requests
 from semel.machines.transactions.producer_states import (
-    PRODUCER_STEPS,
+    PRODUCER_TABLE,
     PRODUCER_VERDICTS,
     WHAT_TO_DO_FIRST,
     ProducerEvent,
@@ -50,7 +50,6 @@ from semel.wire.messages.transactions import (
 __all__ = [
     "MAX_EPOCH",
     "NO_IDENTITY",
-    "PRODUCER_STEPS",
     "PRODUCER_VERDICTS",
     "GroupMetadata",
     "OffsetAndMetadata",
@@ -150,7 +149,7 @@ class TransactionManager:
         if not self.is_transactional:
             if self.state is ProducerState.FATAL_ERROR:
                 raise self._why_not(ProducerEvent.WRITE)
-        elif ProducerEvent.WRITE not in PRODUCER_STEPS[self.state]:
+        elif PRODUCER_TABLE.step(self.state, ProducerEvent.WRITE) is None:
             raise self._why_not(ProducerEvent.WRITE)
 
     def write(self, partition: TopicPartition) -> None:
@@ -412,7 +411,7 @@ class TransactionManager:
         self._step(ProducerEvent.FATAL)
 
     def _step(self, event: ProducerEvent) -> None:
-        following = PRODUCER_STEPS[self.state].get(event)
+        following = PRODUCER_TABLE.step(self.state, event)
         if following is None:
             raise self._why_not(event)
         self.state = following

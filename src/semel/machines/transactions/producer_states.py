@@ -6,6 +6,7 @@ import enum
 from typing import Any
 
 from semel.errors import ErrorCode
+from semel.machines.table import StateTable
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -90,6 +91,10 @@ PRODUCER_STEPS: dict[ProducerState, dict[ProducerEvent, ProducerState]] = {
     S.ABORTABLE_ERROR: {E.ABORT: S.ABORTING, E.ABORTABLE: S.ABORTABLE_ERROR, E.FATAL: S.FATAL_ERROR},
     S.FATAL_ERROR: {E.ABORTABLE: S.FATAL_ERROR, E.FATAL: S.FATAL_ERROR},
 }
+
+PRODUCER_TABLE: StateTable[ProducerState, ProducerEvent, ProducerState | None] = StateTable(
+    ProducerState, ProducerEvent, PRODUCER_STEPS, blank=None
+)
 
 WHAT_TO_DO_FIRST = {
     S.UNINITIALIZED: "call init_transactions() first",

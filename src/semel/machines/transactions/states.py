@@ -1,4 +1,4 @@
-"""The life of a transaction as one table, and the picture drawn from it.
+"""The life of a transaction as one table. `docs/states/transaction.md` is drawn from it.
 
 Every legal move of the transaction coordinator is a cell of `TRANSACTION_STEPS`: from a state, an event leads to the
 next state or to the code its sender gets. Nothing else in the coordinator decides legality, so the picture in the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 
 from semel.errors import ErrorCode
+from semel.machines.table import DONE, StateTable, title_of
 
 
 class TransactionState(enum.IntEnum):
@@ -29,8 +30,8 @@ class TransactionState(enum.IntEnum):
 
     @property
     def title(self) -> str:
-        """The name people and Kafka's tools know it by: `PrepareCommit`."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        """The name that Kafka's tools print: `PrepareCommit`."""
+        return title_of(self)
 
 
 STATES_BY_TITLE: dict[str, TransactionState] = {state.title: state for state in TransactionState}
@@ -43,7 +44,7 @@ OPEN = PREPARED | {TransactionState.ONGOING}
 
 
 class TransactionEvent(enum.Enum):
-    """What can happen to a transactional id, and how the picture calls it."""
+    """What can happen to a transactional id. The value is the event's name on the page."""
 
     INIT = "InitProducerId"
     KEEP = "InitProducerId (keep prepared)"
@@ -63,8 +64,6 @@ class TransactionEvent(enum.Enum):
 S = TransactionState
 E = TransactionEvent
 
-#: Success with nothing to do: the sender repeats what is already so.
-DONE = ErrorCode.NONE
 #: Not now: the previous step is still on its way.
 LATER = ErrorCode.CONCURRENT_TRANSACTIONS
 FENCED = ErrorCode.PRODUCER_FENCED
@@ -137,68 +136,6 @@ TRANSACTION_STEPS: dict[TransactionState, dict[TransactionEvent, TransactionStat
     S.DEAD: {},
 }
 
-
-def step(state: TransactionState, event: TransactionEvent) -> TransactionState | ErrorCode:
-    """The cell of the table."""
-    return TRANSACTION_STEPS[state].get(event, ILLEGAL)
-
-
-def table_as_mermaid() -> str:
-    """The moves from state to state as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {S.EMPTY.title}: {E.INIT.value}"]
-    for state, row in TRANSACTION_STEPS.items():
-        moves: dict[TransactionState, list[str]] = {}
-        for event, cell in row.items():
-            if isinstance(cell, TransactionState):
-                moves.setdefault(cell, []).append(event.value)
-        lines.extend(f"    {state.title} --> {target.title}: {', '.join(names)}" for target, names in moves.items())
-    lines.append(f"    {S.DEAD.title} --> [*]")
-    return "\n".join(lines) + "\n"
-
-
-def table_as_markdown() -> str:
-    """Every cell, refusals included: a row per event, a column per state."""
-    states = [state for state in TransactionState if TRANSACTION_STEPS[state]]
-    lines = [
-        "| event | " + " | ".join(state.title for state in states) + " |",
-        "|---|" + "---|" * len(states),
-    ]
-    for event in TransactionEvent:
-        cells = [step(state, event) for state in states]
-        names = [cell.title if isinstance(cell, TransactionState) else _in_words(cell) for cell in cells]
-        lines.append(f"| {event.value} | " + " | ".join(names) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _in_words(code: ErrorCode) -> str:
-    if code is DONE:
-        return "*done*"
-    return "" if code is ILLEGAL else code.name
-
-
-def document() -> str:
-    """The page about this table; `python -m semel.machines.transactions.states` prints it."""
-    return f"""# The life of a transaction
-
-This page is drawn from the table in `semel/machines/transactions/states.py`; a test keeps the two the same.
-
-```mermaid
-{table_as_mermaid()}```
-
-What each event leads to from each state. A name like `Ongoing` is the next state, a name in capitals is the error code
-the sender gets, *done* is a success that changes nothing because it repeats what is already so, and a blank is
-INVALID_TXN_STATE.
-
-{table_as_markdown()}
-- **PrepareEpochFence** is passed through within one decision and never stored: the epoch is bumped, so that the absent
-  owner is fenced, and the transaction goes on to PrepareAbort. A client whose InitProducerId started this is told
-  CONCURRENT_TRANSACTIONS and comes back when the abort is complete.
-- **Dead** is a tombstone: the id is forgotten.
-- An abort of a transaction in which nothing was written (protocol V2) has nobody to tell, and is complete at once.
-- *Repeated* means that the request carries the epoch from before the bump: its answer was lost.
-- While a step is being written to `__transaction_state`, everyone else is told CONCURRENT_TRANSACTIONS.
-"""
-
-
-if __name__ == "__main__":
-    print(document(), end="")
+TRANSACTION_TABLE: StateTable[TransactionState, TransactionEvent, TransactionState | ErrorCode] = StateTable(
+    TransactionState, TransactionEvent, TRANSACTION_STEPS, blank=ILLEGAL
+)

@@ -14,10 +14,11 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from semel.errors import ErrorCode, Refused, invariant
+from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
 from semel.machines.contract import Token
 from semel.machines.groups.committed_offsets import CommittedOffset
 from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
+from semel.machines.table import StateTable
 from semel.wire import decode
 from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 
@@ -40,27 +41,29 @@ class ClassicGroupState(enum.Enum):
     DEAD = "Dead"
 
 
-#: Where a group may go from where it is.
-CLASSIC_GROUP_STEPS: dict[ClassicGroupState, frozenset[ClassicGroupState]] = {
-    ClassicGroupState.EMPTY: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
-    ClassicGroupState.PREPARING_REBALANCE: frozenset(
-        {
-            ClassicGroupState.COMPLETING_REBALANCE,
-            ClassicGroupState.EMPTY,
-            ClassicGroupState.DEAD,
-        }
-    ),
-    ClassicGroupState.COMPLETING_REBALANCE: frozenset(
-        {
-            ClassicGroupState.STABLE,
-            ClassicGroupState.PREPARING_REBALANCE,
-            ClassicGroupState.DEAD,
-        }
-    ),
-    ClassicGroupState.STABLE: frozenset({ClassicGroupState.PREPARING_REBALANCE, ClassicGroupState.DEAD}),
-    ClassicGroupState.DEAD: frozenset(),
+class ClassicGroupEvent(enum.Enum):
+    """What happens to a group. The value is the event's name on the page."""
+
+    REBALANCE = "a rebalance begins"
+    JOINED = "all members have joined, or the rebalance timeout has passed"
+    EMPTIED = "the join ends without members"
+    ASSIGNED = "the leader's assignment is written"
+
+
+S, E = ClassicGroupState, ClassicGroupEvent
+
+#: From (state, event) to the next state; a blank cell is a mistake in the broker.
+CLASSIC_GROUP_STEPS: dict[ClassicGroupState, dict[ClassicGroupEvent, ClassicGroupState]] = {
+    S.EMPTY: {E.REBALANCE: S.PREPARING_REBALANCE},
+    S.PREPARING_REBALANCE: {E.JOINED: S.COMPLETING_REBALANCE, E.EMPTIED: S.EMPTY},
+    S.COMPLETING_REBALANCE: {E.ASSIGNED: S.STABLE, E.REBALANCE: S.PREPARING_REBALANCE},
+    S.STABLE: {E.REBALANCE: S.PREPARING_REBALANCE},
+    S.DEAD: {},
 }
 
+CLASSIC_GROUP_TABLE: StateTable[ClassicGroupState, ClassicGroupEvent, ClassicGroupState | None] = StateTable(
+    ClassicGroupState, ClassicGroupEvent, CLASSIC_GROUP_STEPS, blank=None
+)
 
 _NO_TOPICS: frozenset[str] = frozenset()
 
@@ -177,10 +180,10 @@ class ClassicGroup:
 
     # State
 
-    def go(self, state: ClassicGroupState, now_ms: int) -> None:
-        invariant(
-            state in CLASSIC_GROUP_STEPS[self.state], f"group {self.group_id} cannot go from {self.state} to {state}"
-        )
+    def step(self, event: ClassicGroupEvent, now_ms: int) -> None:
+        state = CLASSIC_GROUP_TABLE.step(self.state, event)
+        if state is None:
+            raise InvariantViolation(f"group {self.group_id} is {self.state.value}, and now {event.value}")
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = now_ms
@@ -192,7 +195,7 @@ class ClassicGroup:
 
     @property
     def can_rebalance(self) -> bool:
-        return ClassicGroupState.PREPARING_REBALANCE in CLASSIC_GROUP_STEPS[self.state]
+        return CLASSIC_GROUP_TABLE.step(self.state, ClassicGroupEvent.REBALANCE) is not None
 
     @property
     def awaiting_join(self) -> int:
@@ -314,10 +317,10 @@ class ClassicGroup:
         self.pending_sync = dict.fromkeys(self.members) if self.members else NOTHING
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.go(ClassicGroupState.COMPLETING_REBALANCE, now_ms)
+            self.step(ClassicGroupEvent.JOINED, now_ms)
         else:
             self.protocol_name = None
-            self.go(ClassicGroupState.EMPTY, now_ms)
+            self.step(ClassicGroupEvent.EMPTIED, now_ms)
         self.subscribed_topics = self._subscriptions()
 
     def restore(self, state: ClassicGroupState) -> None:

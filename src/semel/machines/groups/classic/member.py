@@ -16,6 +16,7 @@ from typing import Any
 
 from semel.errors import ErrorCode, KafkaError, error_for, invariant
 from semel.machines.groups.classic.assignors import ASSIGNORS, COOPERATIVE, Subscriber
+from semel.machines.table import StateTable
 from semel.machines.transactions.producer import GroupMetadata
 from semel.machines.values import TopicPartition, by_topic
 from semel.wire import decode_versioned, encode_versioned
@@ -94,6 +95,9 @@ CLASSIC_MEMBERSHIP_STEPS: dict[ClassicMembershipState, dict[ClassicMembershipEve
     S.FAILED: {E.LEAVE: S.LEFT},
 }
 
+CLASSIC_MEMBERSHIP_TABLE: StateTable[ClassicMembershipState, ClassicMembershipEvent, ClassicMembershipState | None] = (
+    StateTable(ClassicMembershipState, ClassicMembershipEvent, CLASSIC_MEMBERSHIP_STEPS, blank=None)
+)
 
 @dataclass(slots=True)
 class ClassicMembership:
@@ -356,7 +360,9 @@ class ClassicMembership:
         self._step(ClassicMembershipEvent.FORGOTTEN)
 
     def _step(self, event: ClassicMembershipEvent) -> None:
-        self.state = CLASSIC_MEMBERSHIP_STEPS[self.state].get(event, self.state)
+        following = CLASSIC_MEMBERSHIP_TABLE.step(self.state, event)
+        if following is not None:
+            self.state = following
 
 
 def _subscriber(row: Any) -> Subscriber:

@@ -15,6 +15,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
+    ClassicGroupEvent,
     ClassicGroupState,
     ClassicMember,
     Parked,
@@ -267,7 +268,7 @@ class ClassicRebalance:
         group.sync_deadline_ms = None
         delay_ms = self._registry.settings.group_initial_rebalance_delay_ms
         initial = group.state is ClassicGroupState.EMPTY
-        group.go(ClassicGroupState.PREPARING_REBALANCE, now_ms)
+        group.step(ClassicGroupEvent.REBALANCE, now_ms)
         if initial:
             group.new_member_added = False
             group.join_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
@@ -395,7 +396,7 @@ class ClassicRebalance:
                     member.assignment = assignments.get(member.member_id, b"")
                     member.sync = None
                     self.expect(group, member, now_ms + member.session_timeout_ms)
-                group.go(ClassicGroupState.STABLE, now_ms)
+                group.step(ClassicGroupEvent.ASSIGNED, now_ms)
             case None:
                 return False
         return True

@@ -330,7 +330,8 @@ class ConsumerRebalance:
         return changed
 
     def _topic_ids(self, names: Iterable[str]) -> frozenset[UUID]:
-        return frozenset(self._topics[name].topic_id for name in names if name in self._topics)
+        topics = self._topics
+        return frozenset(topics[name].topic_id for name in names if name in topics)
 
     # Assignment
 
@@ -345,10 +346,9 @@ class ConsumerRebalance:
             )
             for member_id, member in draft.members.items()
         }
+        topics = self._topics
         partitions = {
-            self._topics[name].topic_id: self._topics[name].partitions
-            for name in draft.subscribed_topics()
-            if name in self._topics
+            topics[name].topic_id: topics[name].partitions for name in draft.subscribed_topics() if name in topics
         }
         target: dict[str, Assignment] = assignor(members, partitions)
         for member_id, assignment in target.items():

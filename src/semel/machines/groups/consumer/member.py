@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from semel.errors import ErrorCode, KafkaError, error_for
+from semel.machines.table import StateTable
 from semel.machines.transactions.producer import GroupMetadata
 from semel.machines.values import TopicPartition, by_topic
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
@@ -61,6 +62,10 @@ CONSUMER_MEMBERSHIP_STEPS: dict[ConsumerMembershipState, dict[ConsumerMembership
     },
     S.FAILED: {E.LEAVE: S.IDLE},
 }
+
+CONSUMER_MEMBERSHIP_TABLE: StateTable[
+    ConsumerMembershipState, ConsumerMembershipEvent, ConsumerMembershipState | None
+] = StateTable(ConsumerMembershipState, ConsumerMembershipEvent, CONSUMER_MEMBERSHIP_STEPS, blank=None)
 
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -234,4 +239,6 @@ class ConsumerMembership:
         self.next_heartbeat_ms = at_ms
 
     def _step(self, event: ConsumerMembershipEvent) -> None:
-        self.state = CONSUMER_MEMBERSHIP_STEPS[self.state].get(event, self.state)
+        following = CONSUMER_MEMBERSHIP_TABLE.step(self.state, event)
+        if following is not None:
+            self.state = following

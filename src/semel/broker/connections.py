@@ -1,0 +1,140 @@
+"""Everybody who is connected, and the limits that connections count against.
+
+Guarantees:
+
+- No more connections than `max.connections`, and from one address no more than `max.connections.per.ip`.
+- Connections that come faster than their quota allows are closed, after a pause that keeps the client from coming
+  back at once.
+- A connection that is idle for `connections.max.idle.ms` is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from semel.broker.net.connection import ServerConnection
+
+if TYPE_CHECKING:
+    from semel.broker.server import BrokerServer
+
+logger = logging.getLogger(__name__)
+
+
+class Connections:
+    """The open connections of a broker."""
+
+    def __init__(self, broker: BrokerServer) -> None:
+        self._broker = broker
+        self._open: set[ServerConnection] = set()
+        self._per_address: Counter[str] = Counter()
+        self._admits = True
+        #: Set while nobody is connected.
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def not_read(self) -> int:
+        """How many clients do not read their answers, and are not served until they do."""
+        return sum(connection.is_not_read for connection in self._open)
+
+    @property
+    def muted(self) -> int:
+        """How many clients are above their quota, and are not served for a while."""
+        return sum(connection.is_muted for connection in self._open)
+
+    def new(self) -> ServerConnection:
+        """The protocol of a new connection, for the listening sockets."""
+        return _CountedConnection(self._broker, self)
+
+    def admit(self, connection: ServerConnection) -> bool:
+        """Count a new connection; False if there are too many."""
+        address, settings = connection.peer[0], self._broker.settings
+        if (
+            not self._admits
+            or len(self._open) >= settings["max.connections"]
+            or self._per_address[address] >= settings["max.connections.per.ip"]
+        ):
+            return False
+        self._open.add(connection)
+        self._all_gone.clear()
+        self._per_address[address] += 1
+        self._broker.metrics.connections_created += 1
+        return True
+
+    def forget(self, connection: ServerConnection) -> None:
+        """A connection was closed."""
+        if connection in self._open:
+            self._open.discard(connection)
+            if not self._open:
+                self._all_gone.set()
+            address = connection.peer[0]
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+
+    def close_idle(self) -> None:
+        """Close the connections that were silent since the last call."""
+        for connection in tuple(self._open):
+            if not connection.was_active():
+                self._broker.metrics.connections_expired += 1
+                if connection.is_not_read:
+                    # A close would wait until the peer has read what was written.
+                    connection.transport.abort()
+                else:
+                    connection.close()
+
+    async def close_all(self, timeout_s: float) -> None:
+        """Admit nobody, let what is being served be answered, and close; after the timeout, abort."""
+        self._admits = False
+        for connection in tuple(self._open):
+            connection.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_gone.wait()
+        except TimeoutError:
+            for connection in tuple(self._open):
+                connection.transport.abort()
+
+
+class _CountedConnection(ServerConnection):
+    """A connection that counts against the limits."""
+
+    def __init__(self, broker: BrokerServer, connections: Connections) -> None:
+        super().__init__(
+            broker.dispatcher.serve,
+            broker.failed,
+            broker.settings["socket.request.max.bytes"],
+            broker.pool,
+            broker.unread,
+            broker.turns,
+        )
+        self._broker = broker
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._connections.admit(self):
+            self.refuse("too many connections (max.connections, max.connections.per.ip)")
+        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connected(self.peer[0])):
+            self._broker.metrics.quota_throttles += 1
+            # Closed at once, the client would come back at once.
+            self._broker.loop.call_later(wait_ms / 1000, self.refuse, "connections come too fast")
+            self.mute(wait_ms / 1000)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._connections.forget(self)
+
+    def stalls(self, why: str) -> None:
+        self._broker.metrics.stalled += 1
+        super().stalls(why)
+
+    def refused(self, why: str) -> None:
+        self._broker.metrics.refused += 1
+        logger.info("closing %s:%d: %s", *self.peer, why)

@@ -1,0 +1,256 @@
+"""The files of all partitions: how logs are opened, recovered, checkpointed, closed and removed.
+
+Guarantees:
+
+- After a clean stop a log is opened when it is first needed, so a start does not take longer with more partitions.
+  After a crash every log is recovered before the first request is served.
+- What the last clean stop left is compared with what is there. A difference is reported at the start.
+- A directory left by an earlier topic of the same name is set aside, not adopted. A deleted topic's checkpoints are
+  deleted with it.
+- A clean stop is claimed only if every log was closed without a failure and no partition is offline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.errors import Refused
+from semel.log.checkpoints import (
+    CLEANER_OFFSETS,
+    LOG_START_OFFSETS,
+    RECOVERY_POINTS,
+    machine_went_down,
+    note_machine,
+    read_offsets,
+    write_offsets,
+)
+from semel.log.manifest import Manifest, Marks, differs, encode_marks, restore_checkpoints
+from semel.log.partition_log import PartitionLog
+from semel.log.segment import SNAPSHOT_SUFFIX
+from semel.log.snapshots import DamagedSnapshot, decode_snapshot
+
+if TYPE_CHECKING:
+    from semel.broker.durability import Durability
+    from semel.broker.topics.partition import Partition
+    from semel.config import Values
+    from semel.log.files import Files
+
+logger = logging.getLogger(__name__)
+
+#: No broker hands out ids as high as this. A client that makes up its own may use one.
+MADE_UP_PRODUCER_ID = 2**48
+#: How many logs are closed at once when the broker stops.
+CLOSING_THREADS = 32
+#: The longest name that a file system allows.
+DIRECTORY_NAME_MAX = 255
+
+
+class TopicLogs:
+    """The partitions' directories in one data directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Values,
+        files: Files,
+        now_ms: Callable[[], int],
+        durability: Durability,
+        *,
+        clean: bool,
+        manifest: Manifest | None = None,
+    ) -> None:
+        self.directory = directory
+        #: The broker's settings; replaced when they change.
+        self.settings = settings
+        self._files = files
+        self._now_ms = now_ms
+        self._durability = durability
+        self._clean = clean
+        #: What the last clean stop left of partitions that were not opened since.
+        self._manifest = manifest or Manifest()
+        self._machine_went_down = False
+        self._recovery_points: dict[tuple[str, int], int] = {}
+
+    # Starting
+
+    def load(self, partitions: Iterable[Partition]) -> None:
+        """Get ready to open the logs of these partitions; after a crash, recover every one of them."""
+        partitions = list(partitions)
+        restore_checkpoints(self._files, self.directory, self._manifest)
+        names = {partition.topic.name for partition in partitions}
+        points = read_offsets(self._files, self.directory, RECOVERY_POINTS)
+        # The line of a deleted topic must not count for a later topic of the same name.
+        self._recovery_points = {key: offset for key, offset in points.items() if key[0] in names}
+        for path in self.directory.glob("*-delete"):
+            self._files.remove_later(path)
+        if not self._clean:
+            self._machine_went_down = machine_went_down(self._files, self.directory)
+            for partition in partitions:
+                if partition.directory.exists() or (partition.topic.name, partition.index) in self._recovery_points:
+                    _open_or_stay_offline(partition)
+        note_machine(self._files, self.directory)
+
+    async def compare_with_manifest(
+        self, partitions: Iterable[Partition], still_exists: Callable[[Partition], bool]
+    ) -> None:
+        """Open the logs whose files differ from what the last clean stop left, so that damage is reported at a start
+        and not when somebody first asks. One partition after the other, with requests served in between."""
+        for partition in list(partitions):
+            expected = self._expected(partition)
+            if expected is None or partition.opened is not None:
+                continue
+            try:
+                is_different = differs(self._files.sizes(partition.directory), expected)
+            except OSError:
+                is_different = True
+            if is_different and still_exists(partition):
+                _open_or_stay_offline(partition)
+            await asyncio.sleep(0)
+
+    def open(self, partition: Partition) -> PartitionLog:
+        """Open a partition's log, recovering it if the last stop was not clean."""
+        topic = partition.topic
+        log = PartitionLog.open(
+            partition.directory,
+            topic.name,
+            partition.index,
+            topic.values,
+            self._now_ms(),
+            topic_id=topic.topic_id,
+            clean=self._clean,
+            files=self._files,
+            recovery_point=self._recovery_points.get((topic.name, partition.index)),
+            producer_id_expiration_ms=self.settings["producer.id.expiration.ms"],
+            unsynced_may_be_lost=self._machine_went_down and not self._durability.promises_fsync(topic),
+            expected=self._expected(partition),
+        )
+        self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
+        log.verifies_transactions = self.settings["transaction.partition.verification.enable"]
+        log.high_watermark_follows_end = self._durability.high_watermark_follows_end
+        if not self._clean and not log.high_watermark_follows_end:
+            # A crash leaves records that were never fsynced. Nobody may see one that could still be lost.
+            log.flush()
+        return log
+
+    def _expected(self, partition: Partition) -> Marks | None:
+        return self._manifest.of_partition(partition.directory.name)
+
+    def highest_producer_id(self, partitions: Iterable[Partition]) -> int:
+        """The highest producer id in any snapshot; -1 if there is none."""
+        highest = -1
+        for partition in partitions:
+            for snapshot in partition.directory.glob(f"*{SNAPSHOT_SUFFIX}"):
+                with suppress(DamagedSnapshot, OSError):
+                    ids = [entry.producer_id for entry in decode_snapshot(self._files.read(snapshot))]
+                    highest = max([highest, *(one for one in ids if one < MADE_UP_PRODUCER_ID)])
+        return highest
+
+    # Running
+
+    def checkpoint_recovery_points(self, partitions: Iterable[Partition]) -> None:
+        """Write down how far each log is known to be on disk, so that recovery begins there."""
+        for partition in partitions:
+            if partition.opened is not None:
+                self._recovery_points[partition.topic.name, partition.index] = partition.opened.recovery_point
+        write_offsets(self._files, self.directory, RECOVERY_POINTS, self._recovery_points)
+
+    def are_gone(self, log: PartitionLog) -> bool:
+        """Whether a log's files were removed under the running broker."""
+        return not self._files.exists(log.segments[-1].log_path)
+
+    def set_aside_strays(self, new: list[tuple[str, int, int]]) -> None:
+        """Rename directories that are in the way of new partitions: (topic, first partition, one after the last)."""
+        for name, first, end in new:
+            for index in range(first, end):
+                directory = self.directory / f"{name}-{index}"
+                if directory.exists():
+                    directory.rename(_renamed(directory, "stray"))
+
+    async def remove(self, partitions: list[Partition], topic_names: set[str]) -> None:
+        """Remove the directories and checkpoints of deleted topics. Nobody waits for the data to be gone."""
+        directories = [partition.directory for partition in partitions]
+        # After everything that still writes into these directories, and before a new topic of the same name.
+        await asyncio.wrap_future(self._files.in_background(partial(self._remove_directories, directories)))
+        try:
+            self._forget_offsets(topic_names)
+        except OSError as error:
+            logger.error("the checkpoints in %s still name deleted topics: %s", self.directory, error)
+
+    def forget(self, partition: Partition) -> None:
+        """Expect nothing of a deleted partition any more."""
+        self._manifest.partitions.pop(partition.directory.name, None)
+
+    def _remove_directories(self, directories: list[Path]) -> None:
+        for directory in directories:
+            try:
+                if directory.exists():
+                    deleted = _renamed(directory, "delete")
+                    directory.rename(deleted)
+                    self._files.remove_later(deleted)
+            except OSError as error:
+                logger.error("%s of a deleted topic could not be removed, remove it yourself: %s", directory, error)
+
+    def _forget_offsets(self, topic_names: set[str]) -> None:
+        """A later topic of the same name must not inherit where this one's logs began or were compacted to."""
+        points = self._recovery_points
+        self._recovery_points = {key: offset for key, offset in points.items() if key[0] not in topic_names}
+        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS):
+            offsets = read_offsets(self._files, self.directory, checkpoint)
+            kept = {key: offset for key, offset in offsets.items() if key[0] not in topic_names}
+            if len(kept) < len(offsets):
+                write_offsets(self._files, self.directory, checkpoint, kept)
+
+    # Stopping
+
+    def close(self, partitions: Iterable[Partition], entries: Callable[[], list[str]]) -> Manifest | None:
+        """Close every open log. Returns what the next start has to find, or None if this stop is not clean.
+
+        `entries` gives the entries of the metadata store.
+        """
+        partitions = list(partitions)
+        logs = [log for partition in partitions if (log := partition.opened) is not None]
+        self._files.drain()
+        now_ms = self._now_ms()
+        # Each close waits for the disk several times. Together they wait for the same commits of the file system.
+        with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="semel-close") as threads:
+            for closed in [threads.submit(log.close, now_ms) for log in logs]:
+                closed.result()
+        clean = all(log.failed is None for log in logs)
+        clean = clean and all(partition.offline is None for partition in partitions)
+        self.checkpoint_recovery_points(partitions)
+        left = Manifest(entries=entries())
+        for partition in partitions:
+            name = partition.directory.name
+            if partition.opened is not None and partition.opened.marks is not None:
+                left.partitions[name] = encode_marks(partition.opened.marks)
+            elif name in self._manifest.partitions:
+                left.partitions[name] = self._manifest.partitions[name]
+            partition.retire()
+        self.stop_removing()
+        return left if clean else None
+
+    def stop_removing(self) -> None:
+        """End the thread that removes files."""
+        self._files.stop_removing()
+
+
+def _open_or_stay_offline(partition: Partition) -> None:
+    with suppress(Refused):  # then it is offline: that was logged, and whoever asks is told
+        _ = partition.log
+
+
+def _renamed(directory: Path, what: str) -> Path:
+    """A name for the directory of a partition that is none any more. A long topic name loses its end, as in Kafka: with
+    the suffix it would be longer than a file system allows."""
+    _, dash, index = directory.name.rpartition("-")
+    suffix = f"{dash}{index}.{uuid.uuid4().hex}-{what}"
+    topic = directory.name.removesuffix(dash + index)
+    return directory.with_name(topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix)

@@ -1,0 +1,126 @@
+"""One partition: its log, and who waits for it to change.
+
+Guarantees:
+
+- The log is opened by whoever needs it first.
+- A partition whose files are damaged or cannot be opened is offline, and no other is: requests for it are answered with
+  KAFKA_STORAGE_ERROR.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.errors import ErrorCode, Refused
+from semel.log.damage import DamagedLog, DirectoryGone
+
+if TYPE_CHECKING:
+    from semel.broker.topics.topic import Topic
+    from semel.log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+
+class Partition:
+    """A partition of a topic."""
+
+    __slots__ = ("_log", "_open", "directory", "index", "offline", "topic", "watchers")
+
+    def __init__(
+        self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.directory = directory
+        self._open = open_log
+        self._log: PartitionLog | None = None
+        #: Why the log could not be opened. Damage stays until a restart; anything else is tried again.
+        self.offline: Refused | None = None
+        #: Called after anything that a reader may see has changed: data, high watermark, last stable offset, existence.
+        self.watchers: set[Callable[[], None]] = set()
+
+    @property
+    def log(self) -> PartitionLog:
+        """The partition's log; the first use opens it."""
+        log = self._log
+        if log is None:
+            if isinstance(self.offline, (DamagedLog, DirectoryGone)):
+                raise self.offline
+            try:
+                log = self._log = self._open(self)
+            except DamagedLog as damage:
+                self._stays_offline(damage)
+                raise
+            except OSError as error:
+                refusal = Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"its log cannot be opened: {error}")
+                self._stays_offline(refusal)
+                raise refusal from error
+            self.offline = None
+        return log
+
+    def _stays_offline(self, why: Refused) -> None:
+        if self.offline is None:
+            logger.error("%s-%d is offline: %s", self.topic.name, self.index, why.why)
+        self.offline = why
+
+    @property
+    def opened(self) -> PartitionLog | None:
+        """The log if it is open."""
+        return self._log
+
+    def give_up(self, why: DirectoryGone) -> None:
+        """Go offline because the files are gone: open descriptors would still read and write files without a name."""
+        log, self._log = self._log, None
+        self.offline = why
+        if log is not None:
+            log.failed = log.failed or OSError(errno.ENOENT, "the directory is gone", log.directory)
+            for segment in log.segments:
+                segment.close()
+        self.changed()
+
+    @property
+    def flush_is_due(self) -> bool:
+        """Whether `flush.messages` asks for an fsync now."""
+        most, log = self.topic.flush_messages, self._log
+        return most is not None and log is not None and log.end_offset - log.recovery_point >= most
+
+    def changed(self) -> None:
+        """Wake who waits for this partition."""
+        if self.watchers:
+            for watcher in tuple(self.watchers):
+                watcher()
+
+    def append_internal(self, data: bytes | bytearray | memoryview, now_ms: int) -> None:
+        """Append a coordinator's own batch and wake those who wait for this partition."""
+        self.log.append_internal(data, now_ms)
+        self.changed()
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+        now_ms: int,
+    ) -> None:
+        """End a transaction here and wake those who wait for this partition."""
+        self.log.append_marker(producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, now_ms)
+        self.changed()
+
+    def retire(self) -> PartitionLog | None:
+        """Give up the log for good: the partition is deleted, or the broker stops."""
+        log, self._log = self._log, None
+        self._open = _retired
+        return log
+
+    def __repr__(self) -> str:
+        return f"<{self.topic.name}-{self.index}>"
+
+
+def _retired(partition: Partition) -> PartitionLog:
+    raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is gone")

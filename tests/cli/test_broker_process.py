@@ -1,0 +1,49 @@
+"""What `semel broker start` does to its process so that no thread keeps the interpreter from the loop for long."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from semel.cli.broker import take_turns_often, tidy_memory
+
+#: A collection stops every thread for as long as it looks: some milliseconds for so many objects.
+MOST_LOOKED_AT = 50_000
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+    sys.setswitchinterval(interval_s)
+
+
+def test_no_look_for_garbage_takes_in_all_objects_of_a_large_request() -> None:
+    looked_at: list[int] = []
+
+    def look(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            generations = range(info["generation"] + 1)
+            looked_at.append(sum(len(gc.get_objects(generation=number)) for number in generations))
+
+    tidy_memory()
+    gc.callbacks.append(look)
+    try:
+        # As many as the 99,000 elements of a request and of its answer are made of.
+        kept = [[number] for number in range(600_000)]
+    finally:
+        gc.callbacks.remove(look)
+    assert len(kept) == 600_000
+    assert len(looked_at) > 10, "young garbage is found"
+    assert max(looked_at) < MOST_LOOKED_AT
+
+
+def test_a_busy_thread_gives_the_interpreter_back_soon() -> None:
+    take_turns_often()
+    assert sys.getswitchinterval() <= 0.001
