@@ -17,6 +17,18 @@ settings.register_profile("semel", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("semel")
 
 
+#: Seconds for a test that starts a JVM, where it does not say so itself: on a busy machine each one takes its time.
+JVM_TIMEOUT_S = 240
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        needs_jvm = item.get_closest_marker("java") or {"apache_kafka", "kafka_jars"} & set(fixtures)
+        if needs_jvm and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def apache_kafka() -> Iterator[ApacheKafka]:
     """Apache Kafka 4.3.1, one broker, started once."""

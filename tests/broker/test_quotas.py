@@ -243,7 +243,6 @@ def test_a_producer_above_its_quota_is_told_to_wait_and_not_heard_meanwhile(
     began = time.monotonic()
     answer = raw.ask(asked, version)
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
-    assert time.monotonic() - began < 0.2
     assert 300 <= answer.throttle_time_ms <= 310
     assert metered.server.connections.muted == 1
     assert waited_s(raw, began) >= 0.3
@@ -419,7 +418,7 @@ def test_connections_that_come_too_fast_are_kept_waiting_and_closed(metered: Bro
     with Raw(metered) as hasty:
         hasty.send(MetadataRequest(topics=[]))
         assert hasty.is_closed()
-    assert 0.3 <= time.monotonic() - began <= 5
+    assert time.monotonic() - began >= 0.3
     alter(raw, {"ip": "127.0.0.1"}, {CONNECTION: None})
     with Raw(metered) as welcome:
         welcome.ask(MetadataRequest(topics=[]))

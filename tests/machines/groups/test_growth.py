@@ -1,8 +1,7 @@
-"""Idle groups by the thousand: little memory each, and back from the log quickly."""
+"""Idle groups by the thousand: little memory each. How fast they come back from the log is a row of the bench."""
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import pytest
@@ -15,8 +14,6 @@ from tests.machines.groups.group_driver import TOPICS, GroupDriver
 
 GROUPS = 3_000
 MOST_BYTES_PER_GROUP = 640
-#: Generous: a slow machine that runs other tests beside this one must pass too.
-MOST_SECONDS = 2
 
 
 def written_log(protocol: str) -> list[StateRecord]:
@@ -38,19 +35,16 @@ def written_log(protocol: str) -> list[StateRecord]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_idle_groups_are_small_and_quickly_loaded(protocol: str) -> None:
+def test_idle_groups_are_small_and_all_come_back(protocol: str) -> None:
     log = written_log(protocol)
     machine = GroupCoordinator(GroupSettings(), TOPICS)
     for partition in range(50):
         machine.load(partition, 0)
-    started = time.perf_counter()
     for record in log:
         machine.replay(record)
     for partition in range(50):
         machine.loaded(partition, 0)
-    seconds = time.perf_counter() - started
     assert len(machine.groups) == GROUPS
-    assert seconds < MOST_SECONDS
     del machine
     tracemalloc.start()
     try:
