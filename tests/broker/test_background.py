@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.log.compaction import Compaction
-from semel.log.partition_log import PartitionLog
+from semel.log.compaction import Cleaner, Compaction
 from semel.records.batch import build
 from tests.broker.raw import Raw, batch, now_ms, stored_batches, values_of
 from tests.support.waiting import until
@@ -47,15 +46,15 @@ def test_a_compacted_topic_keeps_the_last_record_of_each_key(tmp_path: Path) -> 
 def test_compaction_has_the_memory_it_is_given_and_goes_on_until_it_is_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, plan = [], Compaction.plan
+    given, plan = [], Cleaner.plan
 
-    def spy(log: PartitionLog, now_ms: int, *, dedupe_buffer_bytes: int) -> Compaction | None:
-        planned = plan(log, now_ms, dedupe_buffer_bytes=dedupe_buffer_bytes)
+    def spy(self: Cleaner, now_ms: int, *, dedupe_buffer_bytes: int) -> Compaction | None:
+        planned = plan(self, now_ms, dedupe_buffer_bytes=dedupe_buffer_bytes)
         if planned is not None:
             given.append(dedupe_buffer_bytes)
         return planned
 
-    monkeypatch.setattr(Compaction, "plan", spy)
+    monkeypatch.setattr(Cleaner, "plan", spy)
     settings = {"log.cleaner.backoff.ms": 50, "log.cleaner.dedupe.buffer.size": 1_048_576}
     with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
         raw.create("t", cleanup_policy="compact", segment_bytes="400000", min_cleanable_dirty_ratio="0.01")

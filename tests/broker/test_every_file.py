@@ -83,7 +83,7 @@ def fill(path: Path) -> None:
 
 
 async def _compact(broker: Broker, log: Any) -> None:
-    assert log.compact(broker.server.now_ms(), force=True) is not None
+    assert log.cleaner.compact(broker.server.now_ms(), force=True) is not None
 
 
 def _stable(broker: Broker) -> bool:

@@ -222,4 +222,4 @@ def test_flush_messages_holds_for_a_producer_that_wants_no_answer(tmp_path: Path
         raw.create("t", flush_messages="1")
         raw.send(produce_request("t", batch(b"careful"), acks=0), 12)
         log = broker.server.topics.partition("t", 0).log
-        until(lambda: log.recovery_point == 1, what="the fsync")
+        until(lambda: log.flusher.recovery_point == 1, what="the fsync")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from semel.config import TOPIC, Values
 from semel.log.files import Buffer, Files
+from semel.log.opening import open_partition_log
 from semel.log.partition_log import PartitionLog
 from semel.machines.producing.producer_state import Guard
 from semel.records.batch import Batch, Record, build, read_records, split
@@ -130,7 +131,7 @@ def open_log(
     unsynced_may_be_lost: bool = False,
     **changes: object,
 ) -> PartitionLog:
-    return PartitionLog.open(
+    return open_partition_log(
         data / f"t-{partition}",
         "t",
         partition,
@@ -189,7 +190,7 @@ def read_all(log: PartitionLog, isolation: int = 0, max_bytes: int = 1 << 20) ->
     records: list[Record] = []
     offset = log.log_start_offset
     while True:
-        answer = log.read(offset, max_bytes, isolation)
+        answer = log.reader.read(offset, max_bytes, isolation)
         batches = split(answer.data)
         if not batches:
             return records

@@ -43,9 +43,9 @@ def test_a_batch_that_claims_another_latest_time_than_its_records_have_is_put_ri
     """As Kafka does. Retention and searches by time believe the header."""
     log = open_log(tmp_path)
     log.append(of_times(NOW - 9, NOW, NOW - 3, claimed=claimed), NOW)
-    (found,) = split(log.read(0, 1 << 20).data)
+    (found,) = split(log.reader.read(0, 1 << 20).data)
     assert found.max_timestamp == NOW and checksum(found.data) == found.crc
-    assert log.offset_for_timestamp(NOW) == (NOW, 1, 0)
+    assert log.times.offset_for_timestamp(NOW) == (NOW, 1, 0)
 
 
 def test_a_record_too_far_in_the_future_is_found_behind_a_header_that_hides_it(tmp_path: Path) -> None:

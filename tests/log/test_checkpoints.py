@@ -13,13 +13,13 @@ from semel.log import checkpoints
 from semel.log.checkpoints import DamagedCheckpoint, LeaderEpochs
 from semel.log.files import Files
 from semel.log.inspection import inspect
-from semel.log.partition_log import PartitionLog
+from semel.log.opening import open_partition_log
 from tests.log.disk import NOW, InlineFiles, batch, open_log, settings
 
 
 def test_a_new_partition_looks_as_kafkas_do(tmp_path: Path) -> None:
     topic_id = uuid.UUID("6a7b8c9d-0e1f-4a3b-8c5d-6e7f8a9b0c1d")
-    PartitionLog.open(tmp_path / "t-0", "t", 0, settings(), NOW, topic_id=topic_id, clean=True, files=InlineFiles())
+    open_partition_log(tmp_path / "t-0", "t", 0, settings(), NOW, topic_id=topic_id, clean=True, files=InlineFiles())
     assert sorted(path.name for path in (tmp_path / "t-0").iterdir()) == [
         "00000000000000000000.index",
         "00000000000000000000.log",
@@ -36,10 +36,10 @@ def test_a_directory_of_another_topic_id_is_refused(tmp_path: Path) -> None:
     for expected, given_id in ((True, 1), (True, 1), (False, 2)):
         opening = {"topic_id": uuid.UUID(int=given_id), "clean": True, "files": InlineFiles()}
         if expected:
-            PartitionLog.open(tmp_path / "t-0", "t", 0, settings(), NOW, **opening)  # type: ignore[arg-type]
+            open_partition_log(tmp_path / "t-0", "t", 0, settings(), NOW, **opening)  # type: ignore[arg-type]
         else:
             with pytest.raises(Exception, match="INCONSISTENT_TOPIC_ID"):
-                PartitionLog.open(tmp_path / "t-0", "t", 0, settings(), NOW, **opening)  # type: ignore[arg-type]
+                open_partition_log(tmp_path / "t-0", "t", 0, settings(), NOW, **opening)  # type: ignore[arg-type]
 
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True)

@@ -44,12 +44,12 @@ def compact(log: PartitionLog, now_ms: int = NOW, *, roll: bool = True) -> None:
     """Everything so far is compacted."""
     if roll:
         log.roll(now_ms)
-    log.compact(now_ms, force=True)
+    log.cleaner.compact(now_ms, force=True)
 
 
 def compact_a_bit(log: PartitionLog, keys: int, now_ms: int = NOW) -> Compaction | None:
     """One round with memory for this many keys."""
-    compaction = Compaction.plan(log, now_ms, force=True, dedupe_buffer_bytes=keys * BYTES_PER_KEY)
+    compaction = log.cleaner.plan(now_ms, force=True, dedupe_buffer_bytes=keys * BYTES_PER_KEY)
     if compaction is not None:
         compaction.run()
         compaction.apply()
@@ -102,14 +102,14 @@ def test_compaction_stops_at_the_last_stable_offset_and_at_the_high_watermark(tm
     put(plain, (b"a", b"2"))
     plain.roll(NOW)
     plain.high_watermark = 1
-    assert plain.compact(NOW, force=True) is None
+    assert plain.cleaner.compact(NOW, force=True) is None
 
 
 def test_a_topic_that_is_not_compacted_is_left_alone(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     put(log, (b"a", b"1"), (b"a", b"2"))
     log.roll(NOW)
-    assert log.compact(NOW, force=True) is None
+    assert log.cleaner.compact(NOW, force=True) is None
 
 
 def test_a_log_is_compacted_when_enough_of_it_is_dirty(tmp_path: Path) -> None:
@@ -117,12 +117,12 @@ def test_a_log_is_compacted_when_enough_of_it_is_dirty(tmp_path: Path) -> None:
     for number in range(50):
         put(log, (b"%d" % number, b"x" * 50))
     log.roll(NOW)
-    assert log.compact(NOW) is not None
-    assert log.compact(NOW) is None
+    assert log.cleaner.compact(NOW) is not None
+    assert log.cleaner.compact(NOW) is None
     put(log, (b"1", b"y"))
     log.roll(NOW)
-    assert log.compact(NOW) is None
-    assert log.compact(NOW, force=True) is not None
+    assert log.cleaner.compact(NOW) is None
+    assert log.cleaner.compact(NOW, force=True) is not None
     assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 51\n"
 
 
@@ -130,8 +130,8 @@ def test_a_young_record_is_safe_for_the_minimum_lag(tmp_path: Path) -> None:
     log = open_log(tmp_path, **COMPACT, min_compaction_lag_ms=1000)
     put(log, (b"a", b"1"), (b"a", b"2"))
     log.roll(NOW)
-    assert log.compact(NOW + 999, force=True) is None
-    assert log.compact(NOW + 1000, force=True) is not None
+    assert log.cleaner.compact(NOW + 999, force=True) is None
+    assert log.cleaner.compact(NOW + 1000, force=True) is not None
 
 
 def test_a_tombstone_stays_for_its_time_after_it_was_first_compacted_and_then_goes(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_tombstone_stays_for_its_time_after_it_was_first_compacted_and_then_go
     assert contents(log) == [(1, b"a", None), (2, b"z", b"1")]
     log.close(NOW)
     log = open_log(tmp_path, **COMPACT)
-    log.compact(NOW + DAY_MS - 1, force=True)
+    log.cleaner.compact(NOW + DAY_MS - 1, force=True)
     assert (1, b"a", None) in contents(log)
-    log.compact(NOW + DAY_MS, force=True)
+    log.cleaner.compact(NOW + DAY_MS, force=True)
     assert contents(log) == [(2, b"z", b"1")]
 
 
@@ -232,8 +232,8 @@ def test_a_marker_without_data_goes_after_its_time(tmp_path: Path) -> None:
     put(log, (b"z", b"1"))
     compact(log)
     assert [offset for offset, _ in markers(log)] == [1, 3]
-    log.compact(NOW + 1, force=True)
-    log.compact(NOW + 1 + DAY_MS, force=True)
+    log.cleaner.compact(NOW + 1, force=True)
+    log.cleaner.compact(NOW + 1 + DAY_MS, force=True)
     assert [offset for offset, _ in markers(log)] == [3]
 
 
@@ -297,7 +297,7 @@ def test_the_end_of_a_round_stays_so_that_a_loader_reaches_the_end(tmp_path: Pat
     compact(log, NOW + 1)
     offset, ends = 0, []
     while offset < log.end_offset:
-        answer = log.read(offset, 10, 0)
+        answer = log.reader.read(offset, 10, 0)
         assert answer.data, f"a reader is stuck at {offset}"
         offset = max(offset + 1, int.from_bytes(answer.data[:8], "big") + int.from_bytes(answer.data[23:27], "big") + 1)
         ends.append(offset)
@@ -310,7 +310,7 @@ def test_neighbouring_segments_are_joined(tmp_path: Path) -> None:
         put(log, (b"%d" % number, b"x"))
         log.roll(NOW)
     assert len(log.segments) == 7
-    log.compact(NOW, force=True)
+    log.cleaner.compact(NOW, force=True)
     assert [segment.base_offset for segment in log.segments] == [0, 6]
     assert len(contents(log)) == 6
 
@@ -320,10 +320,10 @@ def test_a_log_that_changed_under_a_compaction_is_left_alone(tmp_path: Path) -> 
     put(log, (b"a", b"1"))
     put(log, (b"a", b"2"))
     log.roll(NOW)
-    compaction = Compaction.plan(log, NOW, force=True)
+    compaction = log.cleaner.plan(NOW, force=True)
     assert compaction is not None
     compaction.run()
-    log.retain(NOW + 10_000)
+    log.retention.enforce(NOW + 10_000)
     assert compaction.apply() is None
     assert list((tmp_path / "t-0").glob("*.cleaned")) == []
 
@@ -356,9 +356,9 @@ def test_what_a_short_round_left_is_still_dirty(tmp_path: Path) -> None:
         put(log, (b"%d" % number, b"v"))
     log.roll(NOW)
     compact_a_bit(log, keys=5)
-    assert Compaction.plan(log, NOW) is not None
+    assert log.cleaner.plan(NOW) is not None
     compact_a_bit(log, keys=100)
-    assert Compaction.plan(log, NOW) is None
+    assert log.cleaner.plan(NOW) is None
 
 
 def busy(data: Path, files: InlineFiles | None = None) -> PartitionLog:
@@ -387,7 +387,7 @@ def test_compaction_may_be_killed_at_any_point(tmp_path: Path) -> None:
         expected, facts = latest(log), log.producers.facts()
         files.error, files.fail_at, files.torn, files.changes = Killed(), step, 0.5, 0
         try:
-            log.compact(NOW, force=True)
+            log.cleaner.compact(NOW, force=True)
             killed = False
         except Killed:
             killed = True
@@ -396,7 +396,7 @@ def test_compaction_may_be_killed_at_any_point(tmp_path: Path) -> None:
         assert latest(again) == expected
         assert again.producers.facts() == facts
         assert again.last_stable_offset == again.end_offset == log.end_offset
-        again.compact(NOW, force=True)
+        again.cleaner.compact(NOW, force=True)
         assert latest(again) == expected
         assert not [path for path in (data / "t-0").iterdir() if path.suffix in (".cleaned", ".swap")]
         crash(again)
@@ -409,7 +409,7 @@ def test_a_full_disk_during_compaction_changes_nothing(tmp_path: Path) -> None:
     expected = contents(log)
     files.fail_when = lambda call, path: call == "write" and path.endswith(".cleaned")
     with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
-        log.compact(NOW, force=True)
+        log.cleaner.compact(NOW, force=True)
     assert contents(log) == expected
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
     put(log, (b"a", b"goes on"))
@@ -421,7 +421,7 @@ def test_a_swap_that_fails_half_way_stops_writes_until_a_restart_finishes_it(tmp
     expected = latest(log)
     files.fail_when = lambda call, path: call == "rename" and path.endswith(".deleted")
     with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
-        log.compact(NOW, force=True)
+        log.cleaner.compact(NOW, force=True)
     with pytest.raises(Refused, match="KAFKA_STORAGE_ERROR"):
         put(log, (b"a", b"too late"))
     crash(log)
@@ -466,7 +466,7 @@ def test_whatever_happens_a_reader_ends_with_the_same_values(history: list[tuple
             if what in ("put", "send"):
                 sequences[producer_id] = sequence + 1
             if what == "compact":
-                compacted.compact(now_ms, force=True)
+                compacted.cleaner.compact(now_ms, force=True)
             elif what == "compact a bit":
                 compact_a_bit(compacted, 2, now_ms)
         assert alive(compacted) == alive(plain)
@@ -496,11 +496,11 @@ def test_a_log_is_compacted_once_a_record_has_waited_too_long_whatever_the_ratio
     for number in range(3):
         put(log, (b"%d" % number, b"x" * 50))
     log.roll(NOW)
-    assert log.compact(NOW) is not None
+    assert log.cleaner.compact(NOW) is not None
     put(log, (b"1", b"y"))
     log.roll(NOW)
-    assert log.compact(NOW + 1000) is None
-    assert log.compact(NOW + 1001) is not None
+    assert log.cleaner.compact(NOW + 1000) is None
+    assert log.cleaner.compact(NOW + 1001) is not None
 
 
 def test_records_without_a_time_have_not_waited_too_long(tmp_path: Path) -> None:
@@ -508,16 +508,16 @@ def test_records_without_a_time_have_not_waited_too_long(tmp_path: Path) -> None
     log = open_log(tmp_path, **lazy)
     put(log, (b"1", b"x" * 50))
     log.roll(NOW)
-    assert log.compact(NOW) is not None
+    assert log.cleaner.compact(NOW) is not None
     log.append(batch(timestamp_ms=-1), NOW)
     log.roll(NOW)
-    assert log.compact(NOW + DAY_MS) is None
+    assert log.cleaner.compact(NOW + DAY_MS) is None
 
 
 def test_a_round_that_is_called_off_ends_at_once_and_leaves_no_trace(tmp_path: Path) -> None:
     log = busy(tmp_path)
     expected = contents(log)
-    called_off, other = (Compaction.plan(log, NOW, force=True) for _ in range(2))
+    called_off, other = (log.cleaner.plan(NOW, force=True) for _ in range(2))
     assert called_off is not None and other is not None
     called_off.cancel()
     with pytest.raises(Cancelled):

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from semel.log.checkpoints import CLEAN_SHUTDOWN, decode_partition_metadata, marked_by_semel
 from semel.log.inspection import inspect
-from semel.log.partition_log import PartitionLog
+from semel.log.opening import open_partition_log
 from tests.log.disk import NOW, InlineFiles, batch, crash, read_all, settings
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.requirements import require_kafka
@@ -45,7 +45,7 @@ def test_what_kafka_wrote_is_read_here(apache_kafka: ApacheKafka, tmp_path: Path
     source = apache_kafka.data / "written-by-kafka-0"
     shutil.copytree(source, tmp_path / "written-by-kafka-0")
     topic_id = decode_partition_metadata((source / "partition.metadata").read_bytes())
-    log = PartitionLog.open(
+    log = open_partition_log(
         tmp_path / "written-by-kafka-0",
         "written-by-kafka",
         0,
@@ -62,7 +62,7 @@ def test_what_kafka_wrote_is_read_here(apache_kafka: ApacheKafka, tmp_path: Path
     assert len(log.producers) >= 1
     for segment in log.segments:
         assert inspect(segment.log_path, records=True).problems == []
-    assert log.append(batch(), log.max_timestamp_offset().timestamp_ms).base_offset == log.end_offset - 1  # type: ignore[union-attr]
+    assert log.append(batch(), log.times.max_timestamp_offset().timestamp_ms).base_offset == log.end_offset - 1  # type: ignore[union-attr]
     crash(log)
 
 
@@ -85,7 +85,7 @@ def test_what_we_wrote_is_read_by_kafka(tmp_path: Path, clean: bool) -> None:
         assert kafka.stop() in (0, 143)
         shutil.rmtree(directory)
         now_ms = int(time.time() * 1000)
-        log = PartitionLog.open(
+        log = open_partition_log(
             directory,
             name,
             0,
@@ -109,7 +109,7 @@ def test_what_we_wrote_is_read_by_kafka(tmp_path: Path, clean: bool) -> None:
             log.close(now_ms)
         else:
             (kafka.data / ".kafka_cleanshutdown").unlink()
-            log.flush()
+            log.flusher.flush()
             crash(log)
         kafka.start()
         servers = {"bootstrap.servers": kafka.bootstrap_servers}

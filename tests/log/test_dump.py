@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from semel.cli.log import log as log_command
 from semel.log.coordinator_words import in_words
-from semel.log.partition_log import PartitionLog
+from semel.log.opening import open_partition_log
 from semel.records.batch import build
 from semel.records.compression import NAMES
 from semel.wire import encode_versioned
@@ -41,7 +41,7 @@ def dump(*arguments: object) -> Result:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    log = PartitionLog.open(
+    log = open_partition_log(
         tmp_path / "t-0",
         "t",
         0,

@@ -30,7 +30,7 @@ def fill(data: Path) -> None:
             send(log, 7, number, b"t" * 100)
             end(log, 7, commit=number % 3 > 0)
         if partition == 0:
-            log.compact(NOW)
+            log.cleaner.compact(NOW)
             log.close(NOW)
             continue
         send(log, 8, 0, b"open")
@@ -40,7 +40,7 @@ def fill(data: Path) -> None:
         newest.write_bytes(newest.read_bytes()[:-7])
         recovered = open_log(data, partition=partition, clean=False, **SMALL)
         recovered.append(batch(1, sequence), NOW)
-        recovered.flush()
+        recovered.flusher.flush()
         crash(recovered)
 
 

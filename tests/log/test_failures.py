@@ -87,7 +87,7 @@ def test_when_the_transaction_index_cannot_be_written_no_offset_is_given_twice_a
     crash(log)
     again = open_log(tmp_path, clean=False)
     assert (again.end_offset, again.last_stable_offset) == (2, 2)
-    assert again.read(0, 1 << 20, 1).aborted == [(7, 0)]
+    assert again.reader.read(0, 1 << 20, 1).aborted == [(7, 0)]
     assert read_all(again, 1) == []
 
 
@@ -120,8 +120,8 @@ def test_a_failed_fsync_stops_writes(tmp_path: Path) -> None:
     log.append(batch(1, 0), NOW)
     files.fail_when = lambda call, path: call == "sync"
     with refused():
-        log.flush()
-    assert log.recovery_point == 0
+        log.flusher.flush()
+    assert log.flusher.recovery_point == 0
     files.fail_when = lambda call, path: False
     with refused():
         log.append(batch(1, 1), NOW)
@@ -139,7 +139,7 @@ def test_the_first_flush_of_a_new_partition_makes_its_directory_durable_too(tmp_
     for expected in ([str(tmp_path / "t-0"), str(tmp_path)], []):
         log.append(batch(), NOW)
         files.directories.clear()
-        log.flush()
+        log.flusher.flush()
         assert files.directories == expected
 
 

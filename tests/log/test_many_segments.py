@@ -29,7 +29,7 @@ def in_turns(log: PartitionLog) -> None:
     positions = [segment.base_offset for segment in log.segments[:-1]]
     for _ in range(3):
         for number, offset in enumerate(positions):
-            positions[number] = split(log.read(offset, 1).data)[-1].next_offset
+            positions[number] = split(log.reader.read(offset, 1).data)[-1].next_offset
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def in_turns(log: PartitionLog) -> None:
     [
         read_all,
         in_turns,
-        lambda log: log.offset_for_timestamp(NOW + SEGMENTS - 1),
-        lambda log: log.max_timestamp_offset(),
-        lambda log: log.retain(NOW),
-        lambda log: log.compact(NOW),
-        lambda log: log.flush(),
+        lambda log: log.times.offset_for_timestamp(NOW + SEGMENTS - 1),
+        lambda log: log.times.max_timestamp_offset(),
+        lambda log: log.retention.enforce(NOW),
+        lambda log: log.cleaner.compact(NOW),
+        lambda log: log.flusher.flush(),
     ],
     ids=["reading", "reading in turns", "by time", "latest by time", "retention", "compaction", "flush"],
 )
@@ -60,5 +60,5 @@ def test_only_a_few_are_open_and_in_memory(tmp_path: Path, use: Callable[[Partit
     assert sum(segment.is_open for segment in log.segments) <= 9
     assert sum(len(segment.offset_index) > 0 for segment in log.segments) <= 9
     assert len(read_all(log)) == (6 * SEGMENTS if len(log.segments) > 2 else 1)
-    latest = log.max_timestamp_offset()
+    latest = log.times.max_timestamp_offset()
     assert latest is not None and latest.timestamp_ms == NOW + SEGMENTS - 1

@@ -115,7 +115,7 @@ def test_a_restart_changes_nothing(before: list[Step], after: list[Step], kind: 
         if kind == "clean":
             log.close(NOW)
         else:
-            log.flush(closing=True)
+            log.flusher.flush(closing=True)
             crash(log)
         indexes = index_files(data)
         snapshots = sorted((data / "t-0").glob("*.snapshot"))
@@ -175,7 +175,7 @@ def test_a_read_in_the_middle_of_a_batch_begins_with_that_batch(tmp_path: Path) 
     log = open_log(tmp_path)
     log.append(batch(-1, 0, b"a", b"b", b"c"), NOW)
     assert [record.offset for record in read_all(log)] == [0, 1, 2]
-    data = log.read(2, 1 << 20, 0).data
+    data = log.reader.read(2, 1 << 20, 0).data
     assert len(data) == log.size_bytes
 
 
@@ -184,4 +184,4 @@ def test_an_offset_outside_the_log_is_out_of_range(tmp_path: Path, offset: int) 
     log = open_log(tmp_path)
     log.append(batch(), NOW)
     with pytest.raises(Refused, match="OFFSET_OUT_OF_RANGE"):
-        log.read(offset, 100, 0)
+        log.reader.read(offset, 100, 0)

@@ -117,14 +117,14 @@ def test_what_was_flushed_is_there_and_the_rest_is_whole_or_absent(
                 ended += 1
                 end(log, 7, commit=step == "commit")
             elif step == "flush":
-                flushed, facts = log.flush(), log.producers.facts()
+                flushed, facts = log.flusher.flush(), log.producers.facts()
             elif step == "roll":
                 log.roll(NOW)
             elif step == "retain":
-                log.delete_records_before(min(flushed, log.high_watermark))
-                log.retain(NOW)
+                log.retention.delete_records_before(min(flushed, log.high_watermark))
+                log.retention.enforce(NOW)
             else:
-                log.compact(NOW, force=True)
+                log.cleaner.compact(NOW, force=True)
         before = read_all(log)
         files.lose_power(root / "a" / "t-0", root / "b" / "t-0", fraction, old_names=old_names)
         for checkpoint in (root / "a").glob("*-checkpoint"):

@@ -22,7 +22,7 @@ def test_a_read_is_cut_at_the_end_of_a_batch(tmp_path: Path) -> None:
     sizes = [log.append(batch(-1, 0, b"x" * 50 * (number % 3 + 1)), NOW) for number in range(20)]
     assert len(sizes) == 20
     for max_bytes in range(1, log.size_bytes + 50, 37):
-        answer = log.read(0, max_bytes, 0)
+        answer = log.reader.read(0, max_bytes, 0)
         found = split(answer.data)
         assert len(answer.data) <= max_bytes or len(found) == 1
         assert offsets(answer.data) == list(range(len(found)))
@@ -32,8 +32,8 @@ def test_at_least_one_batch_is_served_however_small_the_limit_unless_the_reader_
     log = open_log(tmp_path)
     log.append(batch(-1, 0, b"x" * 5000), NOW)
     log.append(batch(), NOW)
-    assert offsets(log.read(0, 1, 0).data) == [0]
-    assert log.read(0, 1, 0, at_least_one=False).data == b""
+    assert offsets(log.reader.read(0, 1, 0).data) == [0]
+    assert log.reader.read(0, 1, 0, at_least_one=False).data == b""
 
 
 def test_read_committed_stops_at_the_first_open_transaction(tmp_path: Path) -> None:
@@ -41,13 +41,13 @@ def test_read_committed_stops_at_the_first_open_transaction(tmp_path: Path) -> N
     log.append(batch(), NOW)
     send(log, 7, 0, b"open")
     log.append(batch(), NOW)
-    answer = log.read(0, 1 << 20, 1)
+    answer = log.reader.read(0, 1 << 20, 1)
     assert offsets(answer.data) == [0]
     assert (answer.last_stable_offset, answer.high_watermark) == (1, 3)
-    assert offsets(log.read(0, 1 << 20, 0).data) == [0, 1, 2]
-    assert log.read(1, 1 << 20, 1).data == b""
+    assert offsets(log.reader.read(0, 1 << 20, 0).data) == [0, 1, 2]
+    assert log.reader.read(1, 1 << 20, 1).data == b""
     end(log, 7, commit=True)
-    assert offsets(log.read(0, 1 << 20, 1).data) == [0, 1, 2, 3]
+    assert offsets(log.reader.read(0, 1 << 20, 1).data) == [0, 1, 2, 3]
 
 
 def test_a_reader_never_passes_the_high_watermark(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_a_reader_never_passes_the_high_watermark(tmp_path: Path) -> None:
     log.high_watermark_follows_end = False
     for number in range(4):
         log.append(batch(1, number), NOW)
-    assert log.read(0, 1 << 20, 0).data == b""
+    assert log.reader.read(0, 1 << 20, 0).data == b""
     log.advance_high_watermark(2)
-    assert offsets(log.read(0, 1 << 20, 0).data) == [0, 1]
-    assert offsets(log.read(0, 1 << 20, 1).data) == [0, 1]
+    assert offsets(log.reader.read(0, 1 << 20, 0).data) == [0, 1]
+    assert offsets(log.reader.read(0, 1 << 20, 1).data) == [0, 1]
     log.advance_high_watermark(1)
     assert log.high_watermark == 2
     log.advance_high_watermark(99)
@@ -85,7 +85,7 @@ def test_what_is_appended_during_a_read_is_not_in_it(tmp_path: Path) -> None:
     log.append(batch(), NOW)
     send(log, 7, 0, b"open")
     files.log = log
-    answer = log.read(0, 1 << 20, 1)
+    answer = log.reader.read(0, 1 << 20, 1)
     assert offsets(answer.data) == [0]
     assert answer.last_stable_offset == 1
 
@@ -113,14 +113,14 @@ def test_the_aborts_of_exactly_the_served_range_come_with_it(tmp_path: Path) -> 
     send(log, 7, 1, b"aborted again")
     end(log, 7, commit=False)
     log.append(batch(), NOW)
-    everything = log.read(0, 1 << 20, 1)
+    everything = log.reader.read(0, 1 << 20, 1)
     assert everything.aborted == [(7, 0), (8, 1), (7, 6)]
     one = len(split(everything.data)[0].data)
-    assert log.read(0, one, 1).aborted == [(7, 0)]
-    assert log.read(3, 1, 1).aborted == [(8, 1)]
-    assert log.read(8, 1, 1).aborted == []
-    assert log.read(9, 1, 1).aborted == []
-    assert log.read(0, 1 << 20, 0).aborted is None
+    assert log.reader.read(0, one, 1).aborted == [(7, 0)]
+    assert log.reader.read(3, 1, 1).aborted == [(8, 1)]
+    assert log.reader.read(8, 1, 1).aborted == []
+    assert log.reader.read(9, 1, 1).aborted == []
+    assert log.reader.read(0, 1 << 20, 0).aborted is None
 
 
 def test_an_abort_whose_marker_is_segments_away_is_found(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_an_abort_whose_marker_is_segments_away_is_found(tmp_path: Path) -> None
         log.roll(NOW)
         log.append(batch(), NOW)
     end(log, 7, commit=False)
-    assert log.read(0, 1, 1).aborted == [(7, 0)]
-    assert log.read(1, 1, 1).aborted == [(7, 0)]
+    assert log.reader.read(0, 1, 1).aborted == [(7, 0)]
+    assert log.reader.read(1, 1, 1).aborted == [(7, 0)]
     assert [record.offset for record in read_all(log, 1)] == [1, 2, 3]
     log.close(NOW)
-    assert open_log(tmp_path).read(0, 1, 1).aborted == [(7, 0)]
+    assert open_log(tmp_path).reader.read(0, 1, 1).aborted == [(7, 0)]
 
 
 def test_a_transaction_whose_late_batch_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_closed_log_has_given_back_every_descriptor(tmp_path: Path, fails: boo
         send(log, 1, number, b"x" * 300)
     end(log, 1, commit=False)
     read_all(log)
-    log.delete_records_before(5)
-    log.compact(NOW)
+    log.retention.delete_records_before(5)
+    log.cleaner.compact(NOW)
     assert open_below(tmp_path)
     files.fail_at = files.changes + 1 if fails else None
     log.close(NOW)
@@ -200,7 +200,7 @@ def test_a_read_is_one_call_when_a_consumer_goes_on_where_it_was(tmp_path: Path)
     offset, calls = 0, []
     while offset < log.end_offset:
         files.reads = 0
-        offset = split(log.read(offset, 20_000, 1).data)[-1].next_offset
+        offset = split(log.reader.read(offset, 20_000, 1).data)[-1].next_offset
         calls.append(files.reads)
     assert set(calls[1:]) == {1}
 
@@ -272,7 +272,7 @@ def test_the_brokers_clock_stands_in_records_where_the_topic_wants_it(tmp_path: 
 def test_records_are_compressed_anew_where_the_topic_wants_it(tmp_path: Path) -> None:
     log = open_log(tmp_path, compression_type="zstd")
     log.append(batch(1, 0, b"a" * 500, b"b", codec=1), NOW)
-    (found,) = split(log.read(0, 1 << 20, 0).data)
+    (found,) = split(log.reader.read(0, 1 << 20, 0).data)
     assert (found.codec, found.producer_id, found.base_sequence, found.record_count) == (4, 1, 0, 2)
     assert [record.value for record in read_all(log)] == [b"a" * 500, b"b"]
 
@@ -302,35 +302,35 @@ def test_the_first_record_as_late_as_a_time_is_found_wherever_it_lies(tmp_path: 
         log.append(batch(timestamp_ms=at_ms), NOW)
     for asked in range(NOW - 5, NOW + 520, 7):
         expected = next((offset for offset, at_ms in enumerate(times) if at_ms >= asked), None)
-        found = log.offset_for_timestamp(asked)
+        found = log.times.offset_for_timestamp(asked)
         assert (found and found.offset) == expected
-    latest = log.max_timestamp_offset()
+    latest = log.times.max_timestamp_offset()
     assert latest is not None and (latest.timestamp_ms, latest.offset) == (max(times), times.index(max(times)))
     log.close(NOW)
     again = open_log(tmp_path, segment_bytes=2000, index_interval_bytes=100)
-    assert again.max_timestamp_offset() == latest
+    assert again.times.max_timestamp_offset() == latest
 
 
 def test_within_a_batch_the_record_itself_is_found(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.append(build([(b"k", b"v", (), NOW + i) for i in (0, 5, 9, 5)], timestamp_ms=NOW), NOW)
-    assert log.offset_for_timestamp(NOW + 4) == (NOW + 5, 1, 0)
-    assert log.max_timestamp_offset() == (NOW + 9, 2, 0)
-    assert log.offset_for_timestamp(NOW + 10) is None
-    assert open_log(tmp_path / "empty").max_timestamp_offset() is None
+    assert log.times.offset_for_timestamp(NOW + 4) == (NOW + 5, 1, 0)
+    assert log.times.max_timestamp_offset() == (NOW + 9, 2, 0)
+    assert log.times.offset_for_timestamp(NOW + 10) is None
+    assert open_log(tmp_path / "empty").times.max_timestamp_offset() is None
 
 
 def test_the_latest_by_time_is_looked_for_among_what_was_not_deleted(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     for at_ms in (NOW + 9, NOW + 1, NOW + 5, NOW + 3):
         log.append(batch(timestamp_ms=at_ms), NOW)
-    assert log.max_timestamp_offset() == (NOW + 9, 0, 0)
-    log.delete_records_before(1)
-    assert log.max_timestamp_offset() == (NOW + 5, 2, 0)
+    assert log.times.max_timestamp_offset() == (NOW + 9, 0, 0)
+    log.retention.delete_records_before(1)
+    assert log.times.max_timestamp_offset() == (NOW + 5, 2, 0)
     log.roll(NOW)
     log.append(batch(timestamp_ms=NOW + 4), NOW)
-    assert log.max_timestamp_offset() == (NOW + 5, 2, 0)
-    log.delete_records_before(4)
-    assert log.max_timestamp_offset() == (NOW + 4, 4, 0)
-    log.delete_records_before(5)
-    assert log.max_timestamp_offset() is None
+    assert log.times.max_timestamp_offset() == (NOW + 5, 2, 0)
+    log.retention.delete_records_before(4)
+    assert log.times.max_timestamp_offset() == (NOW + 4, 4, 0)
+    log.retention.delete_records_before(5)
+    assert log.times.max_timestamp_offset() is None

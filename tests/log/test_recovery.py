@@ -106,7 +106,7 @@ def test_a_bit_flipped_in_the_last_batch_cuts_it_or_is_reported(tmp_path: Path) 
 def test_damage_in_what_was_fsynced_is_reported_even_at_the_end(tmp_path: Path) -> None:
     """C1: what was acknowledged after fsync is there, or somebody is told"""
     log = written(tmp_path)
-    flushed = log.flush()
+    flushed = log.flusher.flush()
     crash(log)
     path = tmp_path / "t-0" / LOG
     path.write_bytes(path.read_bytes()[:-1])
@@ -318,7 +318,7 @@ def test_leader_epochs_are_found_again_from_the_batches(tmp_path: Path) -> None:
     for epoch in (0, 3, 7):
         log.begin_leader_epoch(epoch)
         log.append(batch(), NOW)
-    log.flush()
+    log.flusher.flush()
     crash(log)
     (tmp_path / "t-0" / "leader-epoch-checkpoint").unlink()
     again = open_log(tmp_path, clean=False)
@@ -336,8 +336,8 @@ def test_background_work_is_done_when_a_log_closes(tmp_path: Path) -> None:
         log.append(batch(1, sequence), NOW)
         log.roll(NOW)
     log.close(NOW)
-    assert log.recovery_point == 4
-    assert log.snapshots == [3, 4]
+    assert log.flusher.recovery_point == 4
+    assert log.flusher.snapshots == [3, 4]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -349,7 +349,7 @@ def test_a_log_that_ends_before_what_was_safely_on_disk_is_reported(tmp_path: Pa
     if left == "no later segment":
         log.roll(NOW)
         log.append(batch(), NOW)
-    safe = log.flush()
+    safe = log.flusher.flush()
     log.close(NOW)
     path = tmp_path / "t-0" / LOG
     if left == "nothing":
@@ -372,7 +372,7 @@ def test_a_log_that_ends_before_its_deleted_start_begins_anew_at_that_start(tmp_
     """A power cut took the tail, the start was durable: giving its offsets again would delete new records later."""
     log = written(tmp_path)
     end_offset = log.end_offset
-    assert log.delete_records_before(-1) == end_offset
+    assert log.retention.delete_records_before(-1) == end_offset
     crash(log)
     path = tmp_path / "t-0" / LOG
     path.write_bytes(path.read_bytes()[:-5])
@@ -391,7 +391,7 @@ def test_gaps_of_a_compaction_are_no_damage_after_the_topic_stopped_being_compac
     for number in range(4):
         log.append(batch(-1, 0, b"%d" % number, keys=[b"%d" % (number % 2)]), NOW)
     log.roll(NOW)
-    log.compact(NOW, force=True)
+    log.cleaner.compact(NOW, force=True)
     log.append(batch(), NOW)
     log.close(NOW)
     expected = read_all(log)
@@ -441,4 +441,4 @@ def test_a_damaged_checkpoint_of_the_data_directory_is_told_and_done_without(
     again = open_log(tmp_path, clean=False)
     assert again.end_offset == log.end_offset
     assert any(name in record.getMessage() for record in caplog.records)
-    assert again.delete_records_before(3) == 3
+    assert again.retention.delete_records_before(3) == 3

@@ -29,17 +29,17 @@ def names(data: Path, suffix: str) -> list[str]:
 
 def test_segments_go_when_their_newest_record_is_too_old(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS)
-    assert log.retain(NOW + DAY_MS) == 0
-    assert log.retain(NOW + DAY_MS + 1) == 1
+    assert log.retention.enforce(NOW + DAY_MS) == 0
+    assert log.retention.enforce(NOW + DAY_MS + 1) == 1
     assert log.log_start_offset == 1
     assert [record.offset for record in read_all(log)] == [1, 2, 3, 4]
     with pytest.raises(Refused, match="OFFSET_OUT_OF_RANGE"):
-        log.read(0, 100, 0)
+        log.reader.read(0, 100, 0)
 
 
 def test_even_the_active_segment_goes_when_it_is_too_old(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS)
-    assert log.retain(NOW + 30 * DAY_MS) == 5
+    assert log.retention.enforce(NOW + 30 * DAY_MS) == 5
     assert (log.log_start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
     assert log.append(batch(1, 5), NOW).base_offset == 5
 
@@ -47,35 +47,35 @@ def test_even_the_active_segment_goes_when_it_is_too_old(tmp_path: Path) -> None
 def test_segments_go_from_the_front_until_the_size_fits(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_bytes=400, retention_ms=-1)
     one = log.segments[0].size_bytes
-    assert log.retain(NOW) == (5 * one - 400) // one
+    assert log.retention.enforce(NOW) == (5 * one - 400) // one
     assert log.size_bytes >= 400
 
 
 def test_nothing_above_the_high_watermark_goes(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS)
     log.high_watermark = 2
-    assert log.retain(NOW + 30 * DAY_MS) == 2
+    assert log.retention.enforce(NOW + 30 * DAY_MS) == 2
 
 
 def test_a_compacted_topic_keeps_what_is_old(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS, cleanup_policy="compact")
-    assert log.retain(NOW + 30 * DAY_MS) == 0
+    assert log.retention.enforce(NOW + 30 * DAY_MS) == 0
 
 
 def test_a_removed_segment_stays_on_disk_for_a_while_under_another_name(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS, file_delete_delay_ms=60_000)
     now_ms = NOW + DAY_MS + 1
-    log.retain(now_ms)
+    log.retention.enforce(now_ms)
     assert "00000000000000000000.log.deleted" in names(tmp_path, ".deleted")
-    log.retain(now_ms + 59_999)
+    log.retention.enforce(now_ms + 59_999)
     assert names(tmp_path, ".deleted")
-    log.retain(now_ms + 60_000)
+    log.retention.enforce(now_ms + 60_000)
     assert names(tmp_path, ".deleted") == []
 
 
 def test_what_was_left_under_another_name_goes_at_the_next_start(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS)
-    log.retain(NOW + DAY_MS + 1)
+    log.retention.enforce(NOW + DAY_MS + 1)
     log.close(NOW)
     again = open_log(tmp_path)
     assert names(tmp_path, ".deleted") == []
@@ -92,7 +92,7 @@ def test_retention_may_be_killed_at_any_point(tmp_path: Path) -> None:
         log = filled(data, files=files, retention_ms=DAY_MS)
         files.error, files.fail_at, files.changes = Killed(), step, 0
         try:
-            log.retain(NOW + DAY_MS + 3 * 3_600_000)
+            log.retention.enforce(NOW + DAY_MS + 3 * 3_600_000)
             killed = False
         except Killed:
             killed = True
@@ -106,27 +106,27 @@ def test_retention_may_be_killed_at_any_point(tmp_path: Path) -> None:
 
 def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=-1)
-    assert log.delete_records_before(3) == 3
+    assert log.retention.delete_records_before(3) == 3
     assert [record.offset for record in read_all(log)] == [3, 4]
     crash(log)
     again = open_log(tmp_path, clean=False)
     assert again.log_start_offset == 3
-    assert again.retain(NOW) == 3
+    assert again.retention.enforce(NOW) == 3
     assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n1\nt 0 3\n"
 
 
 def test_records_can_be_deleted_up_to_the_high_watermark_and_no_further(tmp_path: Path) -> None:
     log = filled(tmp_path)
     with pytest.raises(Refused, match="OFFSET_OUT_OF_RANGE"):
-        log.delete_records_before(6)
-    assert log.delete_records_before(-1) == 5
-    assert log.delete_records_before(2) == 5
+        log.retention.delete_records_before(6)
+    assert log.retention.delete_records_before(-1) == 5
+    assert log.retention.delete_records_before(2) == 5
     assert read_all(log) == []
 
 
 def test_a_topic_of_the_same_name_does_not_inherit_a_deleted_start(tmp_path: Path) -> None:
     log = filled(tmp_path)
-    log.delete_records_before(3)
+    log.retention.delete_records_before(3)
     log.close(NOW)
     for path in (tmp_path / "t-0").iterdir():
         path.unlink()
@@ -141,25 +141,25 @@ def test_the_last_stable_offset_is_never_below_the_start_of_the_log(tmp_path: Pa
     log = open_log(tmp_path)
     send(log, 7, 0)
     log.append(batch(), NOW)
-    log.delete_records_before(1)
+    log.retention.delete_records_before(1)
     assert log.last_stable_offset == 1
 
 
 def test_a_producers_state_outlives_its_deleted_records_and_expires_by_age(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=DAY_MS)
-    log.retain(NOW + DAY_MS + 5 * 3_600_000 - 1)
+    log.retention.enforce(NOW + DAY_MS + 5 * 3_600_000 - 1)
     assert log.log_start_offset == 5
     assert 1 not in log.producers.entries
     log = filled(tmp_path / "b", retention_ms=3_600_000)
-    log.retain(NOW + DAY_MS // 2)
+    log.retention.enforce(NOW + DAY_MS // 2)
     assert log.log_start_offset == 5 and 1 in log.producers.entries
 
 
 def test_new_settings_hold_at_once(tmp_path: Path) -> None:
     log = filled(tmp_path, retention_ms=-1)
-    assert log.retain(NOW + 30 * DAY_MS) == 0
+    assert log.retention.enforce(NOW + 30 * DAY_MS) == 0
     log.config = settings(retention_ms=DAY_MS, max_message_bytes=100)
-    assert log.retain(NOW + 30 * DAY_MS) == 5
+    assert log.retention.enforce(NOW + 30 * DAY_MS) == 5
     with pytest.raises(Refused, match="MESSAGE_TOO_LARGE"):
         log.append(batch(-1, 0, b"x" * 100), NOW)
 
@@ -225,14 +225,14 @@ def test_a_segment_is_rolled_before_its_relative_offsets_overflow(tmp_path: Path
 def test_a_topic_that_may_keep_no_bytes_keeps_none(tmp_path: Path) -> None:
     """As Kafka: the active segment is let go too."""
     log = filled(tmp_path, retention_ms=-1, retention_bytes=0)
-    assert log.retain(NOW) == 5
+    assert log.retention.enforce(NOW) == 5
     assert (log.log_start_offset, log.end_offset, log.size_bytes) == (5, 5, 0)
-    assert log.retain(NOW) == 0
+    assert log.retention.enforce(NOW) == 0
 
 
 def test_a_log_cut_before_its_deleted_start_begins_and_ends_there(tmp_path: Path) -> None:
     log = filled(tmp_path)
-    log.delete_records_before(4)
+    log.retention.delete_records_before(4)
     log.truncate_to(2, NOW)
     assert (log.log_start_offset, log.end_offset, log.high_watermark) == (2, 2, 2)
     assert log.append(batch(), NOW).base_offset == 2
@@ -256,7 +256,7 @@ def test_a_producer_of_old_records_is_as_alive_as_any(tmp_path: Path, stop: str)
         crash(log)
     if stop != "none":
         log = open_log(tmp_path, clean=stop == "clean", now_ms=NOW + 1000)
-    log.retain(NOW + 60_000)
+    log.retention.enforce(NOW + 60_000)
     answer = log.append(old, NOW + 60_000)
     assert answer.duplicate and answer.base_offset == 0
     log.producers.expire(NOW + 1000 + DAY_MS, DAY_MS)

@@ -41,14 +41,14 @@ def test_a_reader_is_told_of_a_batch_whose_length_went_bad_and_never_gets_past_i
     found = stored(log)
     path = tmp_path / "t-0" / f"{FIRST}.log"
     harm(path, found[0].size_bytes * 2 + LENGTH_AT.start, length.to_bytes(4, "big", signed=True))
-    assert log.read(0, 300, 0).data == bytes(found[0].data)
+    assert log.reader.read(0, 300, 0).data == bytes(found[0].data)
     if max_bytes < 1 << 20:
         with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
-            log.read(2, max_bytes, 0)
+            log.reader.read(2, max_bytes, 0)
     for offset in (3, 5):
         with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
-            log.read(offset, max_bytes, 0)
-    assert log.read(6, max_bytes, 0).data
+            log.reader.read(offset, max_bytes, 0)
+    assert log.reader.read(6, max_bytes, 0).data
 
 
 @pytest.mark.parametrize("at", [LENGTH_AT.start, 200], ids=["a length", "a value"])
@@ -62,7 +62,7 @@ def test_compaction_leaves_a_segment_alone_that_went_bad(tmp_path: Path, at: int
     harm(path, stored(log)[0].size_bytes * 3 + at, b"\xee\xee")
     before = path.read_bytes()
     with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
-        log.compact(NOW, force=True)
+        log.cleaner.compact(NOW, force=True)
     assert path.read_bytes() == before
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
 
@@ -103,7 +103,7 @@ def test_an_index_that_went_bad_is_rebuilt_and_it_is_said(
     harm(path, 8 if suffix == ".timeindex" else 0, b"\xf7" * 4)
     log = open_log(tmp_path, index_interval_bytes=100)
     assert read_all(log, 1) == expected
-    assert log.offset_for_timestamp(NOW) is not None
+    assert log.times.offset_for_timestamp(NOW) is not None
     log.close(NOW)
     assert [record for record in caplog.records if f"{FIRST}{suffix}" in record.getMessage()]
     log = open_log(tmp_path, index_interval_bytes=100)
@@ -132,7 +132,7 @@ def test_an_index_entry_that_points_elsewhere_is_found_out_by_whoever_uses_it(
     log = open_log(tmp_path, index_interval_bytes=100)
     assert read_all(log, 0) == expected
     for offset in range(12):
-        assert split(log.read(offset, 300, 0).data)[0].base_offset == offset
+        assert split(log.reader.read(offset, 300, 0).data)[0].base_offset == offset
 
 
 def test_what_an_earlier_process_wrote_is_checked_when_it_is_first_read(
@@ -144,14 +144,14 @@ def test_what_an_earlier_process_wrote_is_checked_when_it_is_first_read(
     path = tmp_path / "t-0" / f"{FIRST}.log"
     harm(path, size * 3 - 5, b"?")
     log = open_log(tmp_path)
-    assert log.read(0, size * 2, 0).data
+    assert log.reader.read(0, size * 2, 0).data
     for _ in range(3):
         with pytest.raises(DamagedLog) as damage:
-            log.read(2, size * 2, 0)
+            log.reader.read(2, size * 2, 0)
         assert damage.value.code is ErrorCode.CORRUPT_MESSAGE
         assert (damage.value.path, damage.value.position) == (str(path), size * 2)
     assert len([record for record in caplog.records if "Restore the file" in record.getMessage()]) == 1
-    assert log.read(3, size * 2, 0).data
+    assert log.reader.read(3, size * 2, 0).data
 
 
 @pytest.mark.parametrize("base_offset", [0, 1, 3, 4, 9, 2**40, -1])
@@ -165,7 +165,7 @@ def test_a_batch_that_claims_another_offset_is_not_served(tmp_path: Path, base_o
         log = open_log(tmp_path)
         with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
             for offset in range(4):
-                log.read(offset, max_bytes, 0)
+                log.reader.read(offset, max_bytes, 0)
         log.close(NOW)
 
 
@@ -176,9 +176,9 @@ def test_a_search_by_time_does_not_answer_with_what_lies_behind_a_bad_batch(tmp_
     log.roll(NOW)
     log.append(batch(timestamp_ms=NOW + 9), NOW)
     harm(tmp_path / "t-0" / f"{FIRST}.log", stored(log)[0].size_bytes + LENGTH_AT.start, b"\xff\xff")
-    assert log.offset_for_timestamp(NOW) == (NOW, 0, 0)
+    assert log.times.offset_for_timestamp(NOW) == (NOW, 0, 0)
     with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
-        log.offset_for_timestamp(NOW + 2)
+        log.times.offset_for_timestamp(NOW + 2)
 
 
 def test_a_compacted_segment_that_went_bad_before_it_took_its_place_removes_nothing(tmp_path: Path) -> None:

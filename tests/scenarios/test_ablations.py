@@ -22,12 +22,13 @@ from semel.broker.coordinators.groups import GroupShell
 from semel.broker.coordinators.host import CoordinatorHost
 from semel.broker.topics.logs import TopicLogs
 from semel.errors import ErrorCode, InvariantViolation, KafkaError, Refused
-from semel.log import durability, recovery, snapshots
-from semel.log.compaction import Compaction, _Transactions
+from semel.log import flusher, producer_recovery, snapshots
+from semel.log.compaction import Cleaner, Compaction, _Transactions
 from semel.log.files import Files
+from semel.log.flusher import LogFlusher
 from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
-from semel.log.reading import Reading
+from semel.log.reader import LogReader
 from semel.machines.contract import Decision, StateRecord
 from semel.machines.producing.accumulator import stamped
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
@@ -143,7 +144,7 @@ def without_wrap(patch: Patch) -> None:
 
 
 def without_last_stable_offset(patch: Patch) -> None:
-    patch.setattr(Reading, "last_stable_offset", property(lambda self: self.high_watermark))
+    patch.setattr(PartitionLog, "last_stable_offset", property(lambda self: self.high_watermark))
 
 
 def without_waiting_for_the_marker_to_be_safe(patch: Patch) -> None:
@@ -162,16 +163,16 @@ def without_high_watermark(patch: Patch) -> None:
 
 
 def without_a_limit_taken_once(patch: Patch) -> None:
-    original = Reading._end_within
+    original = LogReader._end_within
 
     def end_within(self: Any, segment: Any, limit: int) -> Any:
-        return original(self, segment, self.high_watermark)
+        return original(self, segment, self._log.high_watermark)
 
-    patch.setattr(Reading, "_end_within", end_within)
+    patch.setattr(LogReader, "_end_within", end_within)
 
 
 def without_aborted_list(patch: Patch) -> None:
-    patch.setattr(Reading, "_aborted_within", lambda *_: [])
+    patch.setattr(LogReader, "_aborted_within", lambda *_: [])
 
 
 def without_flush_before_serving(patch: Patch) -> None:
@@ -179,7 +180,7 @@ def without_flush_before_serving(patch: Patch) -> None:
 
     def open_log(self: TopicLogs, partition: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(PartitionLog, "flush", lambda *_, **__: 0)
+            inner.setattr(LogFlusher, "flush", lambda *_, **__: 0)
             return original(self, partition)
 
     patch.setattr(TopicLogs, "open", open_log)
@@ -202,7 +203,7 @@ def without_index_before_memory(patch: Patch) -> None:
 
 def without_stop_after_an_error(patch: Patch) -> None:
     def fail(self: PartitionLog, error: OSError) -> None:
-        self._active.cut_unfinished()
+        self.segments.active.cut_unfinished()
 
     patch.setattr(PartitionLog, "fail", fail)
 
@@ -250,7 +251,7 @@ def without_checksum_of_snapshots(patch: Patch) -> None:
 
             return snapshots.decode_snapshot(b"\0\1" + crc32c(checked).to_bytes(4, "big") + checked)
 
-    patch.setattr(recovery, "decode_snapshot", believe)
+    patch.setattr(producer_recovery, "decode_snapshot", believe)
 
 
 def without_producer_state_in_truncation(patch: Patch) -> None:
@@ -266,15 +267,16 @@ def without_producer_state_in_truncation(patch: Patch) -> None:
 
 
 def without_cleaner_bound(patch: Patch) -> None:
-    original = Compaction.plan.__func__  # type: ignore[attr-defined]
+    original = Cleaner.plan
 
-    def plan(cls: Any, log: PartitionLog, *args: Any, **options: Any) -> Any:
+    def plan(self: Cleaner, *args: Any, **options: Any) -> Any:
+        log = self._log
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Reading, "last_stable_offset", property(lambda self: self.end_offset))
+            inner.setattr(PartitionLog, "last_stable_offset", property(lambda self: self.end_offset))
             inner.setattr(log, "high_watermark", log.end_offset)
-            return original(cls, log, *args, **options)
+            return original(self, *args, **options)
 
-    patch.setattr(Compaction, "plan", classmethod(plan))
+    patch.setattr(Cleaner, "plan", plan)
 
 
 def without_markers_kept_for_their_data(patch: Patch) -> None:
@@ -303,7 +305,7 @@ def without_an_end_to_loading(patch: Patch) -> None:
         for _ in range(1_000):
             if offset >= log.end_offset:
                 return
-            for batch in split(log.read(offset, 1 << 20, 0).data):
+            for batch in split(log.reader.read(offset, 1 << 20, 0).data):
                 for record in () if batch.is_control else read_records(batch):
                     value = None if record.value is None else bytes(record.value)
                     key = bytes(record.key or b"")
@@ -884,5 +886,5 @@ def test_without_its_safeguard_the_scenario_fails(
 
 def test_the_modules_that_are_patched_are_those_in_use() -> None:
     """A patch of a name that nobody looks up any more would remove nothing."""
-    assert durability.write_snapshot.__globals__["encode_snapshot"] is snapshots.encode_snapshot
-    assert vars(recovery)["decode_snapshot"] is snapshots.decode_snapshot
+    assert vars(flusher)["encode_snapshot"] is snapshots.encode_snapshot
+    assert vars(producer_recovery)["decode_snapshot"] is snapshots.decode_snapshot

@@ -67,10 +67,10 @@ def test_what_compaction_and_retention_leave_is_let_pass(tmp_path: Path, policy:
     life(log)
     if policy == "compact":
         log.roll(NOW)
-        log.compact(NOW, force=True)
+        log.cleaner.compact(NOW, force=True)
     else:
         log.config = settings(retention_bytes=4_000, segment_bytes=1_500)
-        assert log.retain(NOW) > 2
+        assert log.retention.enforce(NOW) > 2
     log.close(NOW)
     assert violations(tmp_path, transaction_version=2, at_rest=True) == []
 
@@ -241,7 +241,7 @@ def test_a_brokers_whole_directory_passes_while_it_runs_after_a_crash_and_at_res
     watch.check()
     check(scene.broker.data_dir, killed=True)
     later = stage.crash(scene)
-    later.on_loop(lambda: later.log("latest").compact(later.broker.server.now_ms(), force=True))
+    later.on_loop(lambda: later.log("latest").cleaner.compact(later.broker.server.now_ms(), force=True))
     for producer in producers:
         producer.scene = later
         assert producer.init() == 0

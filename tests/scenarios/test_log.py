@@ -135,7 +135,7 @@ def test_scenario_24_sequences_wrap_and_a_retry_from_before_the_wrap_is_still_kn
 def compact(scene: Scene) -> None:
     log = scene.log("ledger")
     now_ms = scene.broker.server.now_ms()
-    scene.on_loop(lambda: (log.roll(now_ms), log.compact(now_ms, force=True)))
+    scene.on_loop(lambda: (log.roll(now_ms), log.cleaner.compact(now_ms, force=True)))
 
 
 def test_scenarios_25_to_27_compaction_leaves_what_exactly_once_still_needs(stage: Stage) -> None:
@@ -187,7 +187,7 @@ def test_an_index_is_fsynced_before_it_is_trusted_also_where_the_log_already_was
     log = open_log(tmp_path, files=files)
     send(log, 7, 0, b"aborted")
     end(log, 7, commit=False)
-    log.flush()
+    log.flusher.flush()
     files.synced.clear()
     if by == "roll":
         log.roll(NOW)
@@ -229,7 +229,7 @@ def test_what_an_index_said_about_batches_that_a_power_cut_took_is_forgotten(tmp
     end(log, 7, commit=True, epoch=1)
     log.close(NOW)
     log = open_log(tmp_path)
-    assert log.read(0, 1 << 20, 1).aborted == []
+    assert log.reader.read(0, 1 << 20, 1).aborted == []
     assert [record.value for record in read_all(log, 1)] == [b"committed"]
 
 

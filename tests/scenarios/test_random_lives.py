@@ -183,7 +183,7 @@ class Life:
                 for partition in server.topics.topics[topic].partitions:
                     if partition.opened is not None:
                         partition.log.roll(server.now_ms())
-                        partition.log.compact(server.now_ms(), force=True)
+                        partition.log.cleaner.compact(server.now_ms(), force=True)
 
         self.scene.on_loop(compact)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.errors import ErrorCode
-from semel.log.partition_log import PartitionLog
+from semel.log.reader import LogReader
 from semel.records.batch import split
 from tests.broker.raw import Raw, batch
 from tests.log.disk import NOW, end, open_log, read_all, send
@@ -30,21 +30,21 @@ def test_scenarios_16_and_18_a_read_never_passes_what_it_was_allowed_when_it_beg
     end(log, 7, commit=True)
     log.advance_high_watermark(2)
     send(log, 8, 0, b"open")
-    original = PartitionLog._position_of
+    original = LogReader._position_of
 
-    def meanwhile(self: PartitionLog, offset: int) -> Any:
+    def meanwhile(self: LogReader, offset: int) -> Any:
         found = original(self, offset)
-        self.advance_high_watermark(3)
-        send(self, 9, 0, b"later")
-        self.advance_high_watermark(4)
+        log.advance_high_watermark(3)
+        send(log, 9, 0, b"later")
+        log.advance_high_watermark(4)
         return found
 
-    monkeypatch.setattr(PartitionLog, "_position_of", meanwhile)
-    answer = log.read(0, 1 << 20, isolation)
+    monkeypatch.setattr(LogReader, "_position_of", meanwhile)
+    answer = log.reader.read(0, 1 << 20, isolation)
     monkeypatch.undo()
     assert answer.last_stable_offset == 2
     assert split(answer.data)[-1].last_offset == 1
-    again = log.read(0, 1 << 20, isolation)
+    again = log.reader.read(0, 1 << 20, isolation)
     assert split(again.data)[-1].last_offset == (1 if isolation else 3)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from semel.broker.topics.partition import Partition
 from semel.config import INT64_MAX
 from semel.errors import Refused
-from semel.log.compaction import Compaction
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -111,7 +110,7 @@ class Background:
 
     def _retain(self) -> None:
         now_ms = self._broker.now_ms()
-        self._broker.spawn(self._each("retention", lambda partition: partition.log.retain(now_ms)))
+        self._broker.spawn(self._each("retention", lambda partition: partition.log.retention.enforce(now_ms)))
 
     def _compact(self) -> None:
         if not self._compacting:
@@ -144,7 +143,7 @@ class Background:
         stopped_short = True
         while stopped_short and not self._stopped and partition.opened is log:
             buffer_bytes = self._broker.settings["log.cleaner.dedupe.buffer.size"]
-            compaction = Compaction.plan(log, self._broker.now_ms(), dedupe_buffer_bytes=buffer_bytes)
+            compaction = log.cleaner.plan(self._broker.now_ms(), dedupe_buffer_bytes=buffer_bytes)
             if compaction is None:
                 return
             try:
@@ -173,7 +172,7 @@ class Background:
         due = []
         for partition in self._broker.topics.all_partitions():
             log = partition.opened
-            if log is None or log.end_offset <= log.recovery_point:
+            if log is None or log.end_offset <= log.flusher.recovery_point:
                 self._unflushed_since.pop(partition, None)
             elif now_ms - self._unflushed_since.setdefault(partition, now_ms) >= partition.topic.values["flush.ms"]:
                 due.append(partition)

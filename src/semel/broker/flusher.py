@@ -71,7 +71,7 @@ def _prepared(logs: dict[Partition, PartitionLog | None]) -> list[_Job]:
     for partition, log in logs.items():
         if log is not None and log.failed is None:
             try:
-                jobs.append((partition, log, log.prepare_flush()))
+                jobs.append((partition, log, log.flusher.prepare()))
             except OSError as error:
                 log.fail(error)
     return jobs

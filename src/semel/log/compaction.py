@@ -25,11 +25,12 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 from semel.config import INT64_MAX
+from semel.errors import ErrorCode, Refused
 from semel.log import checkpoints
+from semel.log.file_names import CLEANED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, SWAP_SUFFIX
 from semel.log.files import Files
 from semel.log.indexes import OFFSET_ENTRY_SIZE, RELATIVE_OFFSET_MAX, AbortedTransaction
-from semel.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX
-from semel.log.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, Segment
+from semel.log.segment import Segment
 from semel.records.batch import Batch, Record, emptied, read_records, retain
 from semel.records.markers import read_marker
 
@@ -98,7 +99,7 @@ class _Transactions:
 
 
 class Compaction:
-    """One round over one partition."""
+    """One round over one partition, as `log.cleaner` has planned it."""
 
     def __init__(
         self,
@@ -134,42 +135,6 @@ class Compaction:
             segment.transaction_index.load(log.files)
             self._aborted.extend(segment.transaction_index.entries)
         self._groups: list[tuple[list[Segment], Segment]] = []
-
-    @classmethod
-    def plan(
-        cls, log: PartitionLog, now_ms: int, *, force: bool = False, dedupe_buffer_bytes: int = DEDUPE_BUFFER_BYTES
-    ) -> Compaction | None:
-        """What to compact now; None when the topic does not want it or there is too little to gain."""
-        if "compact" not in log.config["cleanup.policy"] or log.failed is not None:
-            return None
-        limit = min(log.last_stable_offset, log.high_watermark)
-        lag_ms: int = log.config["min.compaction.lag.ms"]
-        cleanable: list[Segment] = []
-        for segment, following in pairwise(log.segments):
-            if following.base_offset > limit:
-                break
-            if lag_ms > 0:
-                log.uses(segment)
-                segment.load_largest_timestamp()
-                if segment.max_timestamp_ms > now_ms - lag_ms:
-                    break
-            cleanable.append(segment)
-        if not cleanable:
-            return None
-        upper_bound = log.segments[len(cleanable)].base_offset
-        first_dirty = min(_first_dirty_offset(log), upper_bound)
-        total = sum(segment.size_bytes for segment in cleanable)
-        dirty = [
-            segment for segment, following in pairwise(log.segments[: len(cleanable) + 1])
-            if following.base_offset > first_dirty
-        ]
-        dirty_bytes = sum(segment.size_bytes for segment in dirty)
-        if not force:
-            if dirty_bytes == 0:
-                return None
-            if dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not _is_overdue(log, dirty, now_ms):
-                return None
-        return cls(log, cleanable, first_dirty, upper_bound, now_ms, dedupe_buffer_bytes)
 
     # Anywhere
 
@@ -356,8 +321,6 @@ class Compaction:
         return Compacted(self._upper_bound, before, after)
 
     def _swap(self, group: list[Segment], cleaned: Segment) -> None:
-        from semel.log.retention import doom
-
         log, files, stem = self._log, self._files, cleaned.stem
         suffixes = [
             suffix
@@ -368,12 +331,12 @@ class Compaction:
             files.rename(stem + suffix + self._suffix, stem + suffix + SWAP_SUFFIX)
         files.sync_directory(log.directory)
         for segment in group:
-            doom(log, segment, self._now_ms)
+            log.retention.remove_later(segment, self._now_ms)
         for suffix in suffixes:
             files.rename(stem + suffix + SWAP_SUFFIX, stem + suffix)
         files.sync_directory(log.directory)
         successor = Segment(files, log.directory, cleaned.base_offset, cleaned.size_bytes, self._now_ms)
-        log.replace_segments(log.segments.index(group[0]), len(group), [successor])
+        log.segments.replace(log.segments.index(group[0]), len(group), [successor])
 
     def abandon(self) -> None:
         """Leave no trace."""
@@ -383,25 +346,87 @@ class Compaction:
                 self._files.remove(cleaned.stem + suffix + self._suffix)
 
 
-def _is_overdue(log: PartitionLog, dirty: list[Segment], now_ms: int) -> bool:
-    """Whether a record has waited for longer than `max.compaction.lag.ms`, by its own time where it has one."""
-    lag_ms: int = log.config["max.compaction.lag.ms"]
-    if lag_ms == INT64_MAX:
-        return False
-    for segment in dirty:
-        log.uses(segment)
-        if 0 < segment.first_timestamp_ms < now_ms - lag_ms:
-            return True
-    return False
-
-
-def _first_dirty_offset(log: PartitionLog) -> int:
-    offsets = checkpoints.read_offsets(log.files, os.path.dirname(log.directory), checkpoints.CLEANER_OFFSETS)
-    known = offsets.get((log.topic, log.partition), 0)
-    # A checkpoint from before a truncation, or of another life of the topic, says nothing.
-    return known if log.segments[0].base_offset <= known <= log.end_offset else log.segments[0].base_offset
-
-
 def _key(key: bytes) -> bytes:
     """Long keys stand in memory as their digest, as Kafka's cleaner keeps all of them."""
     return key if len(key) <= 32 else md5(key, usedforsecurity=False).digest() + len(key).to_bytes(4, "big")
+
+
+class Cleaner:
+    """Decides what to compact, and when: `log.cleaner`."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+
+    def compact(self, now_ms: int, *, force: bool = False) -> Compacted | None:
+        """Plan, run and apply a round on this thread; None when there is nothing to do."""
+        compaction = self.plan(now_ms, force=force)
+        if compaction is None:
+            return None
+        try:
+            compaction.run()
+            return compaction.apply()
+        except Refused:
+            compaction.abandon()
+            raise
+        except OSError as error:
+            compaction.abandon()
+            raise Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"compaction did not finish: {error}") from error
+
+    def plan(
+        self, now_ms: int, *, force: bool = False, dedupe_buffer_bytes: int = DEDUPE_BUFFER_BYTES
+    ) -> Compaction | None:
+        """What to compact now; None when the topic does not want it or there is too little to gain."""
+        log = self._log
+        if "compact" not in log.config["cleanup.policy"] or log.failed is not None:
+            return None
+        limit = min(log.last_stable_offset, log.high_watermark)
+        lag_ms: int = log.config["min.compaction.lag.ms"]
+        cleanable: list[Segment] = []
+        for segment, following in pairwise(log.segments):
+            if following.base_offset > limit:
+                break
+            if lag_ms > 0:
+                log.segments.use(segment)
+                segment.load_largest_timestamp()
+                if segment.max_timestamp_ms > now_ms - lag_ms:
+                    break
+            cleanable.append(segment)
+        if not cleanable:
+            return None
+        upper_bound = log.segments[len(cleanable)].base_offset
+        first_dirty = min(self._first_dirty_offset(), upper_bound)
+        total = sum(segment.size_bytes for segment in cleanable)
+        dirty = [
+            segment
+            for segment, following in pairwise(log.segments[: len(cleanable) + 1])
+            if following.base_offset > first_dirty
+        ]
+        dirty_bytes = sum(segment.size_bytes for segment in dirty)
+        if not force:
+            if dirty_bytes == 0:
+                return None
+            if dirty_bytes < log.config["min.cleanable.dirty.ratio"] * total and not self._is_overdue(dirty, now_ms):
+                return None
+        return Compaction(log, cleanable, first_dirty, upper_bound, now_ms, dedupe_buffer_bytes)
+
+    def _is_overdue(self, dirty: list[Segment], now_ms: int) -> bool:
+        """Whether a record has waited for longer than `max.compaction.lag.ms`, by its own time where it has one."""
+        log = self._log
+        lag_ms: int = log.config["max.compaction.lag.ms"]
+        if lag_ms == INT64_MAX:
+            return False
+        for segment in dirty:
+            log.segments.use(segment)
+            if 0 < segment.first_timestamp_ms < now_ms - lag_ms:
+                return True
+        return False
+
+    def _first_dirty_offset(self) -> int:
+        log = self._log
+        offsets = checkpoints.read_offsets(log.files, os.path.dirname(log.directory), checkpoints.CLEANER_OFFSETS)
+        known = offsets.get((log.topic, log.partition), 0)
+        start = log.segments.start_offset
+        # A checkpoint from before a truncation, or from a deleted topic of the same name, says nothing.
+        return known if start <= known <= log.end_offset else start

@@ -15,20 +15,20 @@ from semel.errors import Refused
 from semel.log import checkpoints
 from semel.log.checkpoints import DamagedCheckpoint
 from semel.log.coordinator_words import in_words
+from semel.log.file_names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+)
 from semel.log.files import Files
 from semel.log.indexes import (
     decode_offset_entries,
     decode_time_entries,
     decode_transaction_entries,
 )
-from semel.log.segment import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TRANSACTION_INDEX_SUFFIX,
-    Segment,
-)
+from semel.log.segment import Segment
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from semel.log.tails import valid_batch_after
 from semel.records.batch import Batch, check, look_into, read_records

@@ -20,15 +20,13 @@ from crc32c import crc32c
 
 from semel.log.checkpoints import CLEANER_OFFSETS, EXPECTED_FILES, LOG_START_OFFSETS, MANIFEST, RECOVERY_POINTS
 from semel.log.damage import DamagedLog, missing_segment
+from semel.log.file_names import LOG_SUFFIX, PASSING_SUFFIXES
 from semel.log.files import Files
 
 logger = logging.getLogger(__name__)
 
 #: Small files of the data directory whose text is kept whole.
 KEPT_WHOLE = (LOG_START_OFFSETS, RECOVERY_POINTS, CLEANER_OFFSETS)
-#: Files that are on their way out, or not yet in.
-_PASSING = (".deleted", ".cleaned", ".swap", ".tmp")
-_LOG_SUFFIX = ".log"
 
 
 class FileMark(NamedTuple):
@@ -79,7 +77,7 @@ def marks_of(files: Files, directory: str, known_crcs: Mapping[str, int], read: 
     """Every file of a partition that was just closed, with the CRCs that are known and those of files to `read`."""
     marks = {}
     for name, size in files.sizes(directory).items():
-        if name.endswith(_PASSING) or name == EXPECTED_FILES:
+        if name.endswith(PASSING_SUFFIXES) or name == EXPECTED_FILES:
             continue
         crc = crc32c(files.read(f"{directory}/{name}")) if name in read else known_crcs.get(name)
         marks[name] = FileMark(size, crc)
@@ -89,7 +87,7 @@ def marks_of(files: Files, directory: str, known_crcs: Mapping[str, int], read: 
 def check_segments(directory: str, sizes: Mapping[str, int], expected: Marks) -> None:
     """Raise `DamagedLog` if a segment is not as long as it was left."""
     for name, mark in expected.items():
-        if not name.endswith(_LOG_SUFFIX):
+        if not name.endswith(LOG_SUFFIX):
             continue
         path, size = f"{directory}/{name}", sizes.get(name)
         if size is None:
@@ -122,7 +120,7 @@ def is_as_left(files: Files, directory: str, name: str, expected: Marks | None) 
     return len(data) == mark.size_bytes and crc32c(data) == mark.crc
 
 
-def keep_expected(files: Files, directory: str, expected: Marks) -> None:
+def write_expected(files: Files, directory: str, expected: Marks) -> None:
     """The next start follows no clean stop, and must find the same damage as this one."""
     path = f"{directory}/{EXPECTED_FILES}"
     data = _with_crc(encode_marks(expected) + "\n")
@@ -133,8 +131,8 @@ def keep_expected(files: Files, directory: str, expected: Marks) -> None:
         logger.warning("%s cannot be written: %s", path, error)
 
 
-def kept_expected(files: Files, directory: str) -> Marks | None:
-    """What `keep_expected` kept, if this partition was found damaged before."""
+def read_expected(files: Files, directory: str) -> Marks | None:
+    """What `write_expected` wrote, if this partition was found damaged before."""
     path = f"{directory}/{EXPECTED_FILES}"
     if not files.exists(path):
         return None
@@ -145,7 +143,7 @@ def kept_expected(files: Files, directory: str) -> Marks | None:
     return decode_marks(text)
 
 
-def forget_expected(files: Files, directory: str) -> None:
+def remove_expected(files: Files, directory: str) -> None:
     files.remove(f"{directory}/{EXPECTED_FILES}")
 
 

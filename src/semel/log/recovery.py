@@ -1,28 +1,36 @@
 """From the files of a partition to a log that can be trusted.
 
-After a clean stop nothing is scanned: the manifest it left, the tail of the last segment and the last snapshot say
-everything. Where there is no manifest, the tail of every segment is looked at: each must reach to the next one.
-After a crash every batch from the recovery point on is checked and
+After a clean stop nothing is scanned: the manifest it left, the tail of the last segment and the last snapshot are
+enough. Without a manifest the tail of every segment is read: each must reach to the next one. After a crash every batch
+from the recovery point on is checked:
 
-- a torn tail, where nothing valid follows, is cut at the last valid batch;
-- damage, where valid batches follow or where the bytes had already been fsynced, is reported as `DamagedLog`: skipping
-  it would lose records that were acknowledged, and only a person can decide that;
-- but where the machine itself went down and nothing was promised before an fsync, a segment that lacks its end is the
-  end of the log, as in Kafka, even if a later one survived: what that holds is set aside, not served and not removed;
-- indexes, transaction index, leader epochs and producer state are rebuilt by replaying what is there.
+- A torn tail, where nothing valid follows, is cut at the last valid batch.
+- Damage, where valid batches follow or where the bytes had already been fsynced, is reported as `DamagedLog`. To skip
+  it would lose acknowledged records, and only a person can decide that.
+- If the machine itself went down and nothing was promised before an fsync, a segment that lacks its end is the end of
+  the log, as in Kafka, even if a later segment survived. The later one is set aside: not served and not removed.
+- Indexes, transaction index, leader epochs and producer state are rebuilt by replaying the batches.
 
-Recovery may itself be killed at any point: it only cuts what it would cut again and rewrites what it would rewrite.
+Recovery may itself be killed at any point: the next one cuts and rewrites the same again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from semel.errors import Refused
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.damage import DamagedLog
+from semel.log.file_names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    file_stem,
+    snapshot_path,
+)
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
@@ -32,27 +40,12 @@ from semel.log.indexes import (
     DamagedIndex,
 )
 from semel.log.manifest import Marks, check_segments, is_as_left, known_crc
-from semel.log.segment import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    SEGMENT_SUFFIXES,
-    SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TRANSACTION_INDEX_SUFFIX,
-    Segment,
-    file_stem,
-)
-from semel.log.snapshots import DamagedSnapshot, decode_snapshot
+from semel.log.partition_files import PartitionFiles
+from semel.log.producer_recovery import ProducerLoader, replay
+from semel.log.segment import Segment
 from semel.log.tails import set_aside, valid_batch_after
-from semel.machines.producing.producer_state import CompletedTransaction, ProducerStates
+from semel.machines.producing.producer_state import ProducerStates
 from semel.records.batch import Batch, check
-from semel.records.markers import read_marker
-
-DELETED_SUFFIX = ".deleted"
-CLEANED_SUFFIX = ".cleaned"
-SWAP_SUFFIX = ".swap"
-
-_STEM = re.compile("[0-9]{20}")
 
 
 @dataclass(slots=True)
@@ -73,7 +66,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class LoadContext:
     """What the loader must know besides the files."""
 
     clean: bool
@@ -95,40 +88,9 @@ class Circumstances:
     expected: Marks | None = None
 
 
-def replay(producers: ProducerStates, batch: Batch, heard_ms: int) -> CompletedTransaction | None:
-    """Remember one stored batch: what appending it did, without asking whether it may be appended.
-
-    `heard_ms`: when its producer was last heard of, as far as the files can tell. Its records may be much older.
-    """
-    if batch.producer_id < 0:
-        return None
-    if not batch.is_control:
-        producers.remember_data(
-            batch.producer_id,
-            batch.producer_epoch,
-            batch.base_sequence,
-            batch.last_sequence,
-            batch.base_offset,
-            batch.last_offset,
-            batch.max_timestamp,
-            batch.is_transactional,
-            heard_ms,
-        )
-        return None
-    if batch.record_count == 0:
-        # Compaction has removed the whole transaction and its marker.
-        return None
-    marker = read_marker(batch)
-    completed = producers.completes(batch.producer_id, batch.base_offset, marker.commit)
-    producers.remember_marker(
-        batch.producer_id, batch.producer_epoch, marker.coordinator_epoch, batch.base_offset, batch.max_timestamp
-    )
-    return completed
-
-
-def load(files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circumstances) -> Loaded:
+def load(files: Files, directory: str, leader_epochs: LeaderEpochs, context: LoadContext) -> Loaded:
     """Everything the partition holds; raises `DamagedLog` rather than lose a record silently."""
-    loader = _Loader(files, directory, leader_epochs, given)
+    loader = _Loader(files, directory, leader_epochs, context)
     try:
         return loader.run()
     except BaseException:
@@ -138,120 +100,67 @@ def load(files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circu
 
 
 class _Loader:
-    def __init__(self, files: Files, directory: str, leader_epochs: LeaderEpochs, given: Circumstances) -> None:
+    def __init__(self, files: Files, directory: str, leader_epochs: LeaderEpochs, context: LoadContext) -> None:
         self.files = files
         self.directory = directory
-        self.given = given
+        self.context = context
         self.epochs = leader_epochs
         self.epochs_changed = False
         #: There was no checkpoint of leader epochs: what the batches say is all there is.
         self.finds_epochs = not leader_epochs.entries
         self.repairs: list[str] = []
-        self.sizes = files.sizes(directory)
-        self.producers = ProducerStates()
+        self.listing = PartitionFiles(files, directory)
+        self.sizes = self.listing.sizes
+        self.state = ProducerLoader(self.listing, context.now_ms, context.producer_id_expiration_ms, self.repairs)
         #: There is no segment on disk yet.
         self.is_fresh = False
         self.segments: list[Segment] = []
-        self.contiguous_from = given.contiguous_from
+        self.contiguous_from = context.contiguous_from
 
     def run(self) -> Loaded:
         loaded = self._load()
-        if loaded.end_offset < self.given.log_start_offset:
-            self._begin_anew(loaded, self.given.log_start_offset)
+        if loaded.end_offset < self.context.log_start_offset:
+            self._begin_anew(loaded, self.context.log_start_offset)
         return loaded
 
     def _load(self) -> Loaded:
-        if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")) for name in self.sizes):
-            self._settle_interrupted_changes()
-        if self.given.expected is not None:
-            check_segments(self.directory, self.sizes, self.given.expected)
-            gone = [name for name in self.given.expected if name.endswith(SNAPSHOT_SUFFIX) and name not in self.sizes]
+        self.repairs += self.listing.settle_interrupted_changes()
+        if self.context.expected is not None:
+            check_segments(self.directory, self.sizes, self.context.expected)
+            gone = [name for name in self.context.expected if name.endswith(SNAPSHOT_SUFFIX) and name not in self.sizes]
             if gone:
                 self.repairs.append(
                     f"{self.directory}/{gone[-1]} is missing; who wrote is found out from the records that are left"
                 )
         segments = self.segments = self._segments()
-        snapshots = self._offsets(SNAPSHOT_SUFFIX)
+        snapshots = self.listing.offsets(SNAPSHOT_SUFFIX)
         if len(segments) == 1 and segments[0].size_bytes == 0:
             # New, or everything has been deleted: then only a snapshot still knows who wrote.
-            self._start_producers(snapshots, segments[0].base_offset)
+            self.state.load_newest_snapshot(snapshots, segments[0].base_offset)
             if any(self.sizes.get(file_stem(segments[0].base_offset) + suffix) for suffix in SEGMENT_SUFFIXES[1:]):
                 # A power cut took the batches and left what the indexes said about them.
                 segments[0].rewrite_indexes()
             return self._loaded(segments, segments[0].base_offset, snapshots)
         suspect = self._first_suspect(segments)
-        if self.given.expected is None:
+        if self.context.expected is None:
             suspect = self._first_that_does_not_join(segments, suspect)
         if suspect is None:
             end_offset = self._tail(segments[-1])
-            if end_offset is not None and end_offset == (self.given.recovery_point or end_offset):
-                if end_offset not in snapshots or not self._take_snapshot(end_offset):
-                    self._rebuild_producers(segments, snapshots, end_offset)
+            if end_offset is not None and end_offset == (self.context.recovery_point or end_offset):
+                if end_offset not in snapshots or not self.state.load_snapshot(end_offset):
+                    start = self.state.load_newest_snapshot(snapshots, end_offset)
+                    self.state.replay_segments(segments, len(segments), start)
                 return self._loaded(segments, end_offset, snapshots)
             suspect = len(segments) - 1
         return self._recover(segments, suspect, snapshots)
 
-    # What an interrupted compaction or deletion left behind
-
-    def _settle_interrupted_changes(self) -> None:
-        """A compacted segment takes its place once its log is named `.swap`, and not before."""
-        files, directory = self.files, self.directory
-        for base_offset in self._offsets(LOG_SUFFIX + SWAP_SUFFIX):
-            self._finish_swap(base_offset)
-        for name in list(self.sizes):
-            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")):
-                files.remove(f"{directory}/{name}")
-                del self.sizes[name]
-
-    def _finish_swap(self, base_offset: int) -> None:
-        stem = f"{self.directory}/{file_stem(base_offset)}"
-        swapped = Segment(
-            self.files, self.directory, base_offset, self.sizes[file_stem(base_offset) + LOG_SUFFIX + SWAP_SUFFIX], 0
-        )
-        descriptor = self.files.open(stem + LOG_SUFFIX + SWAP_SUFFIX)
-        swapped.adopt(descriptor)
-        last, end = base_offset - 1, 0
-        try:
-            for placed in swapped.walk(0):
-                last, end = placed.last_offset, placed.position + placed.size_bytes
-        except Refused:
-            raise DamagedLog(stem + LOG_SUFFIX + SWAP_SUFFIX, end, "the bytes there are no record batch") from None
-        finally:
-            swapped.close()
-        for old in self._offsets(LOG_SUFFIX):
-            # An older segment that reaches past the new one holds something the new one does not: it stays.
-            if base_offset <= old <= last or old == base_offset:
-                for suffix in SEGMENT_SUFFIXES:
-                    self._remove(file_stem(old) + suffix)
-        for suffix in (*SEGMENT_SUFFIXES[1:], LOG_SUFFIX):
-            name = file_stem(base_offset) + suffix
-            if name + SWAP_SUFFIX in self.sizes:
-                self.files.rename(f"{self.directory}/{name}{SWAP_SUFFIX}", f"{self.directory}/{name}")
-                self.sizes[name] = self.sizes.pop(name + SWAP_SUFFIX)
-        self.repairs.append(f"finished swapping in the compacted segment {file_stem(base_offset)}")
-
-    def _remove(self, name: str) -> None:
-        if name in self.sizes:
-            self.files.remove(f"{self.directory}/{name}")
-            del self.sizes[name]
-
     # Segments
 
-    def _offsets(self, suffix: str) -> list[int]:
-        """The offsets, rising, in the names of all files of one kind."""
-        stems = [name.removesuffix(suffix) for name in self.sizes if name.endswith(suffix)]
-        return sorted(int(stem) for stem in stems if _STEM.fullmatch(stem))
-
     def _segments(self) -> list[Segment]:
-        bases = set(self._offsets(LOG_SUFFIX))
-        for name in list(self.sizes):
-            stem, _, kind = name.partition(".")
-            if f".{kind}" in SEGMENT_SUFFIXES[1:] and _STEM.fullmatch(stem) and int(stem) not in bases:
-                # A segment's log goes first: what is left of it means nothing.
-                self._remove(name)
+        self.listing.remove_orphans()
         segments = [
-            Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.given.now_ms)
-            for base in sorted(bases)
+            Segment(self.files, self.directory, base, self.sizes[file_stem(base) + LOG_SUFFIX], self.context.now_ms)
+            for base in self.listing.offsets(LOG_SUFFIX)
         ]
         contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
         for segment in segments:
@@ -260,18 +169,18 @@ class _Loader:
             if stem + TRANSACTION_INDEX_SUFFIX not in self.sizes:
                 segment.transaction_index.hold([])
             if segment.size_bytes:
-                segment.offset_index.crc = known_crc(self.given.expected, stem + INDEX_SUFFIX)
-                segment.time_index.crc = known_crc(self.given.expected, stem + TIME_INDEX_SUFFIX)
+                segment.offset_index.crc = known_crc(self.context.expected, stem + INDEX_SUFFIX)
+                segment.time_index.crc = known_crc(self.context.expected, stem + TIME_INDEX_SUFFIX)
         if not segments:
-            segments.append(Segment(self.files, self.directory, self.given.log_start_offset, 0, self.given.now_ms))
+            segments.append(Segment(self.files, self.directory, self.context.log_start_offset, 0, self.context.now_ms))
             self.is_fresh = True
         return segments
 
     def _contiguous_from(self, bases: list[int]) -> int:
         """From here on offsets have no gaps."""
-        if self.given.compacted and bases:
-            return max(self.given.contiguous_from, bases[-1])
-        return self.given.contiguous_from
+        if self.context.compacted and bases:
+            return max(self.context.contiguous_from, bases[-1])
+        return self.context.contiguous_from
 
     def _first_that_does_not_join(self, segments: list[Segment], suspect: int | None) -> int | None:
         """The first segment, before those that are read anyway, whose last batch does not reach to the next one."""
@@ -287,8 +196,8 @@ class _Loader:
     def _first_suspect(self, segments: list[Segment]) -> int | None:
         """The first segment that has to be read from end to end."""
         suspect = None
-        if not self.given.clean:
-            point = max(self.given.recovery_point or 0, max(self._valid_snapshots(), default=0))
+        if not self.context.clean:
+            point = max(self.context.recovery_point or 0, max(self.state.valid_snapshots(), default=0))
             suspect = len(segments) - 1
             # Where only the batches know the leader epochs, all of them are asked.
             while suspect > 0 and (segments[suspect].base_offset > point or self.finds_epochs):
@@ -302,14 +211,6 @@ class _Loader:
                 return number
         return suspect
 
-    def _valid_snapshots(self) -> Iterator[int]:
-        for offset in self._offsets(SNAPSHOT_SUFFIX):
-            try:
-                decode_snapshot(self.files.read(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"))
-            except DamagedSnapshot:
-                continue
-            yield offset
-
     def _index_is_missing(self, segment: Segment) -> bool:
         stem = file_stem(segment.base_offset)
         index = self.sizes.get(stem + INDEX_SUFFIX)
@@ -317,7 +218,7 @@ class _Loader:
         aborts = self.sizes.get(stem + TRANSACTION_INDEX_SUFFIX, 0)
         if index is None or times is None:
             return True
-        expected = self.given.expected
+        expected = self.context.expected
         if expected is not None:
             named = (stem + suffix for suffix in SEGMENT_SUFFIXES[1:])
             if any(name in expected and self.sizes.get(name) != expected[name].size_bytes for name in named):
@@ -337,58 +238,12 @@ class _Loader:
             self.repairs.append(f"{error.why}; the log is read again")
             return None
 
-    # Producers
-
-    def _take_snapshot(self, offset: int) -> bool:
-        try:
-            entries = decode_snapshot(self.files.read(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"))
-        except (DamagedSnapshot, FileNotFoundError) as error:
-            self.repairs.append(f"snapshot {file_stem(offset)} is not used: {error}")
-            return False
-        self.producers.load(entries)
-        self.producers.expire(self.given.now_ms, self.given.producer_id_expiration_ms)
-        return True
-
-    def _start_producers(self, snapshots: list[int], at_most: int) -> int:
-        """Load the newest usable snapshot; the answer is the offset from which to replay."""
-        for offset in reversed([offset for offset in snapshots if offset <= at_most]):
-            if self._take_snapshot(offset):
-                return offset
-            snapshots.remove(offset)
-            self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
-        self.producers.load([])
-        return 0
-
-    def _rebuild_producers(self, segments: list[Segment], snapshots: list[int], end_offset: int) -> None:
-        self._replay(segments, len(segments), self._start_producers(snapshots, end_offset))
-
-    def _replay(self, segments: list[Segment], count: int, start: int) -> None:
-        """Producer state only, from `start` on, out of the first `count` segments: they are trusted to be all there."""
-        for number, segment in enumerate(segments[:count]):
-            if number + 1 < len(segments) and segments[number + 1].base_offset <= start:
-                continue
-            end, heard_ms = 0, self._written_ms(segment)
-            for position, batch in segment.batches_with_positions():
-                try:
-                    check(batch, stored=True)
-                except Refused as refused:
-                    raise DamagedLog(segment.log_path, position, refused.why) from None
-                if batch.base_offset >= start:
-                    replay(self.producers, batch, heard_ms)
-                end = position + batch.size_bytes
-            if end < segment.size_bytes:
-                raise DamagedLog(segment.log_path, end, "the bytes there are no record batch")
-
-    def _written_ms(self, segment: Segment) -> int:
-        """When the last batch of a segment was written, by the clock of the file system."""
-        return min(self.given.now_ms, self.files.modified_ms(segment.log_path)) if segment.size_bytes else -1
-
     # Recovery
 
     def _recover(self, segments: list[Segment], suspect: int, snapshots: list[int]) -> Loaded:
         self.contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
-        start = self._start_producers(snapshots, segments[suspect].base_offset)
-        self._replay(segments, suspect, start)
+        start = self.state.load_newest_snapshot(snapshots, segments[suspect].base_offset)
+        self.state.replay_segments(segments, suspect, start)
         end_offset = segments[suspect].base_offset
         for number in range(suspect, len(segments)):
             segment = segments[number]
@@ -415,7 +270,7 @@ class _Loader:
         size = segment.size_bytes
         segment.forget_indexes()
         aborts: list[AbortedTransaction] = []
-        valid_bytes, heard_ms = 0, self._written_ms(segment)
+        valid_bytes, heard_ms = 0, self.state.written_ms(segment)
         what = "the bytes there are no record batch"
         expected = max(expected, segment.base_offset)
         for position, batch in segment.batches_with_positions():
@@ -428,7 +283,7 @@ class _Loader:
             if impossible:
                 # A write that was cut short leaves no matching CRC: this is something else.
                 raise DamagedLog(segment.log_path, position, impossible)
-            completed = replay(self.producers, batch, heard_ms) if batch.base_offset >= replay_from else None
+            completed = replay(self.state.producers, batch, heard_ms) if batch.base_offset >= replay_from else None
             if completed is not None and completed.aborted:
                 aborts.append(
                     AbortedTransaction(
@@ -440,7 +295,7 @@ class _Loader:
                 )
             if batch.leader_epoch >= 0 and self.epochs.assign(batch.leader_epoch, batch.base_offset):
                 self.epochs_changed = True
-            interval = self.given.index_interval_bytes
+            interval = self.context.index_interval_bytes
             segment.note(position, batch.size_bytes, batch.last_offset, batch.max_timestamp, interval)
             expected = batch.next_offset
             valid_bytes = position + batch.size_bytes
@@ -465,8 +320,8 @@ class _Loader:
     def _cut(self, segments: list[Segment], number: int, valid_bytes: int, end_offset: int, what: str) -> None:
         """Remove a torn tail; raise if it is damage instead."""
         segment = segments[number]
-        safe = self.given.recovery_point or 0
-        if end_offset < safe > self.given.log_start_offset:
+        safe = self.context.recovery_point or 0
+        if end_offset < safe > self.context.log_start_offset:
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, in a part of the log that was safely on disk")
         later = valid_batch_after(segment, valid_bytes, end_offset)
         if later is not None:
@@ -476,8 +331,8 @@ class _Loader:
         others = segments[number + 1 :]
         followed = [other for other in others if valid_batch_after(other, -1, end_offset) is not None]
         if followed:
-            synced_to = max(self._valid_snapshots(), default=0)
-            if not self.given.unsynced_may_be_lost or end_offset < synced_to:
+            synced_to = max(self.state.valid_snapshots(), default=0)
+            if not self.context.unsynced_may_be_lost or end_offset < synced_to:
                 raise DamagedLog(
                     segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {followed[0].log_path}"
                 )
@@ -495,8 +350,8 @@ class _Loader:
         segment.cut_unfinished()
 
     def _loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
-        safe = self.given.recovery_point or 0
-        if end_offset < safe > self.given.log_start_offset:
+        safe = self.context.recovery_point or 0
+        if end_offset < safe > self.context.log_start_offset:
             what = f"the log ends there at offset {end_offset}, yet everything below offset {safe} was safely on disk"
             raise DamagedLog(segments[-1].log_path, segments[-1].size_bytes, what)
         if self.is_fresh:
@@ -505,14 +360,14 @@ class _Loader:
             segment.rest()
         for offset in snapshots:
             if offset > end_offset:
-                self.files.remove(f"{self.directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}")
+                self.files.remove(snapshot_path(self.directory, offset))
         snapshots = [offset for offset in snapshots if offset <= end_offset]
-        point = max(self.given.recovery_point or 0, snapshots[-1] if snapshots else 0)
-        if self.given.clean:
+        point = max(self.context.recovery_point or 0, snapshots[-1] if snapshots else 0)
+        if self.context.clean:
             point = end_offset
         return Loaded(
             segments=segments,
-            producers=self.producers,
+            producers=self.state.producers,
             end_offset=end_offset,
             recovery_point=min(point, end_offset),
             snapshots=snapshots,
@@ -527,7 +382,7 @@ class _Loader:
             segment.close()
             for path in segment.paths():
                 self.files.remove(path)
-        segment = Segment(self.files, self.directory, start_offset, 0, self.given.now_ms)
+        segment = Segment(self.files, self.directory, start_offset, 0, self.context.now_ms)
         segment.create_files()
         self.repairs.append(f"the log ended at offset {loaded.end_offset}; it begins anew at its start, {start_offset}")
         loaded.segments[:] = [segment]

@@ -17,6 +17,14 @@ from crc32c import crc32c
 
 from semel.errors import ErrorCode, Refused
 from semel.log.damage import DamagedLog
+from semel.log.file_names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    file_stem,
+)
 from semel.log.files import Files
 from semel.log.indexes import (
     OFFSET_ENTRY_SIZE,
@@ -32,13 +40,6 @@ from semel.records.layout import CHECKED_FROM, MAGIC
 
 logger = logging.getLogger(__name__)
 
-LOG_SUFFIX = ".log"
-INDEX_SUFFIX = ".index"
-TIME_INDEX_SUFFIX = ".timeindex"
-TRANSACTION_INDEX_SUFFIX = ".txnindex"
-SNAPSHOT_SUFFIX = ".snapshot"
-SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
-
 #: base offset, length, (leader epoch, magic, CRC, attributes skipped), last offset delta
 _PLACE = struct.Struct(">qi11xi")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
@@ -51,11 +52,6 @@ _SCAN_BYTES = 4 * 1024 * 1024
 _REBUILT_INTERVAL_BYTES = 4096
 #: Batches may have no timestamp, which is -1.
 _NOT_LOOKED_AT = -2
-
-
-def file_stem(offset: int) -> str:
-    """The 20 digits with which every file of a segment begins."""
-    return f"{offset:020d}"
 
 
 class Placed(NamedTuple):

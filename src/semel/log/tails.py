@@ -11,8 +11,9 @@ from __future__ import annotations
 import struct
 
 from semel.errors import Refused
+from semel.log.file_names import LOG_SUFFIX, file_stem
 from semel.log.files import Files
-from semel.log.segment import LOG_SUFFIX, Segment, file_stem
+from semel.log.segment import Segment
 from semel.records.batch import HEADER_SIZE, Batch, check
 from semel.records.layout import MAGIC
 

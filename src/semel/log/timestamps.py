@@ -1,4 +1,4 @@
-"""Finding records by time: the half of a partition log that ListOffsets asks."""
+"""Finding records by time, for ListOffsets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from semel.records.batch import APPEND_TIME, INT64_MIN, Batch, look_into
 
 if TYPE_CHECKING:
+    from semel.log.partition_log import PartitionLog
     from semel.log.segment import Segment
 
 
-#: An index entry is never far from what it stands for.
+#: An index entry is never far from the batch it stands for.
 _LOOK_BYTES = 128 * 1024
 
 
@@ -24,27 +25,25 @@ class Found(NamedTuple):
 
 
 class TimestampSearch:
-    """Mixed into the partition log: needs its `segments` and its start and end."""
+    """Finds records by time: `log.times`."""
 
-    segments: list[Segment]
-    log_start_offset: int
-    end_offset: int
+    __slots__ = ("_log",)
 
-    if TYPE_CHECKING:
-
-        def uses(self, segment: Segment) -> None: ...
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
 
     def offset_for_timestamp(self, timestamp_ms: int) -> Found | None:
         """The first record that is as late as `timestamp_ms` or later."""
-        for segment in list(self.segments):
-            self.uses(segment)
+        log = self._log
+        for segment in list(log.segments):
+            log.segments.use(segment)
             segment.load_largest_timestamp()
             if segment.max_timestamp_ms < timestamp_ms:
                 continue
             segment.load_indexes()
             skip_to = segment.time_index.offset_before(timestamp_ms)
             for batch in segment.batches_to_the_end(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
-                if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
+                if batch.max_timestamp >= timestamp_ms and batch.last_offset >= log.log_start_offset:
                     found = self._first_as_late(batch, timestamp_ms)
                     if found is not None:
                         return found
@@ -52,43 +51,45 @@ class TimestampSearch:
 
     def max_timestamp_offset(self) -> Found | None:
         """The latest record by time; the earliest of those that share its timestamp."""
+        log = self._log
         latest: tuple[int, Segment, int] | None = None
-        for segment, following in zip_longest(self.segments, self.segments[1:]):
-            if following is not None and following.base_offset <= self.log_start_offset:
+        for segment, following in zip_longest(log.segments, log.segments[1:]):
+            if following is not None and following.base_offset <= log.log_start_offset:
                 continue
-            self.uses(segment)
+            log.segments.use(segment)
             segment.load_largest_timestamp()
             largest = segment.max_timestamp_ms, segment.offset_of_max_timestamp
-            if largest[1] < self.log_start_offset:
+            if largest[1] < log.log_start_offset:
                 largest = self._largest_left(segment)
             if largest[0] >= 0 and (latest is None or largest[0] > latest[0]):
                 latest = largest[0], segment, largest[1]
         if latest is None:
             return None
         timestamp_ms, segment, last_offset = latest
-        self.uses(segment)
+        log.segments.use(segment)
         segment.load_indexes()
         # An index entry may lie just before the batch it is followed by, so look from the entry before it.
         for batch in segment.batches_to_the_end(segment.offset_index.position_before(last_offset - 1), _LOOK_BYTES):
-            if batch.max_timestamp >= timestamp_ms and batch.last_offset >= self.log_start_offset:
+            if batch.max_timestamp >= timestamp_ms and batch.last_offset >= log.log_start_offset:
                 return self._first_as_late(batch, timestamp_ms)
         return None
 
     def _largest_left(self, segment: Segment) -> tuple[int, int]:
-        """(timestamp, last offset of its batch), where the largest of the segment was deleted; (-1, -1) for none."""
+        """(largest timestamp at or after the log start, last offset of its batch); (-1, -1) where there is none."""
+        start_offset = self._log.log_start_offset
         segment.load_indexes()
         largest = -1, -1
-        start = segment.offset_index.position_before(self.log_start_offset)
+        start = segment.offset_index.position_before(start_offset)
         for batch in segment.batches_to_the_end(start, _LOOK_BYTES):
-            if batch.last_offset < self.log_start_offset or batch.max_timestamp <= largest[0]:
+            if batch.last_offset < start_offset or batch.max_timestamp <= largest[0]:
                 continue
             timestamp_ms = batch.max_timestamp
-            if batch.base_offset < self.log_start_offset:
+            if batch.base_offset < start_offset:
                 walk = look_into(
                     batch,
                     stored=True,
                     named_max=0,
-                    from_offset_delta=self.log_start_offset - batch.base_offset,
+                    from_offset_delta=start_offset - batch.base_offset,
                     strict=False,
                 )
                 if batch.timestamp_type != APPEND_TIME or walk.first_offset_delta < 0:
@@ -98,14 +99,14 @@ class TimestampSearch:
         return largest
 
     def _first_as_late(self, batch: Batch, timestamp_ms: int) -> Found | None:
-        """Nothing is made of the records on the way: there may be very many, and large ones."""
+        """The first such record of a batch. No record object is made: there may be very many, and large ones."""
         has_one_time = batch.timestamp_type == APPEND_TIME
         walk = look_into(
             batch,
             stored=True,
             newest=max(timestamp_ms - 1, INT64_MIN),
             named_max=0 if has_one_time else 1,
-            from_offset_delta=max(self.log_start_offset - batch.base_offset, 0),
+            from_offset_delta=max(self._log.log_start_offset - batch.base_offset, 0),
             strict=False,
         )
         if has_one_time:

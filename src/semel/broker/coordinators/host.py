@@ -144,7 +144,7 @@ class CoordinatorHost:
         log = partition.log
         offset = log.log_start_offset
         while offset < log.end_offset:
-            read = log.read(offset, LOAD_READ_BYTES, 0)
+            read = log.reader.read(offset, LOAD_READ_BYTES, 0)
             if not len(read.data):
                 # Compaction may leave nothing between here and the end of the log.
                 break

@@ -277,7 +277,7 @@ def _read(
             limit_bytes = min(one.partition_max_bytes, left_bytes)
             data.log_start_offset = log.log_start_offset
             if limit_bytes > 0 or first:
-                read = log.read(one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first)
+                read = log.reader.read(one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first)
                 data.records = read.data
                 data.high_watermark = read.high_watermark
                 data.last_stable_offset = read.last_stable_offset

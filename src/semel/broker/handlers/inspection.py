@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
-from semel.log.segment import LOG_SUFFIX
+from semel.log.file_names import LOG_SUFFIX
 from semel.wire.messages.admin import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,

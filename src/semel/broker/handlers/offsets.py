@@ -103,9 +103,10 @@ def _found(partition: Partition, timestamp: int, isolation_level: int, version: 
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING
     try:
-        found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        times = log.times
+        found = times.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else times.offset_for_timestamp(timestamp)
     except (DamagedIndex, DamagedLog) as damage:
-        log.tell(damage)
+        log.reader.report(damage)
         raise
     return found if found is not None and found.offset < visible_end else _NOTHING
 

@@ -15,7 +15,7 @@ from semel.broker.topics.internal import INTERNAL_TOPICS, PARTITIONS_OF_INTERNAL
 from semel.broker.topics.partition import Partition
 from semel.broker.topics.topic import Topic, check_new_partitions, flat_name
 from semel.errors import ErrorCode, Refused
-from semel.log.retention import Deletion, write_down
+from semel.log.retention import Deletion, write_deletions
 from semel.wire.messages.admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -294,7 +294,7 @@ def delete_records(
     present = {key: found for key, found in deletions.items() if found[0].opened is found[1].log}
     code = ErrorCode.NONE
     try:
-        write_down([deletion for _, deletion in present.values()])
+        write_deletions([deletion for _, deletion in present.values()])
     except Refused as error:
         code = error.code
     for (name, index), (partition, deletion) in deletions.items():

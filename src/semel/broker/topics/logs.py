@@ -32,9 +32,10 @@ from semel.log.checkpoints import (
     read_offsets,
     write_offsets,
 )
+from semel.log.file_names import SNAPSHOT_SUFFIX
 from semel.log.manifest import Manifest, Marks, differs, encode_marks, restore_checkpoints
+from semel.log.opening import open_partition_log
 from semel.log.partition_log import PartitionLog
-from semel.log.segment import SNAPSHOT_SUFFIX
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class TopicLogs:
     def open(self, partition: Partition) -> PartitionLog:
         """Open a partition's log, recovering it if the last stop was not clean."""
         topic = partition.topic
-        log = PartitionLog.open(
+        log = open_partition_log(
             partition.directory,
             topic.name,
             partition.index,
@@ -137,7 +138,7 @@ class TopicLogs:
         log.high_watermark_follows_end = self._durability.high_watermark_follows_end
         if not self._clean and not log.high_watermark_follows_end:
             # A crash leaves records that were never fsynced. Nobody may see one that could still be lost.
-            log.flush()
+            log.flusher.flush()
         return log
 
     def _expected(self, partition: Partition) -> Marks | None:
@@ -159,7 +160,7 @@ class TopicLogs:
         """Write down how far each log is known to be on disk, so that recovery begins there."""
         for partition in partitions:
             if partition.opened is not None:
-                self._recovery_points[partition.topic.name, partition.index] = partition.opened.recovery_point
+                self._recovery_points[partition.topic.name, partition.index] = partition.opened.flusher.recovery_point
         write_offsets(self._files, self.directory, RECOVERY_POINTS, self._recovery_points)
 
     def are_gone(self, log: PartitionLog) -> bool:

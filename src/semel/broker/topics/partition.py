@@ -86,7 +86,7 @@ class Partition:
     def flush_is_due(self) -> bool:
         """Whether `flush.messages` asks for an fsync now."""
         most, log = self.topic.flush_messages, self._log
-        return most is not None and log is not None and log.end_offset - log.recovery_point >= most
+        return most is not None and log is not None and log.end_offset - log.flusher.recovery_point >= most
 
     def changed(self) -> None:
         """Wake who waits for this partition."""

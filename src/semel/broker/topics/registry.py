@@ -25,8 +25,8 @@ from semel.broker.topics.topic import Topic, check_topic_name, flat_name
 from semel.config import TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.damage import DirectoryGone
+from semel.log.file_names import LOG_SUFFIX
 from semel.log.manifest import Manifest
-from semel.log.segment import LOG_SUFFIX
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,139 @@
+"""Opening the log of a partition, or creating it.
+
+It guarantees that a new partition inherits nothing from a deleted one of the same name, that files which lost something
+are reported (`DamagedLog`) and not opened, and that such a partition is found just as damaged by the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from uuid import UUID
+
+from semel.config import Values
+from semel.log import checkpoints, damage, manifest, recovery
+from semel.log.checkpoints import LeaderEpochs
+from semel.log.files import Files
+from semel.log.partition_log import DEFAULT_PRODUCER_ID_EXPIRATION_MS, PartitionLog
+
+logger = logging.getLogger(__name__)
+
+
+def open_partition_log(
+    directory: Path | str,
+    topic: str,
+    partition: int,
+    config: Values,
+    now_ms: int,
+    *,
+    topic_id: UUID | None = None,
+    clean: bool,
+    files: Files,
+    recovery_point: int | None = None,
+    log_start_offset: int | None = None,
+    producer_id_expiration_ms: int = DEFAULT_PRODUCER_ID_EXPIRATION_MS,
+    unsynced_may_be_lost: bool = False,
+    expected: manifest.Marks | None = None,
+) -> PartitionLog:
+    """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
+
+    `clean`: the data directory was closed in order, so nothing has to be scanned.
+    `unsynced_may_be_lost`: the machine went down, and nothing was promised before its fsync.
+    `expected`: the files as the last clean stop left them.
+    """
+    path = os.fspath(directory)
+    fresh = not files.exists(path)
+    if fresh and expected is not None:
+        raise damage.missing_partition(path)
+    if fresh and recovery_point:
+        raise damage.missing_partition(path, recovery_point)
+    if fresh:
+        files.make_directory(path)
+        first = checkpoints.encode_leader_epochs([(0, 0)])
+        files.write_into(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, 0)
+    elif expected is None:
+        expected = manifest.read_expected(files, path)
+    parent = os.path.dirname(path)
+    name = (topic, partition)
+    if fresh:
+        # A topic of the same name may have lived and died here.
+        for checkpoint in checkpoints.OF_PARTITIONS:
+            checkpoints.forget_offset(files, parent, checkpoint, name)
+    if log_start_offset is None:
+        log_start_offset = checkpoints.read_offsets(files, parent, checkpoints.LOG_START_OFFSETS).get(name, 0)
+    epochs = LeaderEpochs([(0, 0)]) if fresh else checkpoints.read_leader_epochs(files, path)
+    if epochs is not None and not manifest.is_as_left(files, path, checkpoints.LEADER_EPOCH_CHECKPOINT, expected):
+        logger.warning("%s/%s is damaged; it is rebuilt from the log", path, checkpoints.LEADER_EPOCH_CHECKPOINT)
+        epochs = None
+    if epochs is None:
+        # Only the batches know which epochs there were: all of them are read.
+        epochs, clean, recovery_point = LeaderEpochs(), False, 0
+    contiguous_from = 0
+    if fresh:
+        recovery_point = None
+    else:
+        contiguous_from = checkpoints.read_offsets(files, parent, checkpoints.CLEANER_OFFSETS).get(name, 0)
+    context = recovery.LoadContext(
+        clean=clean or fresh,
+        now_ms=now_ms,
+        index_interval_bytes=config["index.interval.bytes"],
+        producer_id_expiration_ms=producer_id_expiration_ms,
+        recovery_point=recovery_point,
+        contiguous_from=contiguous_from,
+        compacted="compact" in config["cleanup.policy"],
+        log_start_offset=log_start_offset,
+        unsynced_may_be_lost=unsynced_may_be_lost,
+        expected=expected,
+    )
+    try:
+        loaded = recovery.load(files, path, epochs, context)
+    except damage.DamagedLog:
+        if expected is not None:
+            manifest.write_expected(files, path, expected)
+        raise
+    if expected is not None:
+        manifest.remove_expected(files, path)
+    log = PartitionLog(path, topic, partition, files, config, loaded)
+    log.producer_id_expiration_ms = producer_id_expiration_ms
+    log.flusher.is_created = fresh
+    log.log_start_offset = max(log.log_start_offset, log_start_offset)
+    if loaded.leader_epochs_changed:
+        log.write_leader_epochs()
+    try:
+        log.topic_id = _settle_topic_id(files, path, topic_id, fresh, expected)
+    except damage.ForeignPartition:
+        log.segments.close()
+        raise
+    for repair in loaded.repairs:
+        logger.warning("%s-%d: %s", topic, partition, repair)
+    return log
+
+
+def _settle_topic_id(
+    files: Files, directory: str, topic_id: UUID | None, fresh: bool, expected: manifest.Marks | None
+) -> UUID:
+    """The topic id of a partition: the one that its file names, which must be `topic_id` where that is known. The file
+    is written where there is none, or where it is damaged."""
+    path = f"{directory}/{checkpoints.PARTITION_METADATA}"
+    stored = None if fresh else _stored_topic_id(files, directory, path, expected)
+    if stored is not None and topic_id is not None and stored != topic_id:
+        raise damage.ForeignPartition(path, stored, topic_id)
+    if stored is None and topic_id is not None:
+        data = checkpoints.encode_partition_metadata(topic_id)
+        if fresh:
+            files.write_into(path, data, 0)
+        else:
+            files.replace(path, data)
+    return topic_id or stored or checkpoints.NO_TOPIC_ID
+
+
+def _stored_topic_id(files: Files, directory: str, path: str, expected: manifest.Marks | None) -> UUID | None:
+    try:
+        stored = checkpoints.decode_partition_metadata(files.read(path))
+        if not manifest.is_as_left(files, directory, checkpoints.PARTITION_METADATA, expected):
+            raise checkpoints.DamagedCheckpoint("it is not what was written at the last stop")
+    except (FileNotFoundError, checkpoints.DamagedCheckpoint) as error:
+        logger.warning("%s is written anew: %s", path, error)
+        return None
+    return stored
