@@ -97,6 +97,6 @@ def test_flush_messages_and_flush_ms_force_an_fsync(tmp_path: Path) -> None:
             for _ in range(4):
                 raw.produce(name, batch())
         logs = {name: broker.server.topics.partition(name, 0).log for name in ("by-count", "by-time", "never")}
-        assert logs["by-count"].recovery_point == 3
-        until(lambda: logs["by-time"].recovery_point == 4, what="flush.ms")
-        assert logs["never"].recovery_point == 0
+        assert logs["by-count"].flusher.recovery_point == 3
+        until(lambda: logs["by-time"].flusher.recovery_point == 4, what="flush.ms")
+        assert logs["never"].flusher.recovery_point == 0

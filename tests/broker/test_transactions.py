@@ -555,7 +555,7 @@ def test_with_fsync_the_coordinators_record_is_on_disk_before_the_data_is_writte
         append, unflushed = data.append, []
 
         def watched(*arguments: Any, **options: Any) -> Any:
-            unflushed.append(state.end_offset - state.recovery_point)
+            unflushed.append(state.end_offset - state.flusher.recovery_point)
             return append(*arguments, **options)
 
         data.append = watched  # type: ignore[method-assign]
