@@ -12,7 +12,7 @@ from tests.support.requirements import CHECKOUT
 from tests.support.shell import ShellSession, apply_diff, steps
 
 #: What a change to the sources, and the tests it is tried with, may need.
-COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+COPIED = ("src", "tests", "docs", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 RUN = {page: blocks_of(page) for page in pages() if any(block.language == "console" for block in blocks_of(page))}
 
 
