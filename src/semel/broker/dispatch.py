@@ -16,8 +16,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from importlib import import_module
 from types import CoroutineType, GeneratorType
@@ -25,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
 from semel.broker.net.connection import Buffers, Served, ServerConnection
-from semel.broker.quotas import Quotas, Stopwatch
 from semel.errors import ErrorCode, Refused
-from semel.wire import TooManyElements, decode
+from semel.wire import TooManyElements, decode, decode_from
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_request, response_frame
 from semel.wire.primitives import LongString
 from semel.wire.schema import fields_of
 
 if TYPE_CHECKING:
+    from semel.broker.meter import Measurement
     from semel.broker.server import BrokerServer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ ELEMENTS_AT_ONCE = 2000
 
 
 #: Requests whose answers may be far larger than they are themselves.
-ANSWERED_AT_LENGTH = frozenset(
+LARGE_ANSWERS = frozenset(
     {
         ApiKey.FETCH,
         ApiKey.METADATA,
@@ -62,9 +61,9 @@ ANSWERED_AT_LENGTH = frozenset(
 )
 
 
-def _is_answered_at_length(key: int, request: Any) -> bool:
+def _may_have_a_large_answer(key: int, request: Any) -> bool:
     # A client that names its topics wants to produce, and is told little.
-    return key in ANSWERED_AT_LENGTH and not (key == ApiKey.METADATA and request.topics)
+    return key in LARGE_ANSWERS and not (key == ApiKey.METADATA and request.topics)
 
 
 class Call:
@@ -126,6 +125,8 @@ class Dispatcher:
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
         self._after_reply = broker.after_reply
+        self._due_steps = broker.after_reply.steps
+        self._unread = broker.unread
         self.routes: dict[int, Route] = {}
 
     def serve(self, connection: ServerConnection, frame: memoryview) -> Served:
@@ -134,7 +135,7 @@ class Dispatcher:
         if broker.fatal_error is not None:
             connection.refuse("the broker stopped for a broken invariant")
             return None
-        if self._after_reply.steps:
+        if self._due_steps:
             self._after_reply.run_all()
         try:
             header, body_offset = parse_request(frame)
@@ -143,45 +144,57 @@ class Dispatcher:
             if route is None or not route.min_version <= version <= route.max_version:
                 return self._not_served(connection, key, version, correlation_id)
             call = Call(key, version, correlation_id, client_id, connection)
+            measured = None if broker.meter is None else broker.meter.begin(call, len(frame))
             try:
-                request = decode(route.request, version, frame, body_offset, ELEMENTS_AT_ONCE)
+                request = decode_from(route.request, version, frame, body_offset, ELEMENTS_AT_ONCE)[0]
             except TooManyElements:
-                return self._serve_large(route, frame, body_offset, call)
+                return self._serve_large(route, frame, body_offset, call, measured)
             except LongString as error:
                 reply = self._failed(route.request(), call, error)
                 return None if reply is None else response_frame(key, version, correlation_id, reply)
         except Refused as error:
             connection.refuse(f"a request that cannot be decoded: {error}")
             return None
-        if broker.unread.is_full and _is_answered_at_length(key, request):
-            return self._serve_when_others_read(connection, frame)
+        if self._unread.is_full and _may_have_a_large_answer(key, request):
+            return self._serve_when_others_read(route, request, call, measured)
+        return self._handle(route, request, call, measured)
+
+    def _handle(self, route: Route, request: Any, call: Call, measured: Measurement | None) -> Served:
+        """Call the handler: every request comes through here, whether it is measured or not."""
         route.count += 1
-        if broker.quotas is not None:
-            return self._serve_within(broker.quotas, route, request, call, len(frame))
+        if measured is not None:
+            measured.start()
         try:
-            reply = route.handler(broker, request, call)
+            reply = route.handler(self._broker, request, call)
             if type(reply) is GeneratorType:
-                reply = self._first_steps(reply, call)
+                reply = self._other_steps(reply, call) if call.is_long else self._first_steps(reply, call)
         except Exception as error:
             reply = self._failed(request, call, error)
-        if type(reply) is CoroutineType:
-            return self._reply_later(reply, request, call)
-        if reply is None:
-            return None
-        return response_frame(key, version, correlation_id, reply)
+        if measured is not None:
+            measured.stop()
+        if type(reply) is CoroutineType or call.is_long:
+            return self._reply_later(reply, request, call, measured)
+        if measured is None:
+            return None if reply is None else response_frame(call.api_key, call.version, call.correlation_id, reply)
+        measured.count(reply)
+        buffers = None if reply is None else response_frame(call.api_key, call.version, call.correlation_id, reply)
+        measured.finish()
+        return buffers
 
-    async def _serve_when_others_read(self, connection: ServerConnection, frame: memoryview) -> Buffers | None:
-        """Serve a request once there is room for an answer that may be large."""
-        await self._broker.unread.room()
-        served = Dispatcher.serve(self, connection, frame)
-        return served if served is None or isinstance(served, list) else await served
-
-    async def _reply_later(self, coroutine: Coroutine[Any, Any, Any], request: object, call: Call) -> Buffers | None:
+    async def _reply_later(
+        self, reply: Any, request: object, call: Call, measured: Measurement | None
+    ) -> Buffers | None:
         try:
-            reply = await coroutine
+            if type(reply) is CoroutineType:
+                reply = await (reply if measured is None else measured.watch(reply))
         except Exception as error:
             reply = self._failed(request, call, error)
-        return await self._encoded(reply, call)
+        if measured is not None:
+            measured.count(reply)
+        buffers = await self._encoded(reply, call)
+        if measured is not None:
+            measured.finish()
+        return buffers
 
     async def _encoded(self, reply: Any, call: Call) -> Buffers | None:
         if reply is None:
@@ -224,79 +237,40 @@ class Dispatcher:
                 turns.worked(since)
         return await reply if type(reply) is CoroutineType else reply
 
-    async def _serve_large(self, route: Route, frame: memoryview, body_offset: int, call: Call) -> Buffers | None:
-        """Serve a request with very many elements, unless they are too many."""
-        broker, connection = self._broker, call.connection
-        most = broker.settings["semel.request.max.elements"]
+    async def _serve_large(
+        self, route: Route, frame: memoryview, body_offset: int, call: Call, measured: Measurement | None
+    ) -> Buffers | None:
+        """Serve a request with very many elements, unless there are too many."""
+        most = self._broker.settings["semel.request.max.elements"]
         try:
-            request = await broker.beside(partial(decode, route.request, call.version, frame, body_offset, most))
+            request = await self._broker.beside(partial(decode, route.request, call.version, frame, body_offset, most))
         except TooManyElements:
-            connection.refuse(
+            call.connection.refuse(
                 f"a {route.api.name} with more than {most} elements: name fewer topics, partitions or groups in one "
                 "request, or raise semel.request.max.elements"
             )
             return None
         except Refused as error:
-            connection.refuse(f"a request that cannot be decoded: {error}")
+            call.connection.refuse(f"a request that cannot be decoded: {error}")
             return None
-        if broker.unread.is_full and _is_answered_at_length(call.api_key, request):
-            await broker.unread.room()
+        call.is_long = True
+        return await self._serve_when_others_read(route, request, call, measured)
+
+    async def _serve_when_others_read(
+        self, route: Route, request: Any, call: Call, measured: Measurement | None
+    ) -> Buffers | None:
+        """Serve a request in a later turn of the loop, once there is memory for an answer that may be large."""
+        broker = self._broker
+        if self._unread.is_full and _may_have_a_large_answer(call.api_key, request):
+            await self._unread.room()
         if broker.fatal_error is not None:
-            connection.refuse("the broker stopped for a broken invariant")
+            call.connection.refuse("the broker stopped for a broken invariant")
             return None
         # Others were served meanwhile.
         self._after_reply.run_all()
-        route.count += 1
-        call.is_long = True
-        quotas = broker.quotas
-        if quotas is not None:
-            served: Any = self._serve_within(quotas, route, request, call, len(frame))
-            buffers: Buffers | None = await served if type(served) is CoroutineType else served
-            return buffers
-        try:
-            reply = route.handler(broker, request, call)
-            if type(reply) is GeneratorType:
-                reply = self._other_steps(reply, call)
-            if type(reply) is CoroutineType:
-                reply = await reply
-        except Exception as error:
-            reply = self._failed(request, call, error)
-        return await self._encoded(reply, call)
-
-    def _serve_within(self, quotas: Quotas, route: Route, request: Any, call: Call, size_bytes: int) -> Served:
-        """Serve a request, and count what it takes."""
-        began_ns = time.perf_counter_ns()
-        try:
-            reply = route.handler(self._broker, request, call)
-            if type(reply) is GeneratorType:
-                reply = self._first_steps(reply, call)
-        except Exception as error:
-            reply = self._failed(request, call, error)
-        spent_ns = time.perf_counter_ns() - began_ns
-        if type(reply) is CoroutineType:
-            return self._reply_later_within(quotas, Stopwatch(reply, spent_ns), request, call, size_bytes)
-        self._count(quotas, call, reply, size_bytes, spent_ns)
-        if call.is_long:
-            return self._encoded(reply, call)
-        return None if reply is None else response_frame(call.api_key, call.version, call.correlation_id, reply)
-
-    async def _reply_later_within(
-        self, quotas: Quotas, stopwatch: Stopwatch, request: Any, call: Call, size_bytes: int
-    ) -> Buffers | None:
-        try:
-            reply = await stopwatch
-        except Exception as error:
-            reply = self._failed(request, call, error)
-        self._count(quotas, call, reply, size_bytes, stopwatch.spent_ns)
-        return await self._encoded(reply, call)
-
-    @staticmethod
-    def _count(quotas: Quotas, call: Call, reply: Any, size_bytes: int, spent_ns: int) -> None:
-        # Without an answer nobody could be told of the work; a produce of any kind is counted by its bytes.
-        wait_ms = 0 if reply is None else quotas.worked(call, spent_ns)
-        if call.api_key == ApiKey.PRODUCE:
-            wait_ms = max(wait_ms, quotas.produced(call, size_bytes))
-        quotas.throttle(call, reply, wait_ms)
+        served: Any = self._handle(route, request, call, measured)
+        buffers: Buffers | None = await served if type(served) is CoroutineType else served
+        return buffers
 
     def _find(self, key: int) -> Route | None:
         if key not in SERVED:

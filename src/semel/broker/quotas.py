@@ -11,9 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.stored.quotas import (
@@ -202,28 +200,3 @@ class Quotas:
 
 def _entity(**names: str | None) -> Entity:
     return tuple(sorted((CLIENT_ID if kind == "client_id" else USER, name) for kind, name in names.items()))
-
-
-class Stopwatch:
-    """Awaits a coroutine, and adds up how long it had the thread; what it waits for others is not its work."""
-
-    __slots__ = ("_coroutine", "spent_ns")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], spent_ns: int) -> None:
-        self._coroutine = coroutine
-        self.spent_ns = spent_ns
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        step: Callable[[], Any] = partial(self._coroutine.send, None)
-        while True:
-            began_ns = time.perf_counter_ns()
-            try:
-                waits_for = step()
-            except StopIteration as done:
-                return done.value
-            finally:
-                self.spent_ns += time.perf_counter_ns() - began_ns
-            try:
-                step = partial(self._coroutine.send, (yield waits_for))
-            except BaseException as error:
-                step = partial(self._coroutine.throw, error)

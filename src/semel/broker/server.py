@@ -29,9 +29,11 @@ from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
+from semel.broker.meter import Meter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
 from semel.broker.observability.metrics import Metrics
+from semel.broker.observability.request_times import RequestTimes
 from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
 from semel.broker.stored.dynamic_settings import DynamicSettings
@@ -98,10 +100,6 @@ class BrokerServer:
         #: What answered requests still have to do, before the next request.
         self.after_reply = AfterReply(lambda: self.fatal_error is None)
         self.dispatcher = Dispatcher(self)
-        if settings["semel.metrics.port"] >= 0:
-            from semel.broker.observability.request_times import TimedDispatcher
-
-            self.dispatcher = TimedDispatcher(self)
         self.connections = Connections(self)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -120,6 +118,9 @@ class BrokerServer:
         self.quota_store: QuotaStore
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
+        #: Measures requests, for the quotas and for the metrics port; None where there is neither.
+        self.meter: Meter | None = None
+        self._times: dict[int, RequestTimes] | None = {} if settings["semel.metrics.port"] >= 0 else None
         #: Looks into large batches, off the loop.
         self.record_checks = RecordChecks()
         #: What "written" means, and in which order a decision is flushed, carried out and answered.
@@ -389,3 +390,5 @@ class BrokerServer:
             self.quotas = None
         elif self.quotas is None:
             self.quotas = Quotas(self.quota_store, self.settings, self.metrics, self.now_ms)
+        is_measured = self.quotas is not None or self._times is not None
+        self.meter = Meter(self.quotas, self._times) if is_measured else None

@@ -108,16 +108,15 @@ def _traffic(page: _Page, broker: BrokerServer) -> None:
 
 
 def _requests(page: _Page, broker: BrokerServer) -> None:
-    from semel.broker.observability.request_times import BOUNDS_MS, TimedDispatcher
+    from semel.broker.observability.request_times import BOUNDS_MS
 
-    dispatcher = broker.dispatcher
-    routes = sorted(dispatcher.routes.items())
+    routes = sorted(broker.dispatcher.routes.items())
     page.counter(
         _REQUESTS + "requests_total",
         "Requests by API.",
         *((f'{{request="{route.api.name}"}}', route.count) for _, route in routes),
     )
-    times = dispatcher.times if isinstance(dispatcher, TimedDispatcher) else {}
+    times = (broker.meter.times if broker.meter is not None else None) or {}
     timed = [(route.api.name, times[key]) for key, route in routes if key in times]
     name = _REQUESTS + "totaltimems"
     page.family(name, "histogram", "Milliseconds from a request's arrival to its answer, waiting included.")
