@@ -16,7 +16,15 @@ from semel.broker.dispatch import Call, Pace
 from semel.broker.embedded import Broker
 from semel.broker.fetch_sessions import EVICTION_MS, FetchSessions
 from semel.broker.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, UNREAD_BYTES, Served, ServerConnection
-from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, STEP_BYTES, WOKEN_TOGETHER, MemoryPool, UnreadAnswers
+from semel.broker.net.memory import (
+    RECEIVE_BUFFER_BYTES,
+    STEP_BYTES,
+    WOKEN_TOGETHER,
+    MemoryPool,
+    UnreadAnswers,
+    grown,
+    new_buffer,
+)
 from semel.broker.observability.metrics import Metrics
 from semel.broker.quotas import MANY_CLIENTS, Quotas
 from semel.broker.stored.metadata_store import LocalMetadataStore
@@ -699,3 +707,23 @@ def connections_possible(wanted: int) -> int:
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return min(wanted, needed - 500)
+
+
+def test_a_buffer_grows_without_a_copy() -> None:
+    buffer = new_buffer(RECEIVE_BUFFER_BYTES)
+    buffer[:3] = b"abc"
+    pages = buffer.obj
+    larger = grown(buffer, 3, 64 * MB)
+    assert larger.obj is pages, "the same pages"
+    assert len(larger) == 64 * MB and larger[:3] == b"abc"
+    larger[-1] = 1
+
+
+def test_a_buffer_that_somebody_looks_into_is_copied() -> None:
+    buffer = new_buffer(RECEIVE_BUFFER_BYTES)
+    buffer[:3] = b"abc"
+    looked_into = buffer[:3]
+    larger = grown(buffer, 3, MB)
+    assert len(larger) == MB and larger[:3] == b"abc"
+    larger[:3] = b"xyz"
+    assert looked_into == b"abc"

@@ -27,7 +27,7 @@ from semel.broker.net.memory import (
     STEP_BYTES,
     MemoryPool,
     UnreadAnswers,
-    new_buffer,
+    grown,
 )
 from semel.broker.net.turns import Turns
 
@@ -238,9 +238,8 @@ class FramedProtocol(asyncio.BufferedProtocol):
             if not self._pool.take(size - len(buffer), self):
                 return
             self._held_bytes += size - len(buffer)
-            grown = new_buffer(size)
-            grown[:pending] = buffer[:pending]
-            self._buffer = grown
+            self._buffer = _NOTHING
+            self._buffer = grown(buffer, pending, size)
 
     def _is_held_back(self) -> bool:
         """Whether frames have to wait although they are here."""

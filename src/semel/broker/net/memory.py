@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import islice
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Protocol
 
 #: What a connection reads into: one for all of them, kept by one only while it needs it.
@@ -38,7 +38,23 @@ NO_LIMIT = 2**63 - 1
 def new_buffer(size_bytes: int) -> memoryview:
     """A buffer of its own pages: they are taken when something is read into them, and given back with it, where an
     allocator would keep the holes that connections leave."""
-    return memoryview(mmap(-1, size_bytes))
+    return memoryview(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
+
+
+def grown(buffer: memoryview, used_bytes: int, size_bytes: int) -> memoryview:
+    """The same buffer with more room. Its pages move as they are: to copy a large one would hold up everybody.
+
+    Not where somebody still looks into it, or where the system cannot do that.
+    """
+    pages = buffer.obj
+    try:
+        buffer.release()
+        pages.resize(size_bytes)  # type: ignore[attr-defined]
+        return memoryview(pages)
+    except (BufferError, OSError, SystemError, ValueError):
+        larger = new_buffer(size_bytes)
+        larger[:used_bytes] = memoryview(pages)[:used_bytes]
+        return larger
 
 
 class Sender(Protocol):
