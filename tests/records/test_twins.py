@@ -94,6 +94,35 @@ def test_writing_a_record(timestamp_delta: int, offset_delta: int, record: Recor
     assert parsed[:2] == (timestamp_delta, offset_delta)
 
 
+PAIRS = st.lists(st.tuples(*[st.none() | st.binary(max_size=200)] * 2), max_size=5)
+INT16 = st.integers(-(2**15), 2**15 - 1)
+
+
+@given(PAIRS, INT64, INT64, INT16, INT16, INT64, st.integers(-(2**31), 2**31 - 1))
+def test_building_a_batch_of_pairs(
+    pairs: list[tuple[bytes | None, bytes | None]],
+    timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    attributes: int,
+    base_offset: int,
+    leader_epoch: int,
+) -> None:
+    given_header = {
+        "producer_id": producer_id,
+        "producer_epoch": producer_epoch,
+        "attributes": attributes,
+        "base_offset": base_offset,
+        "leader_epoch": leader_epoch,
+    }
+    expected = _pure.build_pairs(pairs, timestamp_ms, **given_header)
+    built = _speedups.build_pairs(pairs, timestamp_ms, **given_header)
+    assert built == expected
+    assert type(built) is bytearray
+    views = [tuple(None if field is None else memoryview(field) for field in pair) for pair in pairs]
+    assert _speedups.build_pairs(tuple(views), timestamp_ms, **given_header) == expected
+
+
 @given(damaged_payloads(), st.booleans(), st.booleans(), st.integers(-1, 20))
 def test_walking_records(damaged: tuple[bytes, int], dense: bool, require_keys: bool, last_offset_delta: int) -> None:
     payload, count = damaged

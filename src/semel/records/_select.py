@@ -5,6 +5,7 @@ from __future__ import annotations
 try:
     from ._speedups import (
         RecordWalk,
+        build_pairs,
         check_framing,
         decode_columns,
         encode_columns,
@@ -20,6 +21,7 @@ try:
 except ImportError:
     from ._pure import (
         RecordWalk,
+        build_pairs,
         check_framing,
         decode_columns,
         encode_columns,
@@ -36,6 +38,7 @@ except ImportError:
 __all__ = [
     "COMPILED",
     "RecordWalk",
+    "build_pairs",
     "check_framing",
     "decode_columns",
     "encode_columns",

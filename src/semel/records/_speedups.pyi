@@ -1,4 +1,5 @@
 from ._pure import RecordWalk as RecordWalk
+from ._pure import build_pairs as build_pairs
 from ._pure import check_framing as check_framing
 from ._pure import decode_columns as decode_columns
 from ._pure import encode_columns as encode_columns

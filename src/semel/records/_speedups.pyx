@@ -4,8 +4,10 @@
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
+
+from crc32c import crc32c
 
 from .layout import Column, HeaderColumns, Record
 
@@ -26,6 +28,12 @@ cdef enum:
     LEFT_OVER = 11
     RECORD_COUNT = 12
     SMALLEST = 7
+    # Of a batch's header: its size, what its length does not count, and where its CRC stands and begins.
+    HEADER = 61
+    UNCOUNTED = 12
+    CRC_AT = 17
+    CHECKED_FROM = 21
+    MAGIC = 2
 
 FLAWS = (
     "",
@@ -441,6 +449,12 @@ cdef class Held:
 
 
 def write_record(bytearray out, int64_t timestamp_delta, int64_t offset_delta, key, value, headers):
+    append_record(out, timestamp_delta, offset_delta, key, value, headers)
+
+
+cdef int append_record(
+    bytearray out, int64_t timestamp_delta, int64_t offset_delta, key, value, headers
+) except -1:
     cdef bytes encoded = b""
     cdef Py_ssize_t key_size = -1, value_size = -1, body, before, encoded_size
     cdef const uint8_t* key_data = NULL
@@ -475,6 +489,49 @@ def write_record(bytearray out, int64_t timestamp_delta, int64_t offset_delta, k
         memcpy(at, PyBytes_AS_STRING(encoded), encoded_size)
     else:
         at[0] = 0
+    return 0
+
+
+cdef inline uint8_t* put_big(uint8_t* at, uint64_t value, int size) noexcept nogil:
+    """An integer of so many bytes, the most significant first."""
+    cdef int byte
+    for byte in range(size):
+        at[byte] = <uint8_t> (value >> (8 * (size - 1 - byte)))
+    return at + size
+
+
+def build_pairs(
+    pairs,
+    int64_t timestamp_ms,
+    *,
+    int64_t producer_id=-1,
+    int16_t producer_epoch=-1,
+    int16_t attributes=0,
+    int64_t base_offset=0,
+    int32_t leader_epoch=-1,
+):
+    cdef bytearray data = PyByteArray_FromStringAndSize(NULL, HEADER)
+    cdef int32_t count = 0
+    cdef uint8_t* at
+    for key, value in pairs:
+        append_record(data, 0, count, key, value, None)
+        count += 1
+    at = <uint8_t*> PyByteArray_AS_STRING(data)
+    at = put_big(at, <uint64_t> base_offset, 8)
+    at = put_big(at, PyByteArray_GET_SIZE(data) - UNCOUNTED, 4)
+    at = put_big(at, <uint64_t> leader_epoch, 4)
+    at[0] = MAGIC
+    at = put_big(at + 1, 0, 4)
+    at = put_big(at, <uint64_t> attributes, 2)
+    at = put_big(at, <uint64_t> (count - 1), 4)
+    at = put_big(at, <uint64_t> timestamp_ms, 8)
+    at = put_big(at, <uint64_t> timestamp_ms, 8)
+    at = put_big(at, <uint64_t> producer_id, 8)
+    at = put_big(at, <uint64_t> producer_epoch, 2)
+    at = put_big(at, <uint64_t> -1, 4)
+    put_big(at, <uint64_t> count, 4)
+    put_big(<uint8_t*> PyByteArray_AS_STRING(data) + CRC_AT, <uint64_t> crc32c(memoryview(data)[CHECKED_FROM:]), 4)
+    return data
 
 
 cdef inline uint8_t* put_bytes(uint8_t* at, const uint8_t* data, Py_ssize_t size) noexcept nogil:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from semel.errors import invariant
 
-from ._select import write_record
+from ._select import build_pairs, write_record
 from .compression import NONE, compress
 from .layout import (
     CONTROL,
@@ -21,8 +21,9 @@ from .layout import (
     Record,
     seal,
     with_header_room,
-    write_header,
 )
+
+__all__ = ["BatchBuilder", "build", "build_pairs", "record_size_max"]
 
 #: key, value, then optionally headers, then optionally a timestamp
 Fields: TypeAlias = (
@@ -187,40 +188,6 @@ class BatchBuilder:
         )
         self._payload = bytearray()
         return self._closed
-
-
-def build_pairs(
-    pairs: Sequence[tuple[Buffer | None, Buffer | None]],
-    timestamp_ms: int,
-    *,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    attributes: int = 0,
-    base_offset: int = 0,
-    leader_epoch: int = -1,
-) -> bytearray:
-    """A coordinator's own batch: keys and values of one moment, uncompressed, without sequences.
-
-    The same bytes as `build` makes, at a fraction of its cost: every step of a transaction writes one. They may be
-    changed, so a log places them without a copy.
-    """
-    data = bytearray(HEADER_SIZE)
-    for position, (key, value) in enumerate(pairs):
-        write_record(data, 0, position, key, value, ())
-    write_header(
-        data,
-        attributes=attributes,
-        last_offset_delta=len(pairs) - 1,
-        base_timestamp=timestamp_ms,
-        max_timestamp=timestamp_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-        record_count=len(pairs),
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-    )
-    return data
 
 
 def build(
