@@ -87,6 +87,10 @@ class FakePartition:
         return self
 
     @property
+    def reader(self) -> FakePartition:
+        return self
+
+    @property
     def entries(self) -> list[LogEntry]:
         return [entry for entry in self.broker.log if entry.partition == self.index]
 

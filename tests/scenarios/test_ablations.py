@@ -385,7 +385,7 @@ def without_timeouts(patch: Patch) -> None:
 
 
 def without_recognising_a_repeated_end(patch: Patch) -> None:
-    patch.setattr(transaction_coordinator, "is_repeated_end", lambda *_: False)
+    patch.setattr(transaction_metadata, "is_repeated_end", lambda *_: False)
 
 
 def without_waiting_for_the_previous_end(patch: Patch) -> None:
@@ -395,24 +395,25 @@ def without_waiting_for_the_previous_end(patch: Patch) -> None:
         cell = original(state, event)
         return E.NONE if cell is E.CONCURRENT_TRANSACTIONS else cell
 
-    patch.setattr(transaction_coordinator, "TRANSACTION_TABLE", SimpleNamespace(step=step))
+    for module in (transaction_metadata, transaction_coordinator):
+        patch.setattr(module, "TRANSACTION_TABLE", SimpleNamespace(step=step))
 
 
 def without_an_epoch_bump_for_an_absent_owner(patch: Patch) -> None:
     def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
         state = transaction_states.TransactionState.PREPARE_ABORT
-        return transaction_metadata.prepared(old, state, 0, now_ms, None)
+        return transaction_metadata.after_prepare(old, state, 0, now_ms, None)
 
-    patch.setattr(transaction_coordinator, "fenced", unbumped)
+    patch.setattr(transaction_coordinator, "after_fence", unbumped)
 
 
 def without_an_epoch_bump_at_the_end(patch: Patch) -> None:
-    original = transaction_metadata.prepared
+    original = transaction_metadata.after_prepare
 
     def unbumped(old: Any, state: Any, version: int, *rest: Any) -> Any:
         return original(old, state, 0, *rest)
 
-    patch.setattr(transaction_coordinator, "prepared", unbumped)
+    patch.setattr(transaction_metadata, "after_prepare", unbumped)
 
 
 def without_rotation(patch: Patch) -> None:

@@ -123,12 +123,12 @@ class OsDurability(Durability):
 
     def _perform(self, host: CoordinatorHost, decision: Decision[Any]) -> bool:
         """Perform the effects now if somebody waits for them, else after the reply. Returns whether it was now."""
-        if not decision.effects:
-            return False
-        if host.is_awaited(decision.effects):
-            host.perform_all(decision.effects)
+        performers = host.performers
+        if any(performers[type(effect)].is_awaited(effect) for effect in decision.effects):
+            _perform_all(host, decision)
             return True
-        self._after_reply.add(partial(host.perform_all, decision.effects))
+        for effect in decision.effects:
+            self._after_reply.add(partial(performers[type(effect)].perform, effect))
         return False
 
     def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
@@ -163,7 +163,7 @@ class FsyncDurability(Durability):
     def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
         if decision.records:
             return self._reply_after(host, self._spawn(self._perform_once_flushed(host, decision)), reply)
-        host.perform_all(decision.effects)
+        _perform_all(host, decision)
         return self.reply_once_durable(host, reply, host.partitions_of(keys))
 
     @staticmethod
@@ -175,7 +175,7 @@ class FsyncDurability(Durability):
 
     def settle(self, host: CoordinatorHost, decision: Decision[Any]) -> None:
         if not decision.records:
-            host.perform_all(decision.effects)
+            _perform_all(host, decision)
         elif decision.effects:
             self._spawn(self._perform_once_flushed(host, decision))
 
@@ -183,7 +183,7 @@ class FsyncDurability(Durability):
         """Perform the effects once the records are on disk; False if they cannot get there."""
         if await self.flusher.flushed(host.unflushed({record.partition for record in decision.records})):
             return False
-        host.perform_all(decision.effects)
+        _perform_all(host, decision)
         return True
 
     def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
@@ -198,6 +198,12 @@ class FsyncDurability(Durability):
     async def wait(self, host: CoordinatorHost, indexes: Iterable[int]) -> None:
         if await self.flusher.flushed(host.unflushed(indexes)):
             raise host.not_on_disk()
+
+
+def _perform_all(host: CoordinatorHost, decision: Decision[Any]) -> None:
+    """Perform the effects of a decision in their order."""
+    for effect in decision.effects:
+        host.performers[type(effect)].perform(effect)
 
 
 async def _in_a_new_task(reply: Any) -> Any:

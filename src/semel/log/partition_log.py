@@ -225,7 +225,8 @@ class PartitionLog:
         completed = self.producers.completes(producer_id, offset, commit)
         try:
             segment = self._segment_for(len(data), offset, now_ms, now_ms)
-            self._begin_epoch_if_new(offset)
+            if self.leader_epoch != self.leader_epochs.latest:
+                self._begin_epoch_if_new(offset)
             segment.write(data, len(data), offset, now_ms, self._index_interval_bytes)
             # From here the offset is taken, whatever happens. The transaction ends only once an abort is in the
             # index: until then the last stable offset must not move (K-7866).

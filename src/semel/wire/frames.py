@@ -46,7 +46,10 @@ def parse_request(frame: Buffer) -> tuple[RequestHeader, int]:
             client_id = str(view[position : position + length], "utf-8")
             position += length
         if api.is_flexible(api_version):
-            position = skip_tagged_fields(view, position + 1, view[position], len(view))
+            tagged = view[position]
+            position += 1
+            if tagged:
+                position = skip_tagged_fields(view, position, tagged, len(view))
     except (StructError, IndexError) as error:
         raise Malformed(f"a request of {len(view)} bytes ends inside its header") from error
     except UnicodeDecodeError as error:

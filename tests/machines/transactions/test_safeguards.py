@@ -122,8 +122,8 @@ def without_epoch_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_owner_epoch_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction_coordinator, "owner_of", lambda metadata, identity: metadata)
-    patch.setattr(transaction_coordinator, "is_repeated_end", lambda metadata, identity: False)
+    patch.setattr(transaction_metadata, "owner_of", lambda metadata, identity: metadata)
+    patch.setattr(transaction_metadata, "is_repeated_end", lambda metadata, identity: False)
 
 
 def without_renewal_check(patch: pytest.MonkeyPatch) -> None:
@@ -135,19 +135,19 @@ def without_pending_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_epoch_bump_at_end(patch: pytest.MonkeyPatch) -> None:
-    original = transaction_coordinator.prepared
+    original = transaction_metadata.after_prepare
 
     def unbumped(old: Any, state: Any, version: int, *rest: Any) -> Any:
         return original(old, state, 0, *rest)
 
-    patch.setattr(transaction_coordinator, "prepared", unbumped)
+    patch.setattr(transaction_metadata, "after_prepare", unbumped)
 
 
 def without_epoch_bump_for_an_absent_owner(patch: pytest.MonkeyPatch) -> None:
     def unbumped(old: Any, version: int, now_ms: int, *rest: Any) -> Any:
-        return transaction_metadata.prepared(old, TransactionState.PREPARE_ABORT, 0, now_ms, None)
+        return transaction_metadata.after_prepare(old, TransactionState.PREPARE_ABORT, 0, now_ms, None)
 
-    patch.setattr(transaction_coordinator, "fenced", unbumped)
+    patch.setattr(transaction_coordinator, "after_fence", unbumped)
 
 
 def without_identity_of_reports(patch: pytest.MonkeyPatch) -> None:

@@ -82,13 +82,15 @@ class CoordinatorHost:
         self.broker = broker
         self.topic_name = topic_name
         self.coordinator = coordinator
-        self._performers = performers
+        #: Who performs an effect, by its type.
+        self.performers = performers
         #: How the topic's batches are compressed.
         self._codec = codec
         self._replay_marker = replay_marker
         #: Called after records were replayed, while somebody waits for what they change.
         self.after_replay: Callable[[], None] | None = None
-        self._loaded: dict[int, Partition] = {}
+        #: The partitions that are served.
+        self.loaded: dict[int, Partition] = {}
         self._unreadable: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -97,11 +99,11 @@ class CoordinatorHost:
 
     def ready(self, partition: int) -> bool:
         """Load a partition of the internal topic unless it is loaded. Returns whether it can be served."""
-        if partition in self._loaded:
+        if partition in self.loaded:
             return True
         if partition not in self._unreadable:
             self._load(partition)
-        return partition in self._loaded
+        return partition in self.loaded
 
     def ready_for(self, key: str) -> bool:
         """Load the partition of this group or transactional id. Returns whether it can be served."""
@@ -135,7 +137,7 @@ class CoordinatorHost:
                 for decision in self.coordinator.unload(index):
                     self.settle(decision)
                 return
-        self._loaded[index] = partition
+        self.loaded[index] = partition
         for decision in self.coordinator.loaded(index, self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()
@@ -278,7 +280,7 @@ class CoordinatorHost:
         """Append and replay those records of a decision that go to one partition."""
         index = records[0].partition
         try:
-            self._append(self._loaded[index], records)
+            self._append(self.loaded[index], records)
         except (Refused, OSError) as error:
             if self.broker.topics.gone is None:  # else it is logged already
                 logger.warning("append to %s-%d failed: %s", self.topic_name, index, error)
@@ -325,15 +327,6 @@ class CoordinatorHost:
             half = len(records) // 2
             self._append(partition, records[:half])
             self._append(partition, records[half:])
-
-    def is_awaited(self, effects: tuple[Effect, ...]) -> bool:
-        """Whether somebody waits for what these effects do: then they come before the reply."""
-        return any(self._performers[type(effect)].is_awaited(effect) for effect in effects)
-
-    def perform_all(self, effects: tuple[Effect, ...]) -> None:
-        """Perform the effects of a decision in their order."""
-        for effect in effects:
-            self._performers[type(effect)].perform(effect)
 
     # Time
 

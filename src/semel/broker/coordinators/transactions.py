@@ -9,9 +9,7 @@ overtakes an AddPartitionsToTxn that it has to repeat.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from semel.broker.coordinators.host import CoordinatorHost, partition_count
 from semel.broker.coordinators.marker_sender import MarkerSender
@@ -52,21 +50,12 @@ class TransactionShell:
         #: Requests that are held back, by the transactional id whose markers they wait for.
         self._held: dict[str, list[asyncio.Future[None]]] = {}
 
-    def once_settled(self, transactional_ids: Iterable[str], serve: Callable[[], Any]) -> Any:
-        """What `serve` answers, once no transaction of these ids waits for its markers.
-
-        If none does, the request is served at once.
-        """
-        for transactional_id in transactional_ids:
-            self.host.ready_for(transactional_id)
-        if any(map(self.coordinator.is_completing, transactional_ids)):
-            return self._serve_when_settled(tuple(transactional_ids), serve)
-        return serve()
-
-    async def _serve_when_settled(self, transactional_ids: tuple[str, ...], serve: Callable[[], Any]) -> Any:
-        await self.settled(*transactional_ids)
-        reply = serve()
-        return await reply if type(reply) is CoroutineType else reply
+    def is_settled(self, transactional_id: str) -> bool:
+        """Load the partition of this id. Returns whether no transaction of it waits for its markers."""
+        partition = self.coordinator.partition_for(transactional_id)
+        if partition not in self.host.loaded:
+            self.host.ready(partition)
+        return not self.coordinator.is_completing(transactional_id)
 
     async def settled(self, *transactional_ids: str) -> None:
         """Wait until the markers of these ids are written, at most `MOST_HELD_S`."""

@@ -10,6 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
+from semel.broker.handlers.transactions import once_settled
 from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
@@ -190,7 +191,7 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
     def serve(part: TxnOffsetCommitRequest) -> Any:
         commit = partial(_txn_offset_commit, broker, part, call)
         if call.version >= IMPLICIT_ADD_SINCE:
-            return broker.transactions.once_settled((request.transactional_id,), commit)
+            return once_settled(broker, (request.transactional_id,), commit)
         return commit()
 
     return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)

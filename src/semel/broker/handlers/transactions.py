@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,21 @@ logger = logging.getLogger(__name__)
 BATCHED_SINCE = 4
 
 
+def once_settled(broker: BrokerServer, transactional_ids: Sequence[str], serve: Callable[[], Any]) -> Any:
+    """What `serve` answers, once no transaction of these ids waits for its markers. If none does, that is at once."""
+    is_settled = broker.transactions.is_settled
+    must_wait = False
+    for transactional_id in transactional_ids:
+        must_wait = not is_settled(transactional_id) or must_wait
+    return _serve_when_settled(broker, transactional_ids, serve) if must_wait else serve()
+
+
+async def _serve_when_settled(broker: BrokerServer, transactional_ids: Sequence[str], serve: Callable[[], Any]) -> Any:
+    await broker.transactions.settled(*transactional_ids)
+    reply = serve()
+    return await reply if type(reply) is CoroutineType else reply
+
+
 def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
     """A producer id for an idempotent producer, or the next identity of a transactional one."""
     shell = broker.transactions
@@ -50,7 +65,7 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
         decision = shell.coordinator.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
         return shell.host.answer(decision, *keys)
 
-    return shell.once_settled(keys, serve)
+    return once_settled(broker, keys, serve)
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
@@ -68,7 +83,7 @@ def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, i
     def serve() -> Any:
         return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
-    return shell.once_settled(ids, serve)
+    return once_settled(broker, ids, serve)
 
 
 def _add_of_a_client(
@@ -139,7 +154,7 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
         decision = shell.coordinator.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
         return shell.host.answer(decision, request.transactional_id)
 
-    return shell.once_settled((request.transactional_id,), serve)
+    return once_settled(broker, (request.transactional_id,), serve)
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
@@ -150,7 +165,7 @@ def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
         decision = shell.coordinator.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
         return shell.host.answer(decision, request.transactional_id)
 
-    return shell.once_settled((request.transactional_id,), serve)
+    return once_settled(broker, (request.transactional_id,), serve)
 
 
 def describe_transactions(

@@ -62,7 +62,9 @@ class TopicRegistry:
 
     def partition(self, name: str, index: int) -> Partition:
         """A partition by topic name and number."""
-        return self.get(name).partition(index)
+        topic = self.get(name)
+        # A number out of range is for the topic to refuse.
+        return topic.partitions[index] if 0 <= index < len(topic.partitions) else topic.partition(index)
 
     def by_topic_id(self, topic_id: uuid.UUID) -> Topic:
         """The topic of this id."""

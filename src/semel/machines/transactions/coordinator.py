@@ -24,31 +24,27 @@ from typing import TypeVar
 from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.machines.contract import Decision, SendMarkers, StateRecord, Steps, run_all
 from semel.machines.internal_topics import after_failed_append, partition_for
-from semel.machines.transactions.fencing import (
-    expected_identity,
-    is_repeated_end,
-    may_renew,
-    owner_of,
-    writer_of,
-)
 from semel.machines.transactions.metadata import (
     EPOCH_BUMPING,
     NO_TIMEOUT_MS,
     NewProducerId,
     TransactionMetadata,
-    completed,
-    created,
-    fenced,
-    initialized,
-    kept,
-    moved,
-    prepared,
+    after_completion,
+    after_end,
+    after_fence,
+    after_init,
+    after_keep,
+    after_prepare,
+    expected_identity,
+    may_renew,
+    new_metadata,
+    next_state,
     with_partitions,
+    writer_of,
 )
 from semel.machines.transactions.records import metadata_of, record_of, tombstone_of, transactional_id_of
 from semel.machines.transactions.replies import (
     described,
-    ended,
     for_version,
     init_error,
     listed,
@@ -155,7 +151,7 @@ class TransactionCoordinator:
             if completion.unmarked:
                 decisions.append(Decision(None, effects=(completion.sent,)))
             else:
-                decisions.append(self._decide(shard, None, completed(shard.entries[transactional_id], now_ms)))
+                decisions.append(self._decide(shard, None, after_completion(shard.entries[transactional_id], now_ms)))
         return decisions
 
     def unload(self, partition: int) -> list[Decision[None]]:
@@ -211,16 +207,16 @@ class TransactionCoordinator:
         shard.check_not_pending(transactional_id)
         old = shard.entries.get(transactional_id)
         if old is None:
-            old = created(transactional_id, new_producer_id(), timeout_ms, now_ms)
+            old = new_metadata(transactional_id, new_producer_id(), timeout_ms, now_ms)
         if expected is not None and not may_renew(old, expected):
             raise Refused(ErrorCode.PRODUCER_FENCED)
-        state = moved(old, TransactionEvent.KEEP if request.keep_prepared_txn else TransactionEvent.INIT)
+        state = next_state(old, TransactionEvent.KEEP if request.keep_prepared_txn else TransactionEvent.INIT)
         if state is TransactionState.PREPARE_EPOCH_FENCE:
-            new = fenced(old, self.settings.transaction_version, now_ms, new_producer_id)
+            new = after_fence(old, self.settings.transaction_version, now_ms, new_producer_id)
             # The caller comes back once the abort is complete, and then gets its identity.
             return self._decide(shard, init_error(ErrorCode.CONCURRENT_TRANSACTIONS), new)
         if state is TransactionState.ONGOING:
-            new = kept(old, timeout_ms, now_ms, new_producer_id)
+            new = after_keep(old, timeout_ms, now_ms, new_producer_id)
             return self._decide(
                 shard,
                 InitProducerIdResponse(
@@ -231,7 +227,7 @@ class TransactionCoordinator:
                 ),
                 new,
             )
-        new = initialized(old, expected, timeout_ms, now_ms, new_producer_id)
+        new = after_init(old, expected, timeout_ms, now_ms, new_producer_id)
         reply = InitProducerIdResponse(producer_id=new.producer_id, producer_epoch=new.producer_epoch)
         return self._decide(shard, reply, new)
 
@@ -349,7 +345,7 @@ class TransactionCoordinator:
             shard = self._shard_of(transactional_id)
             shard.check_not_pending(transactional_id)
             old = writer_of(shard.entries.get(transactional_id), identity)
-            moved(old, TransactionEvent.ADD)
+            next_state(old, TransactionEvent.ADD)
         except Refused as refusal:
             return refusal.code, ()
         if old.state is TransactionState.ONGOING and partitions <= old.partitions:
@@ -367,7 +363,12 @@ class TransactionCoordinator:
             shard = self._shard_of(request.transactional_id)
             if version < BUMPING_SINCE:
                 return self._end_v1(shard, request, now_ms, new_producer_id)
-            return self._end_v2(shard, request, now_ms, new_producer_id)
+            shard.check_not_pending(request.transactional_id)
+            old = shard.entries.get(request.transactional_id)
+            identity = ProducerIdentity(request.producer_id, request.producer_epoch)
+            new, next_identity = after_end(old, identity, request.committed, now_ms, new_producer_id)
+            reply = EndTxnResponse(producer_id=next_identity.producer_id, producer_epoch=next_identity.producer_epoch)
+            return Decision(reply) if new is None else self._decide(shard, reply, new)
         except Refused as refusal:
             return Decision(EndTxnResponse(error_code=for_version(refusal.code, version, FENCED_SINCE)))
 
@@ -377,31 +378,11 @@ class TransactionCoordinator:
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         old = writer_of(shard.entries.get(request.transactional_id), identity)
         shard.check_not_pending(request.transactional_id)
-        cell = TRANSACTION_TABLE.step(
-            old.state, TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1
-        )
-        if isinstance(cell, TransactionState):
-            return self._decide(shard, EndTxnResponse(), prepared(old, cell, 0, now_ms, new_producer_id))
-        return Decision(EndTxnResponse(error_code=cell))
-
-    def _end_v2(
-        self, shard: Shard, request: EndTxnRequest, now_ms: int, new_producer_id: NewProducerId
-    ) -> Decision[EndTxnResponse]:
-        shard.check_not_pending(request.transactional_id)
-        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
-        old = shard.entries.get(request.transactional_id)
-        if old is not None and is_repeated_end(old, identity):
-            event = TransactionEvent.COMMIT_AGAIN if request.committed else TransactionEvent.ABORT_AGAIN
-        else:
-            old = owner_of(old, identity)
-            event = TransactionEvent.COMMIT if request.committed else TransactionEvent.ABORT
+        event = TransactionEvent.COMMIT_V1 if request.committed else TransactionEvent.ABORT_V1
         cell = TRANSACTION_TABLE.step(old.state, event)
         if isinstance(cell, TransactionState):
-            new = prepared(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
-            return self._decide(shard, ended(new.next_identity), new)
-        if cell is ErrorCode.NONE:
-            return Decision(ended(old.identity))
-        raise Refused(cell)
+            return self._decide(shard, EndTxnResponse(), after_prepare(old, cell, 0, now_ms, new_producer_id))
+        return Decision(EndTxnResponse(error_code=cell))
 
     def markers_written(
         self, sent: SendMarkers, now_ms: int, partitions: Iterable[TopicPartition] | None = None
@@ -418,7 +399,7 @@ class TransactionCoordinator:
         completion.unmarked.difference_update(sent.partitions if partitions is None else partitions)
         if completion.unmarked or sent.transactional_id in shard.pending:
             return Decision(None)
-        return self._decide(shard, None, completed(shard.entries[sent.transactional_id], now_ms))
+        return self._decide(shard, None, after_completion(shard.entries[sent.transactional_id], now_ms))
 
     # Time
 
@@ -456,7 +437,7 @@ class TransactionCoordinator:
         for shard in self._serving():
             for transactional_id, completion in list(shard.completions.items()):
                 if not completion.unmarked and transactional_id not in shard.pending:
-                    yield self._decide(shard, None, completed(shard.entries[transactional_id], now_ms))
+                    yield self._decide(shard, None, after_completion(shard.entries[transactional_id], now_ms))
 
     def _timed_out(self, now_ms: int) -> Iterator[Decision[None]]:
         for shard in self._serving():
@@ -466,8 +447,8 @@ class TransactionCoordinator:
                 old = shard.entries[transactional_id]
                 deadline_ms = old.deadline_ms
                 if deadline_ms is not None and deadline_ms < now_ms:
-                    moved(old, TransactionEvent.TIME_OUT)
-                    new = fenced(old, self.settings.transaction_version, now_ms)
+                    next_state(old, TransactionEvent.TIME_OUT)
+                    new = after_fence(old, self.settings.transaction_version, now_ms)
                     yield self._decide(shard, None, new)
                 else:
                     self._expect_timeout(old)
@@ -502,8 +483,8 @@ class TransactionCoordinator:
         shard = self._shard_of(transactional_id)
         shard.check_not_pending(transactional_id)
         old = shard.entries[transactional_id]
-        moved(old, TransactionEvent.TIME_OUT)
-        return self._decide(shard, None, fenced(old, self.settings.transaction_version, now_ms))
+        next_state(old, TransactionEvent.TIME_OUT)
+        return self._decide(shard, None, after_fence(old, self.settings.transaction_version, now_ms))
 
     def describe_transactions(self, request: DescribeTransactionsRequest) -> Decision[DescribeTransactionsResponse]:
         """Each id as the coordinator sees it; of a prepared transaction, the partitions still without a marker."""
@@ -542,8 +523,8 @@ class TransactionCoordinator:
             return ListTransactionsResponse(error_code=refusal.code)
 
     def is_completing(self, transactional_id: str) -> bool:
-        """Whether a decided transaction of this id still has markers or its last record to come."""
-        shard = self._shards.get(self.partition_for(transactional_id))
+        """Whether a decided transaction of this id still waits for its markers or its last record."""
+        shard = self._shards.get(partition_for(transactional_id, self.settings.transaction_state_log_num_partitions))
         return shard is not None and not shard.loading and transactional_id in shard.completions
 
     def entries(self) -> Iterator[TransactionMetadata]:
@@ -578,7 +559,7 @@ class TransactionCoordinator:
                 markers = shard.markers_of(new)
             else:
                 # Nothing was written in this transaction, so there is nobody to tell: it is complete at once.
-                done = completed(new, new.last_update_ms)
+                done = after_completion(new, new.last_update_ms)
                 steps.append((record_of(done, partition), done))
                 records = (record, steps[1][0])
         shard.pending[transactional_id] = Pending(steps, new.last_update_ms, markers)

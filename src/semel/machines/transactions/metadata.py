@@ -20,6 +20,7 @@ from semel.machines.transactions.states import (
     TransactionState,
 )
 from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.wire.messages.transactions import InitProducerIdRequest
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
@@ -94,14 +95,83 @@ class TransactionMetadata:
         return self.producer_epoch >= LAST_CLIENT_EPOCH
 
 
-def created(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
+# Who may speak for a transactional id
+
+
+def writer_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
+    """The metadata, if `identity` may write for it; the writer of a kept transaction has been replaced."""
+    if metadata is None or metadata.producer_id != identity.producer_id:
+        raise _stranger(metadata, identity)
+    if metadata.is_kept or metadata.producer_epoch != identity.producer_epoch:
+        raise Refused(ErrorCode.PRODUCER_FENCED, f"the current epoch is {metadata.producer_epoch}")
+    return metadata
+
+
+def owner_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
+    """The metadata, if `identity` may end its transaction: of a kept one only the successor may."""
+    if metadata is None or metadata.owner.producer_id != identity.producer_id:
+        raise _stranger(metadata, identity)
+    if metadata.owner.producer_epoch != identity.producer_epoch:
+        raise Refused(ErrorCode.PRODUCER_FENCED, f"the current epoch is {metadata.owner.producer_epoch}")
+    return metadata
+
+
+def _stranger(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> Refused:
+    """A producer id that is not the current one; one that was handed out with an outcome is the next one."""
+    if metadata is not None and metadata.state in PREPARED and identity == metadata.next_identity:
+        return Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the markers of the last transaction are on their way")
+    return Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
+
+def expected_identity(request: InitProducerIdRequest) -> ProducerIdentity | None:
+    if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_PRODUCER_EPOCH):
+        raise Refused(ErrorCode.INVALID_REQUEST, "a producer id and its epoch come together")
+    if request.producer_id == NO_PRODUCER_ID:
+        return None
+    return ProducerIdentity(request.producer_id, request.producer_epoch)
+
+
+def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool:
+    """May the holder of `expected` ask for a new epoch? `after_init` checks the epoch more closely."""
+    if metadata.producer_epoch == NO_PRODUCER_EPOCH or metadata.state in PREPARED:
+        # Nothing is given away: the id is new, or everybody is told to come again.
+        return True
+    if metadata.state is TransactionState.ONGOING:
+        # A zombie that renews itself must not abort what its successor has open.
+        return expected == metadata.owner
+    if expected.producer_id == metadata.producer_id:
+        return True
+    return expected.producer_id == metadata.previous_producer_id and expected.producer_epoch >= LAST_CLIENT_EPOCH
+
+
+def is_repeated_end(metadata: TransactionMetadata, identity: ProducerIdentity) -> bool:
+    """Is this the EndTxn that has already been decided, sent again because its answer was lost?"""
+    if metadata.state not in PREPARED and metadata.state not in COMPLETED:
+        return False
+    if metadata.state in COMPLETED and metadata.producer_epoch == MAX_EPOCH:
+        # Aborted by timeout with the last epoch: there is no identity to hand out, the producer must ask for one.
+        return False
+    follower = ProducerIdentity(identity.producer_id, identity.producer_epoch + 1)
+    rotated = (
+        metadata.state in COMPLETED
+        and metadata.producer_epoch == 0
+        and metadata.previous_producer_id == identity.producer_id
+        and identity.producer_epoch == LAST_CLIENT_EPOCH
+    )
+    return rotated or follower in (metadata.identity, metadata.next_identity)
+
+
+# The steps: each returns the metadata after it
+
+
+def new_metadata(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
     """An id nobody has used yet: its first epoch is still to come."""
     return TransactionMetadata(
         transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, TransactionState.EMPTY, last_update_ms=now_ms
     )
 
 
-def moved(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
+def next_state(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
     """The state the table leads to, or the refusal it holds."""
     cell = TRANSACTION_TABLE.step(old.state, event)
     if isinstance(cell, TransactionState):
@@ -109,7 +179,7 @@ def moved(old: TransactionMetadata, event: TransactionEvent) -> TransactionState
     raise Refused(cell, f"{event.value} while {old.transactional_id!r} is {old.state.title}")
 
 
-def initialized(
+def after_init(
     old: TransactionMetadata,
     expected: ProducerIdentity | None,
     timeout_ms: int,
@@ -151,7 +221,9 @@ def initialized(
     )
 
 
-def kept(old: TransactionMetadata, timeout_ms: int, now_ms: int, new_producer_id: NewProducerId) -> TransactionMetadata:
+def after_keep(
+    old: TransactionMetadata, timeout_ms: int, now_ms: int, new_producer_id: NewProducerId
+) -> TransactionMetadata:
     """A successor takes over and leaves the prepared transaction open: only it may end the transaction now."""
     owner = old.owner
     if owner.producer_epoch >= LAST_CLIENT_EPOCH:
@@ -192,7 +264,32 @@ def with_partitions(
     )
 
 
-def prepared(
+def after_end(
+    old: TransactionMetadata | None,
+    identity: ProducerIdentity,
+    commit: bool,
+    now_ms: int,
+    new_producer_id: NewProducerId,
+) -> tuple[TransactionMetadata | None, ProducerIdentity]:
+    """An EndTxn of protocol V2: the metadata after it, and the identity the producer goes on with.
+
+    Without metadata nothing changes: the producer repeats an EndTxn that is decided already, as its answer was lost.
+    """
+    if old is not None and is_repeated_end(old, identity):
+        event = TransactionEvent.COMMIT_AGAIN if commit else TransactionEvent.ABORT_AGAIN
+    else:
+        old = owner_of(old, identity)
+        event = TransactionEvent.COMMIT if commit else TransactionEvent.ABORT
+    cell = TRANSACTION_TABLE.step(old.state, event)
+    if isinstance(cell, TransactionState):
+        new = after_prepare(old, cell, EPOCH_BUMPING, now_ms, new_producer_id)
+        return new, new.next_identity
+    if cell is ErrorCode.NONE:
+        return None, old.identity
+    raise Refused(cell)
+
+
+def after_prepare(
     old: TransactionMetadata,
     state: TransactionState,
     client_transaction_version: int,
@@ -208,7 +305,7 @@ def prepared(
     if client_transaction_version >= EPOCH_BUMPING:
         last_epoch = epoch
         if old.is_kept:
-            epoch, next_id, next_epoch = _after_kept(old, new_producer_id)
+            epoch, next_id, next_epoch = _identity_after_keep(old, new_producer_id)
         else:
             if old.is_exhausted() and new_producer_id is not None:
                 next_id = new_producer_id()
@@ -230,7 +327,7 @@ def prepared(
     )
 
 
-def _after_kept(old: TransactionMetadata, new_producer_id: NewProducerId | None) -> tuple[int, int, int]:
+def _identity_after_keep(old: TransactionMetadata, new_producer_id: NewProducerId | None) -> tuple[int, int, int]:
     """Marker epoch, and the identity after the markers, where a successor ends its predecessor's transaction."""
     if old.next_producer_epoch >= LAST_CLIENT_EPOCH and new_producer_id is not None:
         return MAX_EPOCH, new_producer_id(), NO_PRODUCER_EPOCH
@@ -239,7 +336,7 @@ def _after_kept(old: TransactionMetadata, new_producer_id: NewProducerId | None)
     return MAX_EPOCH, old.next_producer_id, old.next_producer_epoch + 1
 
 
-def fenced(
+def after_fence(
     old: TransactionMetadata,
     server_transaction_version: int,
     now_ms: int,
@@ -249,16 +346,16 @@ def fenced(
     invariant(
         old.state is TransactionState.ONGOING, f"only an open transaction is fenced, {old.transactional_id!r} is not"
     )
-    state = moved(replace(old, state=TransactionState.PREPARE_EPOCH_FENCE), TransactionEvent.FENCED)
+    state = next_state(replace(old, state=TransactionState.PREPARE_EPOCH_FENCE), TransactionEvent.FENCED)
     if server_transaction_version >= EPOCH_BUMPING or old.is_kept:
-        return prepared(old, state, EPOCH_BUMPING, now_ms, new_producer_id)
+        return after_prepare(old, state, EPOCH_BUMPING, now_ms, new_producer_id)
     bumped = replace(old, producer_epoch=min(old.producer_epoch + 1, MAX_EPOCH), last_producer_epoch=NO_PRODUCER_EPOCH)
-    return prepared(bumped, state, 0, now_ms, new_producer_id)
+    return after_prepare(bumped, state, 0, now_ms, new_producer_id)
 
 
-def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+def after_completion(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Every partition has its marker: the id is free for the next transaction."""
-    state = moved(old, TransactionEvent.MARKED)
+    state = next_state(old, TransactionEvent.MARKED)
     if state not in COMPLETED:
         raise InvariantViolation(f"markers lead to {state.title}")
     identity = old.next_identity

@@ -10,7 +10,7 @@ from semel.machines.contract import AT_ONCE, Steps
 from semel.machines.name_pattern import NamePattern
 from semel.machines.transactions.metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionMetadata
 from semel.machines.transactions.states import STATES_BY_TITLE
-from semel.machines.values import ProducerIdentity, TopicPartition, by_topic
+from semel.machines.values import TopicPartition, by_topic
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
@@ -48,10 +48,6 @@ def topic_results(
 
 def init_error(code: ErrorCode) -> InitProducerIdResponse:
     return InitProducerIdResponse(error_code=code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH)
-
-
-def ended(identity: ProducerIdentity) -> EndTxnResponse:
-    return EndTxnResponse(producer_id=identity.producer_id, producer_epoch=identity.producer_epoch)
 
 
 def for_version(code: ErrorCode, version: int, fenced_since: int) -> ErrorCode:

@@ -12,7 +12,7 @@ from semel.machines.contract import SendMarkers, StateRecord
 from semel.machines.transactions.metadata import NO_PRODUCER_EPOCH, TransactionMetadata
 from semel.machines.transactions.records import metadata_of
 from semel.machines.transactions.states import PREPARED, TransactionState
-from semel.machines.values import TopicPartition, by_topic
+from semel.machines.values import TopicPartition
 
 
 @dataclass(slots=True)
@@ -87,11 +87,7 @@ class Shard:
             coordinator_epoch=self.coordinator_epoch,
             commit=metadata.state is TransactionState.PREPARE_COMMIT,
             transaction_version=metadata.client_transaction_version,
-            partitions=tuple(
-                TopicPartition(topic, partition)
-                for topic, partitions in by_topic(metadata.partitions).items()
-                for partition in partitions
-            ),
+            partitions=tuple(sorted(metadata.partitions)),
         )
 
     def completion_of(self, sent: SendMarkers) -> Completion | None:
