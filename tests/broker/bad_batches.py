@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import cramjam
 
+from semel.config.codecs import CODECS as NAMES
 from semel.records import _pure
-from semel.records.compression import NAMES, compress
+from semel.records.compression import compress
 from semel.records.layout import HEADER_SIZE, seal, with_header_room
 from tests.broker.raw import now_ms
 

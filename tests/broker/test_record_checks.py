@@ -16,12 +16,13 @@ from confluent_kafka import Consumer
 from semel.broker import record_checks
 from semel.broker.embedded import Broker
 from semel.broker.handlers import produce as produce_handler
+from semel.config.codecs import CODECS as NAMES
 from semel.errors import ErrorCode
 from semel.log import admission
 from semel.log.admission import Admission
 from semel.log.partition_log import PartitionLog
 from semel.records.batch import Batch, build
-from semel.records.compression import NAMES, compress
+from semel.records.compression import compress
 from semel.wire.messages.admin import DeleteTopicsRequest
 from semel.wire.messages.configs import IncrementalAlterConfigsRequest
 from semel.wire.messages.features import ApiVersionsRequest

@@ -13,10 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from semel.cli.log import log as log_command
+from semel.config.codecs import CODECS
 from semel.log.coordinator_words import in_words
 from semel.log.opening import open_partition_log
 from semel.records.batch import build
-from semel.records.compression import NAMES
 from semel.wire import encode_versioned
 from semel.wire.messages.coordinator_records import (
     CONSUMER_OFFSETS_RECORDS,
@@ -209,7 +209,7 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("codec", range(5), ids=NAMES)
+@pytest.mark.parametrize("codec", range(5), ids=CODECS)
 @pytest.mark.parametrize("flaw", UNREADABLE)
 def test_a_batch_that_no_reader_gets_past_is_wrong_whatever_its_crc_says(
     tmp_path: Path, codec: int, flaw: str

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from semel.config.codecs import CODECS as NAMES
 from semel.records.batch import Batch, Record, build, check, emptied, place, read_records, retain, split
 from semel.records.columns import from_arrow, to_arrow
-from semel.records.compression import NAMES
 from semel.records.markers import control_batch, read_marker
 from tests.support import java_tools
 from tests.support.apache_kafka import ApacheKafka

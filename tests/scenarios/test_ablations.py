@@ -213,16 +213,7 @@ def without_write_before_memory(patch: Patch) -> None:
 
     def write(self: PartitionLog, batch: Any, now_ms: int) -> Any:
         if batch.producer_id >= 0:
-            self.producers.remember_data(
-                batch.producer_id,
-                batch.producer_epoch,
-                batch.base_sequence,
-                batch.last_sequence,
-                self.end_offset,
-                self.end_offset + batch.last_offset_delta,
-                batch.max_timestamp,
-                batch.is_transactional,
-            )
+            self.producers.remember_data(batch, self.end_offset, batch.max_timestamp, heard_ms=now_ms)
         return original(self, batch, now_ms)
 
     patch.setattr(PartitionLog, "_write", write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from semel.config.codecs import AS_SENT, TOPIC_CODECS
 from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table, Values
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
@@ -17,9 +18,9 @@ TOPIC = Table(
         Setting("cleanup.policy", "list", ("delete",),
                 "What happens to old data: delete it, compact it by key, or both.", choices=("delete", "compact"),
                 broker_name="log.cleanup.policy"),
-        Setting("compression.type", "string", "producer",
+        Setting("compression.type", "string", AS_SENT,
                 "The codec batches are stored with; `producer` keeps what was sent.",
-                choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"), broker_name="compression.type"),
+                choices=TOPIC_CODECS, broker_name="compression.type"),
         Setting("compression.gzip.level", "int", -1, "Gzip level used where the broker itself compresses.", -1, 9,
                 broker_name="compression.gzip.level"),
         Setting("compression.lz4.level", "int", 9, "Lz4 level used where the broker itself compresses.", 1, 17,

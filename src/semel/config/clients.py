@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from semel.config.codecs import CODECS
 from semel.config.table import INT32_MAX, Setting, Table
-
-_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def _common(client_id: str) -> list[Setting]:
@@ -34,7 +33,7 @@ PRODUCER = Table(
                 choices=("all", "-1", "0", "1")),
         Setting("batch.size", "int", 16384, "The size a batch is closed at.", 0),
         Setting("buffer.memory", "long", 33554432, "Bytes of records that may wait to be sent.", 0),
-        Setting("compression.type", "string", "none", "The codec of batches.", choices=_CODECS),
+        Setting("compression.type", "string", "none", "The codec of batches.", choices=CODECS),
         Setting("compression.gzip.level", "int", -1, "How hard gzip tries; -1 is its own choice.", -1, 9),
         Setting("compression.lz4.level", "int", 9, "How hard lz4 tries; 9 is its quick way.", 1, 17),
         Setting("compression.zstd.level", "int", 3, "How hard zstd tries.", -131072, 22),

@@ -8,6 +8,7 @@ long, so `is_light` says beforehand whether a batch can be checked where others 
 from __future__ import annotations
 
 from semel.config import INT64_MAX, Values
+from semel.config.codecs import topic_codec
 from semel.errors import ErrorCode, RecordsRefused, Refused
 from semel.records import _select
 from semel.records.batch import (
@@ -46,8 +47,6 @@ UNFOLDED_MIN_LIMIT = 32 * 1024 * 1024
 UNFOLDED_RATIO_LIMIT = 32
 COMPRESSED_RECORDS_LIMIT = 1_000_000
 
-_CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-
 
 class Admission:
     """The settings that decide, looked up once per change instead of once per batch."""
@@ -77,7 +76,7 @@ class Admission:
         #: Records get the broker's clock.
         self.append_time = config["message.timestamp.type"] == "LogAppendTime"
         #: What records are compressed with here; None: as they come.
-        self.codec: int | None = _CODECS.get(config["compression.type"])
+        self.codec: int | None = topic_codec(config["compression.type"])
         setting = LEVEL_SETTINGS.get(self.codec) if self.codec is not None else None
         #: How hard that codec tries; None: it knows no levels.
         self.level: int | None = None if setting is None else config[setting]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.errors import Refused
+from semel.machines.groups import records as group_records
 from semel.machines.transactions.states import TransactionState
 from semel.wire import decode_versioned
 from semel.wire.messages import coordinator_records as stored
@@ -43,12 +44,10 @@ def _transaction(key: bytes, value: bytes | None) -> str:
 
 
 def _group(key: bytes, value: bytes | None) -> str:
-    kind = int.from_bytes(key[:2], "big", signed=True)
-    if kind not in stored.CONSUMER_OFFSETS_RECORDS:
-        return f"a record of type {kind}, which is not known here"
-    key_class, value_class = stored.CONSUMER_OFFSETS_RECORDS[kind]
-    named = decode_versioned(key_class, key)
-    held = None if value is None else decode_versioned(value_class, value)
+    record = group_records.read(key, value)
+    if record is None:
+        return f"a record of type {group_records.record_type(key)}, which is not known here"
+    named, held = record
     if isinstance(named, stored.OffsetCommitKey):
         where = f"group {named.group!r} on {named.topic}-{named.partition}"
         if held is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from semel.config.codecs import CODECS
 from semel.errors import Refused
 from semel.log import checkpoints
 from semel.log.checkpoints import DamagedCheckpoint
@@ -33,8 +34,6 @@ from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 from semel.log.tails import valid_batch_after
 from semel.records.batch import Batch, check, look_into, read_records
 from semel.records.markers import read_marker
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @dataclass(slots=True)

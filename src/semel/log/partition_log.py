@@ -42,7 +42,7 @@ from semel.log.snapshots import encode_snapshot
 from semel.log.timestamps import TimestampSearch
 from semel.machines.producing.producer_state import Guard, ProducerStates
 from semel.records.batch import Batch, place
-from semel.records.layout import TRANSACTIONAL
+from semel.records.layout import TRANSACTIONAL, parts_in_place
 from semel.records.markers import control_batch
 
 logger = logging.getLogger(__name__)
@@ -264,11 +264,8 @@ class PartitionLog:
                 self._begin_epoch_if_new(offset)
             position = segment.size_bytes
             if data.readonly:
-                # Base offset and leader epoch are outside the CRC: written in front of the rest, nothing is copied.
-                head = (
-                    offset.to_bytes(8, "big") + bytes(data[8:12]) + self.leader_epoch.to_bytes(4, "big", signed=True)
-                )
-                segment.write([head, data[16:]], size, last_offset, timestamp_ms, self._index_interval_bytes)
+                parts = parts_in_place(data, offset, self.leader_epoch)
+                segment.write(parts, size, last_offset, timestamp_ms, self._index_interval_bytes)
             else:
                 place(data, offset, self.leader_epoch, now_ms if self._append_time else None)
                 segment.write(data, size, last_offset, timestamp_ms, self._index_interval_bytes)
@@ -277,17 +274,7 @@ class PartitionLog:
             raise self.refusal() from error
         if batch.producer_id >= 0:
             transactional = batch.attributes & TRANSACTIONAL != 0
-            self.producers.remember_data(
-                batch.producer_id,
-                batch.producer_epoch,
-                batch.base_sequence,
-                batch.last_sequence,
-                offset,
-                last_offset,
-                timestamp_ms,
-                transactional,
-                now_ms,
-            )
+            self.producers.remember_data(batch, offset, timestamp_ms, heard_ms=now_ms)
             if transactional and self.producers.first_open_offset == offset:
                 # Every read_committed reader will stop here until the transaction ends.
                 self.segments.remember_position(offset, segment, position)

@@ -23,17 +23,7 @@ def replay(producers: ProducerStates, batch: Batch, heard_ms: int) -> CompletedT
     if batch.producer_id < 0:
         return None
     if not batch.is_control:
-        producers.remember_data(
-            batch.producer_id,
-            batch.producer_epoch,
-            batch.base_sequence,
-            batch.last_sequence,
-            batch.base_offset,
-            batch.last_offset,
-            batch.max_timestamp,
-            batch.is_transactional,
-            heard_ms,
-        )
+        producers.remember_data(batch, batch.base_offset, batch.max_timestamp, heard_ms=heard_ms)
         return None
     if batch.record_count == 0:
         # Compaction has removed the whole transaction and its marker.

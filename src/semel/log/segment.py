@@ -9,7 +9,6 @@ knows nothing of producers, transactions or durability: those are the partition'
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,16 +34,19 @@ from semel.log.indexes import (
     TimeIndex,
     TransactionIndex,
 )
-from semel.records.batch import HEADER_SIZE, Batch, check
-from semel.records.layout import CHECKED_FROM, MAGIC
+from semel.records.batch import Batch, check
+from semel.records.layout import (
+    CHECKED_FROM,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    OFFSET_AND_LENGTH,
+    OFFSETS,
+    OFFSETS_AND_CRC,
+)
 
 logger = logging.getLogger(__name__)
 
-#: base offset, length, (leader epoch, magic, CRC, attributes skipped), last offset delta
-_PLACE = struct.Struct(">qi11xi")
-_OFFSET_AND_LENGTH = struct.Struct(">qi")
-#: base offset, length, (leader epoch skipped), magic, CRC, (attributes skipped), last offset delta
-_WHOLE = struct.Struct(">qi4xBI2xi")
 _NO_BATCH = (0, 0, -1, 0, 0)
 _WALK_BYTES = 32 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
@@ -312,15 +314,15 @@ class Segment:
         here = checked_to if joins else position
         expected = next_offset if joins else -1
         view = memoryview(data)
-        if self.has_no_gaps and _OFFSET_AND_LENGTH.unpack_from(view)[0] > wanted:
+        if self.has_no_gaps and OFFSET_AND_LENGTH.unpack_from(view)[0] > wanted:
             raise self.cannot_find(wanted)
-        unpack = _WHOLE.unpack_from
+        unpack = OFFSETS_AND_CRC.unpack_from
         while here < end:
             # By hand, without an object per batch: these may be very many, and others wait meanwhile.
             at = here - position
             head = unpack(view, at) if at + HEADER_SIZE <= len(view) else _NO_BATCH
             base_offset, length, magic, crc, last_delta = head
-            size = length + 12
+            size = length + LENGTH_OVERHEAD
             is_whole = magic == MAGIC and HEADER_SIZE <= size <= end - here
             if not is_whole or crc32c(view[at + CHECKED_FROM : at + size]) != crc:
                 raise self._damage_at(view, at, here)
@@ -384,8 +386,8 @@ class Segment:
                 chunk = self.read(start, min(_WALK_BYTES, end - start))
                 if len(chunk) < HEADER_SIZE:
                     raise self.no_batch_at(position)
-            base_offset, length, last_delta = _PLACE.unpack_from(chunk, position - start)
-            size = length + 12
+            base_offset, length, last_delta = OFFSETS.unpack_from(chunk, position - start)
+            size = length + LENGTH_OVERHEAD
             if size < HEADER_SIZE or position + size > end:
                 raise self.no_batch_at(position)
             yield Placed(position, size, base_offset, base_offset + last_delta)
@@ -417,7 +419,7 @@ class Segment:
         head = self.read(position, HEADER_SIZE)
         if len(head) < HEADER_SIZE:
             return False
-        base_offset, _, last_delta = _PLACE.unpack_from(head)
+        base_offset, _, last_delta = OFFSETS.unpack_from(head)
         return bool(base_offset + last_delta == last_offset)
 
     def whole_batches(self, data: bytes | memoryview, position: int) -> tuple[int, int]:
@@ -426,17 +428,17 @@ class Segment:
         known, last_offset = self.offset_index.batch_start_at_or_before(position + len(data) - HEADER_SIZE)
         here = max(known - position, 0)
         if here:
-            base_offset, _, last_delta = _PLACE.unpack_from(data, here)
+            base_offset, _, last_delta = OFFSETS.unpack_from(data, here)
             if base_offset + last_delta != last_offset:
                 here = 0  # the index is wrong there: go by the batches themselves
         next_offset = -1
         while here + HEADER_SIZE <= len(data):
-            base_offset, length, last_delta = _PLACE.unpack_from(data, here)
+            base_offset, length, last_delta = OFFSETS.unpack_from(data, here)
             if next_offset < 0:
                 next_offset = base_offset
-            if length + 12 < HEADER_SIZE or here + length + 12 > len(data):
+            if length + LENGTH_OVERHEAD < HEADER_SIZE or here + length + LENGTH_OVERHEAD > len(data):
                 break
-            here += length + 12
+            here += length + LENGTH_OVERHEAD
             next_offset = base_offset + last_delta + 1
         return here, next_offset
 
@@ -451,13 +453,13 @@ class Segment:
             chunk = memoryview(self.read(position, min(chunk_bytes, end - position)))
             here = 0
             while here + HEADER_SIZE <= len(chunk):
-                _, length = _OFFSET_AND_LENGTH.unpack_from(chunk, here)
-                if here + length + 12 > len(chunk):
+                _, length = OFFSET_AND_LENGTH.unpack_from(chunk, here)
+                if here + length + LENGTH_OVERHEAD > len(chunk):
                     if here == 0:
-                        if length + 12 <= chunk_bytes or position + length + 12 > end:
+                        if length + LENGTH_OVERHEAD <= chunk_bytes or position + length + LENGTH_OVERHEAD > end:
                             return
-                        chunk = memoryview(self.read(position, length + 12))
-                        if len(chunk) < length + 12:
+                        chunk = memoryview(self.read(position, length + LENGTH_OVERHEAD))
+                        if len(chunk) < length + LENGTH_OVERHEAD:
                             return
                     else:
                         break

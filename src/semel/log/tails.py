@@ -8,19 +8,16 @@ topic removes it.
 
 from __future__ import annotations
 
-import struct
-
 from semel.errors import Refused
 from semel.log.file_names import LOG_SUFFIX, file_stem
 from semel.log.files import Files
 from semel.log.segment import Segment
-from semel.records.batch import HEADER_SIZE, Batch, check
-from semel.records.layout import MAGIC
+from semel.records.batch import Batch, check
+from semel.records.layout import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, MAGIC_AT, OFFSET_AND_LENGTH
 
 #: How the name of a directory begins that holds what was taken out of a log.
 CUT_PREFIX = "cut-at-"
 
-_OFFSET_AND_LENGTH = struct.Struct(">qi")
 _OFFSETS_AHEAD_MAX = 2**31
 _COPY_BYTES = 4 * 1024 * 1024
 
@@ -32,16 +29,16 @@ def valid_batch_after(segment: Segment, position: int, expected: int) -> int | N
     while start + HEADER_SIZE <= segment.size_bytes:
         data = memoryview(segment.read(start, window + HEADER_SIZE))
         raw = bytes(data)
-        found = raw.find(MAGIC, 16)
-        while found >= 0 and found - 16 < window and found - 16 + HEADER_SIZE <= len(raw):
-            here = found - 16
-            base_offset, length = _OFFSET_AND_LENGTH.unpack_from(raw, here)
+        found = raw.find(MAGIC, MAGIC_AT)
+        while found >= 0 and found - MAGIC_AT < window and found - MAGIC_AT + HEADER_SIZE <= len(raw):
+            here = found - MAGIC_AT
+            base_offset, length = OFFSET_AND_LENGTH.unpack_from(raw, here)
             if (
                 expected <= base_offset < expected + _OFFSETS_AHEAD_MAX
-                and HEADER_SIZE <= length + 12 <= segment.size_bytes - start - here
+                and HEADER_SIZE <= length + LENGTH_OVERHEAD <= segment.size_bytes - start - here
             ):
                 try:
-                    whole = segment.read(start + here, length + 12)
+                    whole = segment.read(start + here, length + LENGTH_OVERHEAD)
                     check(Batch.parse(whole), stored=True)
                 except Refused:
                     pass

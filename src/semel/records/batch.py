@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from semel.config.codecs import CODECS
 from semel.errors import ErrorCode, Refused
 
 from . import _select
 from .building import BatchBuilder, build, record_size_max
 from .compression import NONE, UnfoldsTooFar, compress, decompress, unfolded
 from .layout import (
+    ATTRIBUTES_AT,
     CODEC_MASK,
     CONTROL,
     DECOMPRESSED_LIMIT,
@@ -29,14 +31,19 @@ from .layout import (
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME,
     MAGIC,
+    MAGIC_AT,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    OFFSET_AND_LENGTH,
     TRANSACTIONAL,
     Buffer,
     Record,
     checksum,
     seal,
+    set_checksum,
+    set_max_timestamp,
+    set_place,
     with_header_room,
 )
 from .sequence import MAX_SEQUENCE
@@ -49,7 +56,6 @@ _SMALLEST_LENGTH = 14
 RECORD_ERRORS_MAX = 1000
 INT64_MAX: Final = 2**63 - 1
 INT64_MIN: Final = -(2**63)
-_MAGIC_AT = 16
 
 
 class Batch:
@@ -179,10 +185,10 @@ class Batch:
 def _no_batch(data: memoryview, position: int) -> Refused:
     """Why no v2 batch can be read at `position`. Magic stands in the same place in all formats, so it comes first."""
     room = len(data) - position
-    if room < _MAGIC_AT + 1:
+    if room < MAGIC_AT + 1:
         return Refused(ErrorCode.CORRUPT_MESSAGE, f"{room} bytes are left where a batch should start")
-    length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
-    magic = data[position + _MAGIC_AT]
+    length = OFFSET_AND_LENGTH.unpack_from(data, position)[1]
+    magic = data[position + MAGIC_AT]
     if magic < MAGIC and length >= _SMALLEST_LENGTH:
         return Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not read here, only v2")
     if magic != MAGIC or length + LENGTH_OVERHEAD < HEADER_SIZE:
@@ -202,7 +208,7 @@ def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
     while position < end:
         if partial_tail:
             room = end - position
-            if room <= _MAGIC_AT or room < int.from_bytes(view[position + 8 : position + 12], "big") + LENGTH_OVERHEAD:
+            if room <= MAGIC_AT or room < OFFSET_AND_LENGTH.unpack_from(view, position)[1] + LENGTH_OVERHEAD:
                 break
         batch = Batch.parse(view, position)
         batches.append(batch)
@@ -246,7 +252,7 @@ def check_header(batch: Batch, *, stored: bool = False) -> None:
     """What can be said without a look at the records: the CRC, the codec, a header that does not contradict itself."""
     if checksum(batch.data) != batch.crc:
         raise Refused(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
-    if batch.codec > 4:
+    if batch.codec >= len(CODECS):
         raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {batch.codec}")
     if stored:
         if batch.record_count < 0 or batch.last_offset_delta < 0 or batch.record_count > batch.last_offset_delta + 1:
@@ -351,19 +357,18 @@ def _invalid(why: str) -> Refused:
 
 def place(data: bytearray | memoryview, base_offset: int, leader_epoch: int, append_time_ms: int | None = None) -> None:
     """Give a batch its place in the log, in place. The CRC covers neither; with `append_time_ms` it is made anew."""
-    data[0:8] = base_offset.to_bytes(8, "big", signed=True)
-    data[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
+    set_place(data, base_offset, leader_epoch)
     if append_time_ms is not None:
-        data[22] |= LOG_APPEND_TIME
-        data[35:43] = append_time_ms.to_bytes(8, "big", signed=True)
-        data[17:21] = checksum(data).to_bytes(4, "big")
+        data[ATTRIBUTES_AT] |= LOG_APPEND_TIME
+        set_max_timestamp(data, append_time_ms)
+        set_checksum(data)
 
 
 def with_max_timestamp(batch: Batch, max_timestamp: int) -> Batch:
     """The same batch with another largest timestamp in its header, and the CRC that goes with it."""
     data = bytearray(batch.data)
-    data[35:43] = max_timestamp.to_bytes(8, "big", signed=True)
-    data[17:21] = checksum(data).to_bytes(4, "big")
+    set_max_timestamp(data, max_timestamp)
+    set_checksum(data)
     return Batch.parse(data)
 
 

@@ -11,12 +11,12 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
+from semel.config.codecs import CODECS
 from semel.errors import ErrorCode, Refused
 
 from .layout import Buffer
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(len(CODECS))
 
 #: snappy-java's stream header: magic, version 1, readable by version 1.
 _XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
@@ -56,7 +56,7 @@ LEVEL_SETTINGS = {
 
 def codec_named(name: str) -> int:
     """The codec number of a `compression.type`; `ValueError` for a name that is none."""
-    return NAMES.index(name)
+    return CODECS.index(name)
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:

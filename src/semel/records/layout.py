@@ -16,11 +16,31 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 #: Base offset and batch length: what the batch length does not count.
 LENGTH_OVERHEAD = 12
-#: The byte whose bits say how a batch is compressed, and whether it belongs to a transaction.
-ATTRIBUTES_AT = 22
-#: Everything from the attributes on is under the CRC; base offset and leader epoch are not, so a broker can set them.
+LENGTH_AT = 8
+LEADER_EPOCH_AT = 12
+MAGIC_AT = 16
+CRC_AT = 17
+#: The CRC covers everything from the attributes on. Base offset and leader epoch come before, so a broker can set them.
 CHECKED_FROM = 21
+#: The low byte of the attributes: its bits say how a batch is compressed, and whether it belongs to a transaction.
+ATTRIBUTES_AT = 22
+MAX_TIMESTAMP_AT = 35
+PRODUCER_AT = 43
 MAGIC = 2
+
+#: The header's first fields, and its last offset delta. Walking a log reads these alone.
+OFFSET_AND_LENGTH = struct.Struct(">qi")
+#: base offset, length, (leader epoch, magic, CRC, attributes skipped), last offset delta
+OFFSETS = struct.Struct(">qi11xi")
+#: base offset, length, (leader epoch skipped), magic, CRC, (attributes skipped), last offset delta
+OFFSETS_AND_CRC = struct.Struct(">qi4xBI2xi")
+_CRC = struct.Struct(">I")
+_TIMESTAMP = struct.Struct(">q")
+#: producer id, producer epoch, base sequence
+_PRODUCER = struct.Struct(">qhi")
+#: base offset; leader epoch
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -123,7 +143,34 @@ def write_header(
         base_sequence,
         record_count,
     )
-    data[17:21] = checksum(data).to_bytes(4, "big")
+    set_checksum(data)
+
+
+def set_checksum(data: bytearray | memoryview) -> None:
+    """Put the CRC that a whole batch should have into its header."""
+    _CRC.pack_into(data, CRC_AT, checksum(data))
+
+
+def set_place(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Give a batch its place in a log. The CRC covers neither."""
+    _BASE_OFFSET.pack_into(data, 0, base_offset)
+    _LEADER_EPOCH.pack_into(data, LEADER_EPOCH_AT, leader_epoch)
+
+
+def parts_in_place(data: memoryview, base_offset: int, leader_epoch: int) -> list[bytes | memoryview]:
+    """The bytes of a batch with its place in a log, in two parts: nothing but the beginning of the header is copied."""
+    head = _BASE_OFFSET.pack(base_offset) + bytes(data[LENGTH_AT:LEADER_EPOCH_AT]) + _LEADER_EPOCH.pack(leader_epoch)
+    return [head, data[MAGIC_AT:]]
+
+
+def set_max_timestamp(data: bytearray | memoryview, max_timestamp: int) -> None:
+    """Change the largest timestamp in the header. `set_checksum` has to follow."""
+    _TIMESTAMP.pack_into(data, MAX_TIMESTAMP_AT, max_timestamp)
+
+
+def set_producer(data: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Change whose batch it is. `set_checksum` has to follow."""
+    _PRODUCER.pack_into(data, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
 
 
 def seal(data: bytearray, **header: int) -> bytes:

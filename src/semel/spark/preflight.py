@@ -15,8 +15,8 @@ from semel.client.cluster.broker_connections import read_address
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import TopicMetadata
 from semel.config import CONSUMER, ConfigError
+from semel.config.codecs import CODECS as COMPRESSIONS
 from semel.errors import Misuse
-from semel.records.compression import NAMES as COMPRESSIONS
 
 from .connections import opened
 from .frames import StreamingSource, constant_in, sources_of

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, Refused
 from semel.machines.producing.producer_state import ProducerStates
+from semel.records.batch import Batch
+from semel.records.layout import TRANSACTIONAL
 
 LAST = 2**31 - 1
 DAY_MS = 86_400_000
@@ -31,9 +33,10 @@ class Partition:
             return written.first_offset
         offset = self.end_offset
         self.end_offset += count
-        self.states.remember_data(
-            producer_id, epoch, first, last, offset, offset + count - 1, at_ms, transactional
-        )
+        batch = Batch.__new__(Batch)
+        batch.producer_id, batch.producer_epoch, batch.base_sequence = producer_id, epoch, first
+        batch.last_offset_delta, batch.attributes = count - 1, TRANSACTIONAL if transactional else 0
+        self.states.remember_data(batch, offset, at_ms, heard_ms=-1)
         return offset
 
     def mark(

@@ -16,10 +16,9 @@ from semel.client.offset_requests import commit_offsets, fetch_committed
 from semel.errors import CommitFailed, ErrorCode, Misuse, Refused
 from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
 from semel.machines.values import TopicPartition, by_topic
-from semel.wire import decode_versioned
 from semel.wire.apis import ApiKey
+from semel.wire.consumer_protocol import read_assignment
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest
-from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment
 from semel.wire.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from semel.wire.messages.offsets import OffsetDeleteRequest
 
@@ -159,7 +158,7 @@ def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
     if not data:
         return ()
     try:
-        told = decode_versioned(ConsumerProtocolAssignment, data)
+        told = read_assignment(data)
     except Refused:
         return ()
     return tuple(TopicPartition(row.topic, number) for row in told.assigned_partitions for number in row.partitions)

@@ -15,13 +15,13 @@ from typing import Any
 from semel.client.cluster.cluster import Cluster, Coordinator, Target
 from semel.client.producer.delivery import Deliveries
 from semel.config import Values
+from semel.config.codecs import CODECS
 from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.producing.accumulator import Accumulator
 from semel.machines.producing.sender import Answer, Produce, Sender
 from semel.machines.transactions.producer import ProducerState, Send, TransactionManager
 from semel.machines.values import TopicPartition
 from semel.records.compression import LEVEL_SETTINGS
-from semel.records.compression import NAMES as CODEC_NAMES
 from semel.wire.messages.produce import ProduceRequest
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class SendLoop:
     def __init__(self, values: Values, cluster: Cluster, clock_ms: Callable[[], int]) -> None:
         self.config = values
         self.cluster = cluster
-        self.codec = CODEC_NAMES.index(values["compression.type"])
+        self.codec = CODECS.index(values["compression.type"])
         self.level = values[LEVEL_SETTINGS[self.codec]] if self.codec in LEVEL_SETTINGS else None
         self.manager: TransactionManager | None = None
         if values["enable.idempotence"]:

@@ -6,7 +6,7 @@ first epoch begins with, and the other way round.
 
 from __future__ import annotations
 
-from struct import error as StructError
+from collections.abc import Callable
 from typing import TypeVar
 from uuid import UUID
 
@@ -15,39 +15,28 @@ from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, ClassicG
 from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState, Owned
 from semel.machines.groups.idle_entries import with_entry
 from semel.machines.groups.registry import TopicsView
-from semel.wire import decode, encode_versioned
-from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from semel.wire import Malformed
+from semel.wire.consumer_protocol import encode_assignment, read_assignment, read_subscription, version_of
+from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 
-_NEWEST_VERSION = 3
-_Embedded = TypeVar("_Embedded", ConsumerProtocolSubscription, ConsumerProtocolAssignment)
+_M = TypeVar("_M")
 
 
-def read_embedded(message_class: type[_Embedded], data: bytes) -> _Embedded:
-    """What a classic client put into its metadata or assignment; a newer version is read as the newest known."""
+def read_embedded(read: Callable[[bytes], _M], data: bytes) -> _M:
+    """What a classic client put into its metadata or assignment, or a refusal of the group's protocol."""
     try:
-        version = min(int.from_bytes(data[:2], "big", signed=True), _NEWEST_VERSION)
-        return decode(message_class, version, data, 2)
-    except (Refused, StructError, KeyError) as error:
+        return read(data)
+    except Malformed as error:
         raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "the embedded consumer protocol cannot be read") from error
 
 
-def written_assignment(assigned: Owned, like: bytes, topics: TopicsView) -> bytes:
+def encode_owned(assigned: Owned, like: bytes, topics: TopicsView) -> bytes:
     """An assignment as a classic client reads it, in the version of the subscription it sent."""
     names = {info.topic_id: name for name, info in topics.items()}
-    version = min(int.from_bytes(like[:2], "big", signed=True), _NEWEST_VERSION)
     rows = sorted(
         (names[topic_id], sorted(partitions)) for topic_id, partitions in assigned.items() if topic_id in names
     )
-    return encode_versioned(
-        ConsumerProtocolAssignment(
-            assigned_partitions=[
-                ConsumerProtocolAssignment.TopicPartition(topic=name, partitions=partitions)
-                for name, partitions in rows
-            ],
-            user_data=None,
-        ),
-        max(version, 0),
-    )
+    return encode_assignment(dict(rows), version_of(like))
 
 
 def owned_of(subscription: ConsumerProtocolSubscription, topics: TopicsView) -> dict[UUID, frozenset[int]]:
@@ -68,10 +57,10 @@ def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
     converted.epoch = converted.target_epoch = group.generation_id
     for member in group.members.values():
         name = group.protocol_name or member.protocols[0][0]
-        subscription = read_embedded(ConsumerProtocolSubscription, member.metadata(name))
+        subscription = read_embedded(read_subscription, member.metadata(name))
         assigned: dict[UUID, dict[int, int]] = {}
         if member.assignment:
-            assignment = read_embedded(ConsumerProtocolAssignment, member.assignment)
+            assignment = read_embedded(read_assignment, member.assignment)
             if assignment.user_data:
                 raise Refused(ErrorCode.UNSUPPORTED_VERSION, "user data of a custom assignor would be lost")
             assigned = {
@@ -117,7 +106,7 @@ def downgraded(group: ConsumerGroup, gone: set[str], topics: TopicsView, now_ms:
             member.rebalance_timeout_ms,
             member.classic.session_timeout_ms,
             member.classic.protocols,
-            written_assignment(target, member.classic.protocols[0][1], topics),
+            encode_owned(target, member.classic.protocols[0][1], topics),
         )
         converted.add(classic_member, CONSUMER_PROTOCOL_TYPE)
     converted.protocol_name = converted.select_protocol()

@@ -11,22 +11,9 @@ from typing import Any
 
 from semel.machines.contract import StateRecord
 from semel.machines.groups.committed_offsets import NO_EXPIRY, CommittedOffset
-from semel.wire import decode_versioned, encode_versioned
+from semel.wire import Malformed, decode_versioned, encode_versioned
 from semel.wire.messages.coordinator_records import (
-    ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupCurrentMemberAssignmentValue,
-    ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMemberMetadataValue,
-    ConsumerGroupMetadataKey,
-    ConsumerGroupMetadataValue,
-    ConsumerGroupPartitionMetadataKey,
-    ConsumerGroupPartitionMetadataValue,
-    ConsumerGroupRegularExpressionKey,
-    ConsumerGroupRegularExpressionValue,
-    ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
+    CONSUMER_OFFSETS_RECORDS,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -34,20 +21,6 @@ from semel.wire.messages.coordinator_records import (
 )
 
 _RECORD_TYPE = Struct(">h")
-
-#: record type -> (key class, value class). Types 0 and 1 are both offset commits: 0 is what Kafka 0.8 wrote.
-RECORD_TYPES: dict[int, tuple[type[Any], type[Any]]] = {
-    0: (OffsetCommitKey, OffsetCommitValue),
-    1: (OffsetCommitKey, OffsetCommitValue),
-    2: (GroupMetadataKey, GroupMetadataValue),
-    3: (ConsumerGroupMetadataKey, ConsumerGroupMetadataValue),
-    4: (ConsumerGroupPartitionMetadataKey, ConsumerGroupPartitionMetadataValue),
-    5: (ConsumerGroupMemberMetadataKey, ConsumerGroupMemberMetadataValue),
-    6: (ConsumerGroupTargetAssignmentMetadataKey, ConsumerGroupTargetAssignmentMetadataValue),
-    7: (ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue),
-    8: (ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue),
-    16: (ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue),
-}
 
 #: The version 4.3 writes each value in; what is not named is written in version 0.
 _WRITTEN_IN: dict[type[Any], int] = {OffsetCommitValue: 4, GroupMetadataValue: 3}
@@ -62,9 +35,17 @@ def record(partition: int, key: Any, value: Any | None, *, version: int | None =
     return StateRecord(partition, written_key, encode_versioned(value, written_in))
 
 
+def record_type(key: bytes) -> int:
+    """The number with which a key begins."""
+    if len(key) < _RECORD_TYPE.size:
+        raise Malformed(f"a key of {len(key)} bytes has no room for its record type")
+    kind: int = _RECORD_TYPE.unpack_from(key)[0]
+    return kind
+
+
 def read(key: bytes, value: bytes | None) -> tuple[Any, Any | None] | None:
     """Key and value of a stored record, or None for a record type this coordinator does not keep."""
-    classes = RECORD_TYPES.get(_RECORD_TYPE.unpack_from(key)[0])
+    classes = CONSUMER_OFFSETS_RECORDS.get(record_type(key))
     if classes is None:
         return None
     key_class, value_class = classes

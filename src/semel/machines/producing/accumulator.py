@@ -7,7 +7,6 @@ the same identity sends the same bytes.
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,17 +15,12 @@ from dataclasses import dataclass, field
 from semel.errors import ErrorCode, KafkaError, RecordTooLarge, invariant
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import HEADER_SIZE, Batch, BatchBuilder, read_records
-from semel.records.layout import TRANSACTIONAL, checksum
+from semel.records.layout import ATTRIBUTES_AT, TRANSACTIONAL, set_checksum, set_producer
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 #: What a record costs beyond its key, value and headers: an upper bound close to what small records really take.
 RECORD_OVERHEAD_BYTES = 16
-
-_PRODUCER_FIELDS = struct.Struct(">qhi")
-_PRODUCER_FIELDS_AT = 43
-_ATTRIBUTES_LOW_BYTE_AT = 22
-_CRC_AT = 17
 
 
 @dataclass(slots=True, eq=False)
@@ -129,12 +123,12 @@ class ProducerBatch:
 def stamped(data: bytes, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool) -> bytes:
     """The same records under another identity and sequence."""
     copy = bytearray(data)
-    _PRODUCER_FIELDS.pack_into(copy, _PRODUCER_FIELDS_AT, producer_id, producer_epoch, base_sequence)
+    set_producer(copy, producer_id, producer_epoch, base_sequence)
     if transactional:
-        copy[_ATTRIBUTES_LOW_BYTE_AT] |= TRANSACTIONAL
+        copy[ATTRIBUTES_AT] |= TRANSACTIONAL
     else:
-        copy[_ATTRIBUTES_LOW_BYTE_AT] &= ~TRANSACTIONAL & 0xFF
-    copy[_CRC_AT : _CRC_AT + 4] = checksum(copy).to_bytes(4, "big")
+        copy[ATTRIBUTES_AT] &= ~TRANSACTIONAL & 0xFF
+    set_checksum(copy)
     return bytes(copy)
 
 

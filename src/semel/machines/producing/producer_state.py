@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from semel.errors import ErrorCode, InvariantViolation, Refused
+from semel.records.batch import Batch
+from semel.records.layout import TRANSACTIONAL
 
 #: How many batches of a producer can be recognised as retries: the most a client may have in flight.
 REMEMBERED_BATCHES = 5
@@ -322,19 +324,13 @@ class ProducerStates:
 
     # --------------------------------------------------------------- remember
 
-    def remember_data(
-        self,
-        producer_id: int,
-        producer_epoch: int,
-        first_sequence: int,
-        last_sequence: int,
-        first_offset: int,
-        last_offset: int,
-        timestamp_ms: int,
-        transactional: bool,
-        heard_ms: int = -1,
-    ) -> None:
-        """`heard_ms`: the broker's time, by which the producer is alive however old its records are."""
+    def remember_data(self, batch: Batch, first_offset: int, timestamp_ms: int, *, heard_ms: int) -> None:
+        """The batch is in the log at `first_offset`, with `timestamp_ms` as its largest timestamp.
+
+        `heard_ms`: the broker's clock. It keeps a producer alive, however old its records are.
+        """
+        producer_id, producer_epoch = batch.producer_id, batch.producer_epoch
+        offset_delta = batch.last_offset_delta
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id)
@@ -343,13 +339,13 @@ class ProducerStates:
             entry.batches.clear()
         batches = entry.batches
         if not batches:
-            entry.contiguous_from_zero = first_sequence == 0
+            entry.contiguous_from_zero = batch.base_sequence == 0
         elif len(batches) == REMEMBERED_BATCHES:
             del batches[0]
-        batches.append(WrittenBatch(last_sequence, last_offset, last_offset - first_offset, timestamp_ms))
+        batches.append(WrittenBatch(batch.last_sequence, first_offset + offset_delta, offset_delta, timestamp_ms))
         entry.last_timestamp_ms = timestamp_ms
         entry.heard_ms = heard_ms
-        if transactional:
+        if batch.attributes & TRANSACTIONAL:
             if entry.current_transaction_first_offset < 0:
                 entry.current_transaction_first_offset = first_offset
                 self._open[first_offset] = producer_id

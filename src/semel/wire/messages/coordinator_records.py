@@ -281,8 +281,8 @@ class ConsumerProtocolAssignment:
     user_data: Bytes | None = None
 
 
-#: The type that begins a key of `__consumer_offsets` -> the classes of key and value. Type 0 is
-#: read like type 1, and not written any more.
+#: The type that begins a key of `__consumer_offsets` -> the classes of key and value. Types 0 and 1 are both offset
+#: commits: 0 is what Kafka 0.8 wrote.
 CONSUMER_OFFSETS_RECORDS: dict[int, tuple[type[Any], type[Any]]] = {
     0: (OffsetCommitKey, OffsetCommitValue),
     1: (OffsetCommitKey, OffsetCommitValue),

@@ -10,8 +10,6 @@ import enum
 from collections import Counter
 from collections.abc import Iterable
 from copy import copy
-from struct import Struct
-from struct import error as StructError
 from typing import NamedTuple
 
 from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
@@ -19,13 +17,10 @@ from semel.machines.contract import Token
 from semel.machines.groups.committed_offsets import CommittedOffset
 from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
 from semel.machines.table import StateTable
-from semel.wire import decode
-from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
+from semel.wire.consumer_protocol import read_subscription
 
 NO_MEMBER_ID = ""
 CONSUMER_PROTOCOL_TYPE = "consumer"
-_VERSION = Struct(">h")
-_NEWEST_SUBSCRIPTION_VERSION = 3
 
 #: (protocol name, metadata) in the member's order of preference
 Protocols = tuple[tuple[str, bytes], ...]
@@ -388,9 +383,8 @@ def _topics_of(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
     topics: set[str] = set()
     for subscription in subscriptions:
         try:
-            version = min(_VERSION.unpack_from(subscription)[0], _NEWEST_SUBSCRIPTION_VERSION)
-            topics.update(decode(ConsumerProtocolSubscription, version, subscription, 2).topics)
-        except (Refused, StructError):
+            topics.update(read_subscription(subscription).topics)
+        except Refused:
             # A client may put anything there; then the group cannot say what it subscribes to.
             return None
     return frozenset(topics) or _NO_TOPICS

@@ -19,8 +19,9 @@ from semel.machines.groups.classic.assignors import ASSIGNORS, COOPERATIVE, Subs
 from semel.machines.table import StateTable
 from semel.machines.transactions.producer import GroupMetadata
 from semel.machines.values import TopicPartition, by_topic
-from semel.wire import decode_versioned, encode_versioned
-from semel.wire.messages.coordinator_records import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from semel.wire import encode_versioned
+from semel.wire.consumer_protocol import NEWEST_VERSION, encode_assignment, read_assignment, read_subscription
+from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
 from semel.wire.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -195,7 +196,7 @@ class ClassicMembership:
             generation_id=self.generation_id,
             rack_id=self.rack_id or None,
         )
-        metadata = encode_versioned(subscription, 3)
+        metadata = encode_versioned(subscription, NEWEST_VERSION)
         return JoinGroupRequest(
             group_id=self.group_id,
             session_timeout_ms=self.session_timeout_ms,
@@ -218,7 +219,7 @@ class ClassicMembership:
             protocol_name=self._protocol,
             assignments=[
                 SyncGroupRequest.SyncGroupRequestAssignment(
-                    member_id=member_id, assignment=encode_versioned(_assignment(share), 3)
+                    member_id=member_id, assignment=encode_assignment(by_topic(share))
                 )
                 for member_id, share in self._shares.items()
             ],
@@ -366,29 +367,13 @@ class ClassicMembership:
 
 
 def _subscriber(row: Any) -> Subscriber:
-    told = decode_versioned(ConsumerProtocolSubscription, _readable(row.metadata))
+    told = read_subscription(row.metadata)
     owned = frozenset(TopicPartition(t.topic, number) for t in told.owned_partitions for number in t.partitions)
     return Subscriber(row.member_id, frozenset(told.topics), row.group_instance_id, owned, told.generation_id)
-
-
-def _readable(metadata: bytes) -> bytes:
-    """Metadata of a version from the future is read as the newest known: versions only ever append fields."""
-    version = int.from_bytes(metadata[:2], "big")
-    newest = 3
-    return metadata if version <= newest else newest.to_bytes(2, "big") + bytes(metadata[2:])
 
 
 def _partitions_of(assignment: bytes) -> frozenset[TopicPartition]:
     if not assignment:
         return frozenset()
-    told = decode_versioned(ConsumerProtocolAssignment, _readable(assignment))
+    told = read_assignment(assignment)
     return frozenset(TopicPartition(t.topic, number) for t in told.assigned_partitions for number in t.partitions)
-
-
-def _assignment(share: Iterable[TopicPartition]) -> ConsumerProtocolAssignment:
-    return ConsumerProtocolAssignment(
-        assigned_partitions=[
-            ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=numbers)
-            for topic, numbers in by_topic(share).items()
-        ]
-    )

@@ -15,9 +15,9 @@ from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, Protocol
 from semel.machines.groups.classic.rebalance import MEMBER_ID_REQUIRED_SINCE, refuse_join
 from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState
 from semel.machines.groups.consumer.heartbeat import ConsumerRebalance, Draft
-from semel.machines.groups.migration import owned_of, read_embedded, written_assignment
+from semel.machines.groups.migration import encode_owned, owned_of, read_embedded
 from semel.machines.groups.registry import GroupRegistry, Outcome
-from semel.wire.messages.coordinator_records import ConsumerProtocolSubscription
+from semel.wire.consumer_protocol import read_subscription
 from semel.wire.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -76,7 +76,7 @@ class MixedGroup:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "no protocol is supported by every classic member")
         if unknown and request.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
             return refuse_join(ErrorCode.MEMBER_ID_REQUIRED, version, member_id)
-        subscription = read_embedded(ConsumerProtocolSubscription, protocols[0][1])
+        subscription = read_embedded(read_subscription, protocols[0][1])
         draft = Draft(group)
         before = self._member(group, draft, member_id, request.group_instance_id, unknown, out)
         timeout_ms = request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
@@ -132,7 +132,7 @@ class MixedGroup:
         return SyncGroupResponse(
             protocol_type=request.protocol_type,
             protocol_name=request.protocol_name,
-            assignment=written_assignment(member.assigned, classic.protocols[0][1], self._registry.topics or {}),
+            assignment=encode_owned(member.assigned, classic.protocols[0][1], self._registry.topics or {}),
         )
 
     def heartbeat(self, group: ConsumerGroup, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
