@@ -38,6 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "machines.name_pattern", "machines.table", "machines.transactions.producer",
     },
     "machines.reading": {"errors", "config", "wire", "records", "machines.values", "machines.table"},
+    # What the driver of a pipeline decides. It asks in the messages of a transactional client.
+    "machines.pipeline": {"errors", "wire", "machines.values", "machines.transactions.requests"},
     "log": {"errors", "config", "wire", "records", "machines"},
     "broker": {"errors", "config", "properties", "wire", "records", "machines", "log"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from semel.client.blocking.loop_thread import LoopThread
+from semel.machines.pipeline.batch_marker import BatchMarker
+from semel.machines.pipeline.driver_transaction import DriverTransaction
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.spark.claims import ClaimServer
-from semel.spark.connections import opened
-from semel.spark.marker import Marker
+from semel.spark.connections import connect
 from semel.spark.routing import TARGET
-from semel.spark.transaction import DriverTransaction
+from semel.spark.transaction import TransactionClient
 from semel.spark.writer import WritePlan, write
 from semel.wire.messages.transactions import ListTransactionsRequest
 
@@ -25,19 +26,18 @@ class Driver:
     def __init__(self, bootstrap_servers: str, transactional_id: str = "pipeline", timeout_ms: int = 60_000) -> None:
         self.loop = LoopThread("test-driver")
         self.settings = (("bootstrap.servers", bootstrap_servers),)
-        self.cluster = self.loop.run(opened(dict(self.settings)))
-        self.transaction = DriverTransaction(
-            self.cluster, transactional_id, transactional_id, timeout_ms=timeout_ms, deadline_ms=20_000
-        )
+        self.cluster = self.loop.run(connect(dict(self.settings)))
+        self.transaction = DriverTransaction(transactional_id, transactional_id, timeout_ms=timeout_ms)
+        self.client = TransactionClient(self.cluster, self.transaction, deadline_ms=20_000)
         self.claims = ClaimServer("127.0.0.1", self._join)
 
     def _join(self, topic: str, partition: int) -> None:
         if not self.transaction.implicit_add:
-            self.loop.run(self.transaction.add_partition(topic, partition))
+            self.loop.run(self.client.add_partition(topic, partition))
 
     def begin(self) -> ProducerIdentity:
-        identity = self.loop.run(self.transaction.begin())
-        self.claims.book.open((identity.producer_id, identity.producer_epoch))
+        identity = self.loop.run(self.client.begin())
+        self.claims.begin_epoch((identity.producer_id, identity.producer_epoch))
         return identity
 
     def plan(self) -> WritePlan:
@@ -54,14 +54,14 @@ class Driver:
         return [row for part in write(iter([rows_of(values)]), plan) for row in part.to_pylist()]
 
     def commit(self, batch_id: int, offset: int = 10) -> None:
-        self.loop.run(self.transaction.commit_offsets({SOURCE: offset}, Marker("query", batch_id, "aa")))
-        self.loop.run(self.transaction.end(commit=True))
+        self.loop.run(self.client.commit_offsets({SOURCE: offset}, BatchMarker("query", batch_id, "aa")))
+        self.loop.run(self.client.end(commit=True))
 
     def commit_elsewhere(self, batch_id: int) -> None:
         """As a pipeline commits whose sources are on another cluster: the marker alone, in an output partition."""
         place = {TopicPartition("ledger", 0): batch_id}
-        self.loop.run(self.transaction.commit_offsets(place, Marker("query", batch_id, "aa"), of_sources=False))
-        self.loop.run(self.transaction.end(commit=True))
+        self.loop.run(self.client.commit_offsets(place, BatchMarker("query", batch_id, "aa"), of_sources=False))
+        self.loop.run(self.client.end(commit=True))
 
     def ongoing(self) -> list[str]:
         answer = self.loop.run(self.cluster.request_retrying(ListTransactionsRequest(state_filters=["Ongoing"])))

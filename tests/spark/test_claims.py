@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from semel.spark.claims import ClaimRefused, ClaimServer, RowRefused, refuse_row
+from semel.machines.pipeline.claims import ClaimRefused, RowRefused
+from semel.spark.claims import ClaimServer, refuse_row
 
 EPOCH = (4000, 7)
 
@@ -17,7 +18,7 @@ EPOCH = (4000, 7)
 @pytest.fixture
 def server() -> Iterator[ClaimServer]:
     with ClaimServer("127.0.0.1") as server:
-        server.book.open(EPOCH)
+        server.begin_epoch(EPOCH)
         yield server
 
 
@@ -40,13 +41,13 @@ def test_of_many_tasks_at_once_exactly_one_wins(server: ClaimServer) -> None:
 
 
 def test_a_zombie_of_an_older_epoch_is_refused(server: ClaimServer) -> None:
-    server.book.open((4000, 8))
+    server.begin_epoch((4000, 8))
     with pytest.raises(ClaimRefused, match="is over"):
         server.desk.claim(EPOCH, "ledger", 0)
 
 
 def test_nothing_is_granted_once_the_epoch_is_closed(server: ClaimServer) -> None:
-    server.book.close()
+    server.end_epoch()
     with pytest.raises(ClaimRefused, match="is over"):
         server.desk.claim(EPOCH, "ledger", 0)
 
@@ -54,7 +55,7 @@ def test_nothing_is_granted_once_the_epoch_is_closed(server: ClaimServer) -> Non
 def test_a_stranger_without_the_secret_is_refused(server: ClaimServer) -> None:
     with pytest.raises(ClaimRefused, match="does not come from a task"):
         replace(server.desk, secret="guess").claim(EPOCH, "ledger", 0)
-    assert not server.book.claimed
+    assert not server.claimed
 
 
 def test_a_partition_that_cannot_join_the_transaction_is_not_granted() -> None:
@@ -62,7 +63,7 @@ def test_a_partition_that_cannot_join_the_transaction_is_not_granted() -> None:
         raise RuntimeError("fenced")
 
     with ClaimServer("127.0.0.1", fail) as server:
-        server.book.open(EPOCH)
+        server.begin_epoch(EPOCH)
         with pytest.raises(ClaimRefused, match="could not join the transaction: fenced"):
             server.desk.claim(EPOCH, "ledger", 0)
 
@@ -70,12 +71,12 @@ def test_a_partition_that_cannot_join_the_transaction_is_not_granted() -> None:
 def test_a_row_that_cannot_be_written_is_told_to_the_driver_in_its_own_words(server: ClaimServer) -> None:
     with pytest.raises(RowRefused, match="too large"):
         refuse_row(server.desk, EPOCH, "a row is too large")
-    assert server.book.mistake == "a row is too large"
+    assert server.mistake == "a row is too large"
     server.desk.complain(EPOCH, "and so is this one")
-    assert server.book.mistake == "a row is too large"
-    server.book.open((4000, 8))
+    assert server.mistake == "a row is too large"
+    server.begin_epoch((4000, 8))
     server.desk.complain(EPOCH, "a word from the epoch before")
-    assert server.book.mistake == ""
+    assert server.mistake == ""
 
 
 def test_strangers_and_nonsense_cannot_complain(server: ClaimServer) -> None:
@@ -84,7 +85,7 @@ def test_strangers_and_nonsense_cannot_complain(server: ClaimServer) -> None:
         with socket.create_connection((server.desk.host, server.desk.port), timeout=20) as connection:
             connection.sendall(nonsense.encode() + b"\n")
             assert b"not a claim" in connection.recv(1000)
-    assert server.book.mistake == ""
+    assert server.mistake == ""
 
 
 def test_a_row_is_refused_though_the_driver_does_not_answer(server: ClaimServer) -> None:

@@ -16,8 +16,9 @@ PAGE = (CHECKOUT / "docs" / "spark.md").read_text()
 def test_every_test_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     found = set()
-    for path in (CHECKOUT / "tests" / "spark").glob("test_*.py"):
-        found |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    for folder in ("spark", "machines/pipeline"):
+        for path in (CHECKOUT / "tests" / folder).glob("test_*.py"):
+            found |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
     assert len(named) > 15
     assert named - found == set()
 

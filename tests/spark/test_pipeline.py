@@ -18,13 +18,14 @@ from click.testing import CliRunner
 import semel
 from semel.cli.pipeline import pipeline
 from semel.client.cluster.cluster import Cluster
+from semel.machines.pipeline.batch_marker import BatchVerdict
+from semel.machines.pipeline.claims import ClaimBook
+from semel.machines.pipeline.driver_transaction import DriverTransaction
 from semel.machines.values import TopicPartition
 from semel.records.partitioner import partition_for_key
 from semel.spark import MarkerConflict, NotExactlyOnce, Step, sink, start
-from semel.spark.claims import ClaimBook
-from semel.spark.connections import opened
-from semel.spark.marker import Verdict
-from semel.spark.transaction import DriverTransaction
+from semel.spark.connections import connect
+from semel.spark.transaction import TransactionClient
 from semel.testing.fault_proxy import Cut, Delay, Fault, FaultProxy, Passing, Way, every
 from semel.wire.apis import ApiKey
 from semel.wire.messages.transactions import ListTransactionsRequest
@@ -45,13 +46,14 @@ def stage(spark: Any, semel_broker: semel.Broker, tmp_path: Path) -> Stage:
 
 
 @pytest.fixture
-def transaction(stage: Stage) -> Iterator[DriverTransaction]:
+def transaction(stage: Stage) -> Iterator[TransactionClient]:
     """A second owner of the pipeline's transactional id, and a look at its progress."""
     from semel.client.blocking.loop_thread import LoopThread
 
     loop = LoopThread("test-driver")
-    cluster = loop.run(opened({"bootstrap.servers": stage.bootstrap_servers}))
-    other = DriverTransaction(cluster, stage.transactional_id, stage.transactional_id, timeout_ms=60_000)
+    cluster = loop.run(connect({"bootstrap.servers": stage.bootstrap_servers}))
+    own = DriverTransaction(stage.transactional_id, stage.transactional_id, timeout_ms=60_000)
+    other = TransactionClient(cluster, own)
     other.run = loop.run  # type: ignore[attr-defined]
     yield other
     loop.run(cluster.close())
@@ -150,7 +152,7 @@ def test_without_the_marker_check_the_same_rerun_would_repeat_its_output(
     values = stage.put_numbers(30)
     stage.run(stage.source())
     stage.forget_commits_from(0)
-    monkeypatch.setattr(sink, "judge", lambda *_: Verdict.RUN)
+    monkeypatch.setattr(sink, "judge_batch", lambda *_: BatchVerdict.RUN)
     stage.run(stage.source())
     assert sorted(stage.values()) == sorted(values * 2)
 
@@ -258,9 +260,9 @@ def test_of_two_drivers_the_older_stops_and_does_not_take_the_id_back(stage: Sta
         stage.run(stage.source(), observer=take_over)
     assert Step.RETRYING not in [step for step, _ in stage.steps]
     assert stage.values() == []
-    younger = transaction.identity
+    younger = transaction.transaction.identity
     transaction.run(transaction.add_partition("ledger", 0))  # the younger one's epoch still holds
-    assert transaction.identity == younger
+    assert transaction.transaction.identity == younger
 
 
 def test_a_broker_killed_between_produce_and_commit_only_delays(spark: Any, tmp_path: Path) -> None:

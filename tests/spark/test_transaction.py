@@ -10,9 +10,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import semel
 from semel.errors import KafkaError
-from semel.spark.claims import ClaimRefused
-from semel.spark.marker import Marker
-from semel.spark.transaction import CommitUnknown
+from semel.machines.pipeline.batch_marker import BatchMarker
+from semel.machines.pipeline.claims import ClaimRefused
+from semel.machines.pipeline.driver_transaction import CommitUnknown
 from semel.spark.writer import WritePlan, write
 from semel.testing.fault_proxy import Cut, FaultProxy, every
 from semel.wire.apis import ApiKey
@@ -61,8 +61,8 @@ def test_a_batch_becomes_visible_with_its_progress_and_not_before(driver: Driver
     assert committed_values(topics) == []
     driver.commit(0)
     assert committed_values(topics) == [b"1", b"2"]
-    progress = driver.loop.run(driver.transaction.progress())
-    assert progress.marker == Marker("query", 0, "aa")
+    progress = driver.loop.run(driver.client.progress())
+    assert progress.marker == BatchMarker("query", 0, "aa")
     assert progress.offsets == {SOURCE: 10}
 
 
@@ -92,11 +92,11 @@ def test_a_driver_that_dies_before_end_txn_leaves_nothing_visible_and_its_succes
 ) -> None:
     driver.begin()
     driver.task([b"lost"])
-    driver.loop.run(driver.transaction.commit_offsets({SOURCE: 10}, Marker("query", 0, "aa")))
+    driver.loop.run(driver.client.commit_offsets({SOURCE: 10}, BatchMarker("query", 0, "aa")))
     successor = Driver(topics)
     try:
         successor.begin()
-        assert successor.loop.run(successor.transaction.progress()).marker is None
+        assert successor.loop.run(successor.client.progress()).marker is None
         successor.task([b"kept"])
         successor.commit(0)
         assert committed_values(topics) == [b"kept"]
@@ -111,7 +111,7 @@ def test_a_driver_that_dies_after_end_txn_is_known_by_its_marker(driver: Driver,
     successor = Driver(topics)
     try:
         successor.begin()
-        assert successor.loop.run(successor.transaction.progress()).marker == Marker("query", 0, "aa")
+        assert successor.loop.run(successor.client.progress()).marker == BatchMarker("query", 0, "aa")
     finally:
         successor.close()
 
@@ -123,9 +123,9 @@ def test_of_two_drivers_with_one_id_the_older_is_fenced_at_its_next_call(driver:
     try:
         younger.begin()
         with pytest.raises(KafkaError):
-            driver.loop.run(driver.transaction.commit_offsets({SOURCE: 10}, Marker("query", 0, "aa")))
+            driver.loop.run(driver.client.commit_offsets({SOURCE: 10}, BatchMarker("query", 0, "aa")))
         with pytest.raises(CommitUnknown):
-            driver.loop.run(driver.transaction.end(commit=True))
+            driver.loop.run(driver.client.end(commit=True))
         younger.task([b"heir"])
         younger.commit(0)
         assert committed_values(topics) == [b"heir"]
@@ -137,7 +137,7 @@ def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str)
     driver.begin()
     old_plan = driver.plan()
     driver.task([b"first try"])
-    driver.loop.run(driver.transaction.end(commit=False))
+    driver.loop.run(driver.client.end(commit=False))
     driver.begin()
     with pytest.raises(ClaimRefused):
         driver.task([b"straggler"], old_plan)
@@ -203,7 +203,7 @@ def test_a_batch_that_outlives_its_timeout_is_reported_with_the_setting_and_can_
         driver.transaction.forget_identity()
         driver.transaction.timeout_ms = 60_000
         driver.begin()
-        assert driver.loop.run(driver.transaction.progress()).marker is None
+        assert driver.loop.run(driver.client.progress()).marker is None
         driver.task([b"again"])
         driver.commit(0)
         assert committed_values(topics) == [b"again"]

@@ -15,9 +15,9 @@ from semel.cli.txn_diagnosis import duration
 from semel.client.blocking.admin import Admin
 from semel.client.offset_arguments import PartitionLike
 from semel.errors import ErrorCode, KafkaError
+from semel.machines.pipeline.batch_marker import BatchMarker, is_source_offset
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import TopicPartition
-from semel.spark.marker import Marker, is_source_offset
 
 _LATEST, _READ_COMMITTED = -1, 1
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
@@ -75,7 +75,7 @@ def forget(transactional_id: str, yes: bool, bootstrap: str) -> None:
 
 
 def _marker(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any] | None:
-    markers = [marker for given in committed.values() if (marker := Marker.from_metadata(given.metadata))]
+    markers = [marker for given in committed.values() if (marker := BatchMarker.from_metadata(given.metadata))]
     if not markers:
         return None
     last = max(markers, key=lambda marker: marker.batch_id)

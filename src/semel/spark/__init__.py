@@ -1,45 +1,52 @@
-"""An exactly-once pipeline on Spark: one micro-batch, one Kafka transaction.
+"""An exactly-once pipeline on Spark: one micro-batch is one Kafka transaction.
 
-`start` runs a streaming DataFrame into a topic so that each micro-batch becomes visible whole, with its progress, or
-not at all. `register` makes `spark.readStream.format("semel")` read committed records as Arrow columns.
+`start` writes a streaming DataFrame to a topic. Each micro-batch becomes visible whole, with its progress, or not at
+all. `register` makes `spark.readStream.format("semel")` read committed records as Arrow columns.
 
-Follow one micro-batch: `sink` runs it, `marker` decides whether it was done before, `routing` gives each output
-partition one task, `claims` makes sure of that, `writer` encodes and produces in the tasks, `transaction` talks to the
-coordinators.
+To follow a micro-batch, begin with `sink`. It asks `machines/pipeline/batch_marker` whether the batch was committed
+before. `routing` gives each output partition to one task, and `claims` makes sure of that. `writer` encodes and
+produces in the tasks. `transaction` talks to the coordinators.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .claims import RowRefused
-    from .marker import MarkerConflict
-    from .pipeline import register, start
-    from .preflight import NotExactlyOnce, PipelineMistake
-    from .sink import DriverFenced, Step
+    from semel.machines.pipeline.batch_marker import MarkerConflict as MarkerConflict
+    from semel.machines.pipeline.claims import RowRefused as RowRefused
+    from semel.machines.pipeline.driver_transaction import DriverFenced as DriverFenced
 
-__all__ = [
-    "DriverFenced",
-    "MarkerConflict",
-    "NotExactlyOnce",
-    "PipelineMistake",
-    "RowRefused",
-    "Step",
-    "register",
-    "start",
-]
+    from .pipeline import register as register
+    from .pipeline import start as start
+    from .preflight import NotExactlyOnce as NotExactlyOnce
+    from .preflight import PipelineMistake as PipelineMistake
+    from .sink import Step as Step
+
+#: What this package offers, and the module it is in. Loaded when asked for: `import semel` must not need PySpark.
+_HOMES = {
+    "DriverFenced": "semel.machines.pipeline.driver_transaction",
+    "MarkerConflict": "semel.machines.pipeline.batch_marker",
+    "NotExactlyOnce": "semel.spark.preflight",
+    "PipelineMistake": "semel.spark.preflight",
+    "RowRefused": "semel.machines.pipeline.claims",
+    "Step": "semel.spark.sink",
+    "register": "semel.spark.pipeline",
+    "start": "semel.spark.pipeline",
+}
+
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        try:
-            from . import pipeline
-        except ModuleNotFoundError as error:
-            if error.name is not None and error.name.partition(".")[0] in ("pyspark", "py4j", "pyarrow", "pandas"):
-                raise ModuleNotFoundError(
-                    f"semel.spark needs {error.name}: pip install 'semel[spark]'", name=error.name
-                ) from error
-            raise
-        return getattr(pipeline, name)
-    raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] in ("pyspark", "py4j", "pyarrow", "pandas"):
+            raise ModuleNotFoundError(
+                f"semel.spark needs {error.name}: pip install 'semel[spark]'", name=error.name
+            ) from error
+        raise

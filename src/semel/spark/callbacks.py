@@ -62,7 +62,7 @@ def _open_files() -> int:
         return 1024
 
 
-def answering(function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+def callback_of(function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
     """The function with every way it can end turned into an answer.
 
     py4j answers for an Exception only: a SystemExit, or an error that is deliberately no Exception, would end the

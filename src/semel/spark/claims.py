@@ -1,12 +1,10 @@
-"""The claim guard: each output partition has one writing task per epoch, and the driver is the judge.
+"""How a task claims a partition: a question to the driver over a socket.
 
-Broker deduplication is no safe retry for a task: a rerun may bring other rows, or the same rows in another order,
-under the same sequences, and the broker would drop them as repeats. Spark's attempt number does not help either, as
-it starts again at zero when a stage is resubmitted. So before its first produce a task claims the partition at the
-driver. A second claim is refused, the job fails, and the whole micro-batch runs again under a new epoch.
+The rules are in `machines/pipeline/claims.py`. Here are the socket, the secret that keeps strangers out, and the lock:
+many tasks ask at once.
 
-A task that meets a row which cannot be written, however often it is tried, says so here too: Spark would hand the
-driver a page of stack traces, and the driver could not tell such a row from a broken connection.
+A task that meets a row which can never be written reports it here too. Spark would wrap the error in stack traces, and
+the driver could not tell such a row from a broken connection.
 """
 
 from __future__ import annotations
@@ -23,40 +21,34 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, cast
 
+from semel.machines.pipeline.claims import ClaimBook, ClaimRefused, Epoch, RowRefused
+
 _ANSWER_TIMEOUT_S = 60.0
 _LONGEST_COMPLAINT = 4000
 
 
-class ClaimRefused(Exception):
-    """Another task of this epoch already writes the partition; the micro-batch must run again under a new epoch."""
-
-
-class RowRefused(ValueError):
-    """A row that cannot be written as it is: the text says which, and what to change. Trying again does not help."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimDesk:
-    """Where a task finds the judge, and the word that proves it belongs to this query."""
+    """The driver's address, and the secret that proves that a task belongs to this query. Travels to the tasks."""
 
     host: str
     port: int
     secret: str
 
-    def claim(self, epoch: tuple[int, int], topic: str, partition: int) -> None:
-        """Become the sole writer of a partition in this epoch, or be refused."""
+    def claim(self, epoch: Epoch, topic: str, partition: int) -> None:
+        """Become the only writer of a partition in this epoch, or raise `ClaimRefused`."""
         refusal = self._ask({"epoch": list(epoch), "topic": topic, "partition": partition})
         if refusal is None:
             raise ClaimRefused(f"the driver at {self.host}:{self.port} gave no answer about {topic}-{partition}")
         if refusal:
             raise ClaimRefused(refusal)
 
-    def complain(self, epoch: tuple[int, int], why: str) -> None:
-        """Tell the driver that this micro-batch cannot be written, and why."""
+    def complain(self, epoch: Epoch, why: str) -> None:
+        """Tell the driver that this micro-batch can never be written, and why."""
         self._ask({"epoch": list(epoch), "mistake": why[:_LONGEST_COMPLAINT]})
 
     def _ask(self, question: dict[str, object]) -> str | None:
-        """The driver's refusal, empty for a yes; None where it hung up."""
+        """The driver's refusal, or an empty string for a yes; None if the connection was closed without an answer."""
         question = {"secret": self.secret, **question}
         with socket.create_connection((self.host, self.port), timeout=_ANSWER_TIMEOUT_S) as connection:
             connection.sendall(json.dumps(question).encode() + b"\n")
@@ -65,72 +57,23 @@ class ClaimDesk:
         return str(json.loads(line)["refused"]) if line else None
 
 
-def refuse_row(desk: ClaimDesk, epoch: tuple[int, int], why: str) -> NoReturn:
-    """End a task over a row that cannot be written, and let the driver know that another try is of no use."""
-    with contextlib.suppress(OSError):  # then the driver takes it for any other failure, and tries again
+def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
+    """Fail the task because of a row that can never be written, and tell the driver not to try again."""
+    with contextlib.suppress(OSError):  # then the driver treats it as any other failure, and tries again
         desk.complain(epoch, why)
     raise RowRefused(why)
 
 
-class ClaimBook:
-    """Who writes what in the current epoch. Pure bookkeeping, safe to call from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._epoch: tuple[int, int] | None = None
-        self._claimed: set[tuple[str, int]] = set()
-        self._mistake = ""
-
-    def open(self, epoch: tuple[int, int]) -> None:
-        """Start an epoch; whatever is claimed for any other one is refused from now on."""
-        with self._lock:
-            self._epoch = epoch
-            self._claimed = set()
-            self._mistake = ""
-
-    def close(self) -> None:
-        """End the epoch: no task may start to write."""
-        with self._lock:
-            self._epoch = None
-
-    def refusal(self, epoch: tuple[int, int], topic: str, partition: int) -> str:
-        """Enter a claim; the empty string is a yes."""
-        with self._lock:
-            if epoch != self._epoch:
-                return f"{topic}-{partition}: epoch {epoch} is over, the current one is {self._epoch}"
-            if (topic, partition) in self._claimed:
-                return f"{topic}-{partition} is already claimed in epoch {epoch}: a task ran twice"
-            self._claimed.add((topic, partition))
-            return ""
-
-    def complaint(self, epoch: tuple[int, int], why: str) -> None:
-        """Note why the micro-batch cannot be written: the first word counts, and only of the current epoch."""
-        with self._lock:
-            if epoch == self._epoch:
-                self._mistake = self._mistake or why
-
-    @property
-    def mistake(self) -> str:
-        """Why the last micro-batch cannot be written, however often it is tried; empty where nobody complained."""
-        with self._lock:
-            return self._mistake
-
-    @property
-    def claimed(self) -> frozenset[tuple[str, int]]:
-        """What has been claimed in this epoch."""
-        with self._lock:
-            return frozenset(self._claimed)
-
-
 class ClaimServer:
-    """Answers claims while a query runs: listens on `bind`, and tells tasks to ask at `host`.
+    """Answers claims on the driver while a query runs. Listens on `bind`; tasks connect to `host`.
 
-    `on_claim` is called for each claim that is granted, before the task hears of it: under transaction protocol V1
-    the driver adds the partition to the transaction there.
+    `on_claim` is called for each granted claim, before the task gets its answer: under transaction protocol V1 the
+    driver adds the partition to the transaction there.
     """
 
     def __init__(self, host: str, on_claim: Callable[[str, int], None] | None = None, bind: str | None = None) -> None:
-        self.book = ClaimBook()
+        self._book = ClaimBook()
+        self._book_lock = threading.Lock()
         self._on_claim = on_claim
         self._adding = threading.Lock()
         secret = secrets.token_hex(16)
@@ -154,6 +97,28 @@ class ClaimServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="semel-claims", daemon=True)
         self._thread.start()
 
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Grant claims of this epoch, and of no other."""
+        with self._book_lock:
+            self._book.open(epoch)
+
+    def end_epoch(self) -> None:
+        """Grant no more claims."""
+        with self._book_lock:
+            self._book.close()
+
+    @property
+    def mistake(self) -> str:
+        """Why the last micro-batch can never be written; empty if no task complained."""
+        with self._book_lock:
+            return self._book.mistake
+
+    @property
+    def claimed(self) -> frozenset[tuple[str, int]]:
+        """The partitions claimed in this epoch."""
+        with self._book_lock:
+            return self._book.claimed
+
     def _answer(self, line: bytes) -> str:
         try:
             question = json.loads(line)
@@ -164,15 +129,17 @@ class ClaimServer:
             return "not a claim"
         if not hmac.compare_digest(str(secret), self.desk.secret):
             return "this claim does not come from a task of this query"
-        if mistake is not None:
-            self.book.complaint((producer_id, producer_epoch), str(mistake))
-            return ""
-        refusal = self.book.refusal((producer_id, producer_epoch), topic, partition)
+        epoch = (producer_id, producer_epoch)
+        with self._book_lock:
+            if mistake is not None:
+                self._book.complain(epoch, str(mistake))
+                return ""
+            refusal = self._book.refusal(epoch, topic, partition)
         if not refusal and self._on_claim is not None:
             with self._adding:
                 try:
                     self._on_claim(topic, partition)
-                except Exception as error:  # whatever went wrong, the task must hear of it instead of waiting
+                except Exception as error:  # the task must get an answer whatever went wrong, instead of waiting
                     return f"{topic}-{partition} could not join the transaction: {error}"
         return refusal
 

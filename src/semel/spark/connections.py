@@ -20,14 +20,14 @@ def cluster_of(settings: ClientSettings) -> tuple[LoopThread, Cluster]:
     if settings not in _clusters:
         loop = LoopThread("semel-spark-task")
         try:
-            _clusters[settings] = (loop, loop.run(opened(dict(settings))))
+            _clusters[settings] = (loop, loop.run(connect(dict(settings))))
         except BaseException:
             loop.close()
             raise
     return _clusters[settings]
 
 
-async def opened(settings: Mapping[str, Any]) -> Cluster:
+async def connect(settings: Mapping[str, Any]) -> Cluster:
     """A cluster that was reached once: its brokers, versions and features are known."""
     cluster = Cluster(CONSUMER.parse(settings))
     try:

@@ -14,30 +14,30 @@ from typing import Any
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.errors import Retriable
+from semel.machines.pipeline.batch_marker import refuse_foreign_checkpoint
+from semel.machines.pipeline.driver_transaction import DriverTransaction
 
-from .callbacks import answering, require_callbacks
+from .callbacks import callback_of, require_callbacks
 from .checkpoint import Checkpoint
-from .claims import ClaimServer, RowRefused
-from .connections import opened
+from .claims import ClaimServer
+from .connections import connect
 from .frames import StreamingSource, keeps_state
-from .marker import MarkerConflict, refuse_strangers
 from .preflight import (
-    NotExactlyOnce,
     PipelineMistake,
     bootstrap_text,
     check_arguments,
     check_cluster,
     check_columns,
-    checked_sources,
+    check_sources,
     constants_of,
     location_text,
     refuse_what_breaks_the_promise,
     sources_here,
 )
 from .query import PipelineQuery
-from .sink import WHERE_TO_KEEP_PROGRESS, DriverFenced, ExactlyOnceSink, Observer, SinkSettings, Step
+from .sink import WHERE_TO_KEEP_PROGRESS, ExactlyOnceSink, Observer, SinkSettings, Step
 from .source import SemelDataSource
-from .transaction import DriverTransaction
+from .transaction import TransactionClient
 
 log = logging.getLogger("semel.spark")
 
@@ -90,7 +90,7 @@ def start(
     bootstrap, location, options = bootstrap_text(bootstrap_servers), location_text(checkpoint), dict(options or {})
     refuse_what_breaks_the_promise(frame, location, trigger, options)
     check_columns(frame, topic)
-    sources = checked_sources(frame)
+    sources = check_sources(frame)
     stream = frame.writeStream.outputMode(output_mode.lower()).option("checkpointLocation", location).options(**options)
     if trigger:
         stream = stream.trigger(**trigger)
@@ -113,8 +113,8 @@ def start(
             keeps_state(frame),
         )
         side.refuse_a_foreign_checkpoint(where)
-        sink = ExactlyOnceSink(side.loop, side.transaction, side.claims, settings, where, observer)
-        query = stream.foreachBatch(answering(sink)).start()
+        sink = ExactlyOnceSink(side.loop, side.client, side.claims, settings, where, observer)
+        query = stream.foreachBatch(callback_of(sink)).start()
     except BaseException:
         side.close()
         raise
@@ -129,11 +129,10 @@ class _DriverSide:
         self._bootstrap_servers = bootstrap_servers
         self.loop = LoopThread("semel-pipeline")
         try:
-            client = {"bootstrap.servers": bootstrap_servers, "client.id": f"semel-pipeline-{transactional_id}"}
-            self._cluster = self.loop.run(opened(client))
-            self.transaction = DriverTransaction(
-                self._cluster, transactional_id, transactional_id, timeout_ms=timeout_ms
-            )
+            settings = {"bootstrap.servers": bootstrap_servers, "client.id": f"semel-pipeline-{transactional_id}"}
+            self._cluster = self.loop.run(connect(settings))
+            self.transaction = DriverTransaction(transactional_id, transactional_id, timeout_ms=timeout_ms)
+            self.client = TransactionClient(self._cluster, self.transaction)
             host = spark.conf.get("spark.driver.host", "127.0.0.1")
             self.claims = ClaimServer(host, self._join_transaction, spark.conf.get("spark.driver.bindAddress", host))
         except BaseException:
@@ -157,11 +156,11 @@ class _DriverSide:
     def refuse_a_foreign_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Refuse before the query starts what its first batch would refuse, where that can be seen without fencing."""
         try:
-            progress = self.loop.run(self.transaction.progress(patient=False))
+            progress = self.loop.run(self.client.progress(patient=False))
         except Retriable:
             return  # a transaction is about to decide: the first batch settles it, and then looks at the progress
         query_id, batch_id = checkpoint.next_batch() or (None, 0)
-        refuse_strangers(
+        refuse_foreign_checkpoint(
             progress.marker,
             query_id,
             batch_id,
@@ -172,7 +171,7 @@ class _DriverSide:
 
     def _join_transaction(self, topic: str, partition: int) -> None:
         if not self.transaction.implicit_add:
-            self.loop.run(self.transaction.add_partition(topic, partition))
+            self.loop.run(self.client.add_partition(topic, partition))
 
     def close_after(self, query: Any) -> None:
         """Wait for the query's end, however it comes, and close."""
@@ -188,14 +187,3 @@ class _DriverSide:
         self.loop.run(self._cluster.close())
         self.loop.close()
 
-
-__all__ = [
-    "DriverFenced",
-    "MarkerConflict",
-    "NotExactlyOnce",
-    "PipelineMistake",
-    "RowRefused",
-    "Step",
-    "register",
-    "start",
-]

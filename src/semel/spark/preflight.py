@@ -18,7 +18,7 @@ from semel.config import CONSUMER, ConfigError
 from semel.config.codecs import CODECS as COMPRESSIONS
 from semel.errors import Misuse
 
-from .connections import opened
+from .connections import connect
 from .frames import StreamingSource, constant_in, sources_of
 from .limits import broker_settings, find_topic
 from .source_options import OptionError, SourceOptions
@@ -229,7 +229,7 @@ def _are_headers(kind: Any) -> bool:
     )
 
 
-def checked_sources(frame: Any) -> list[StreamingSource]:
+def check_sources(frame: Any) -> list[StreamingSource]:
     """What the frame reads; the options of our own source are held against the rules of a streaming query."""
     sources = sources_of(frame)
     for source in sources:
@@ -262,14 +262,14 @@ async def check_cluster(
         )
     made_on_demand = limits.get("auto.create.topics.enable", "true") == "true"
     if topic is not None:
-        count = len((await _existing(cluster, bootstrap, topic, made_on_demand)).partitions)
+        count = len((await _require_topic(cluster, bootstrap, topic, made_on_demand)).partitions)
         if partition is not None and not 0 <= partition < count:
             raise PipelineMistake(no_such_partition(topic, partition, count))
     if marker_topic is not None:
-        await _existing(cluster, bootstrap, marker_topic, made_on_demand)
+        await _require_topic(cluster, bootstrap, marker_topic, made_on_demand)
 
 
-async def _existing(cluster: Cluster, bootstrap: str, name: str, made_on_demand: bool) -> TopicMetadata:
+async def _require_topic(cluster: Cluster, bootstrap: str, name: str, made_on_demand: bool) -> TopicMetadata:
     patience_ms = _NEW_TOPIC_MS if made_on_demand else _ANY_TOPIC_MS
     try:
         found = await find_topic(cluster, name, patience_ms=patience_ms, allow_auto_create=made_on_demand)
@@ -302,7 +302,7 @@ async def sources_here(sources: Iterable[StreamingSource], cluster: Cluster, boo
 async def _is_this(cluster: Cluster, source: StreamingSource) -> bool:
     if source.options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
         return False  # this client cannot ask there; the pipeline's progress does without the source's offsets
-    other = await opened({"bootstrap.servers": source.bootstrap_servers, "client.id": "semel-pipeline"})
+    other = await connect({"bootstrap.servers": source.bootstrap_servers, "client.id": "semel-pipeline"})
     try:
         return cluster.metadata.cluster_id is not None and cluster.metadata.cluster_id == other.metadata.cluster_id
     finally:

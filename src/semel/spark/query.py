@@ -28,14 +28,14 @@ class PipelineQuery(StreamingQuery):
     def lastProgress(self) -> StreamingQueryProgress | None:
         """The last micro-batch that was run, or found nothing to do."""
         found = self._jsq.lastProgress()
-        return self._described(found.json()) if found is not None else None
+        return self._with_descriptions(found.json()) if found is not None else None
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
         """The last micro-batches, as many as Spark keeps."""
-        return [self._described(found.json()) for found in self._jsq.recentProgress()]
+        return [self._with_descriptions(found.json()) for found in self._jsq.recentProgress()]
 
-    def _described(self, text: str) -> StreamingQueryProgress:
+    def _with_descriptions(self, text: str) -> StreamingQueryProgress:
         progress: dict[str, Any] = json.loads(text)
         unnamed = [source for source in progress["sources"] if _PYTHON_SOURCE in source["description"]]
         for source, description in zip(unnamed, self._sources, strict=False):

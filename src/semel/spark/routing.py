@@ -28,7 +28,7 @@ _HEADERS = "array<struct<key: string, value: binary>>"
 _TOPIC_PATIENCE_MS = 10_000
 
 
-def as_kafka_rows(frame: Any, topic: str | None) -> Any:
+def kafka_columns(frame: Any, topic: str | None) -> Any:
     """The columns Kafka knows, in its types; the same ones Spark's own Kafka sink takes."""
     from pyspark.sql.functions import col
 
@@ -45,7 +45,7 @@ def as_kafka_rows(frame: Any, topic: str | None) -> Any:
     return frame.select(*columns)
 
 
-def routed(
+def rows_by_partition(
     rows: Any, partitions: int | None, settings: ClientSettings, writers: int, refuse_row: Callable[[str], NoReturn]
 ) -> Any:
     """The rows with their output partition, shuffled so that each output partition is in one task.

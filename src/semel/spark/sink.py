@@ -13,15 +13,16 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from semel.client.blocking.loop_thread import LoopThread
-from semel.errors import ErrorCode, KafkaError
+from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, MarkerConflict, fingerprint_of, judge_batch
+from semel.machines.pipeline.claims import RowRefused, WriteReport, check_reports
+from semel.machines.pipeline.driver_transaction import DriverFenced, PipelineProgress, is_worth_another_try
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets, Checkpoint
-from .claims import ClaimServer, RowRefused
+from .claims import ClaimServer
 from .connections import ClientSettings
-from .marker import Marker, MarkerConflict, Verdict, hash_of, judge
-from .routing import as_kafka_rows, routed
-from .transaction import CommitUnknown, DriverFenced, DriverTransaction, Progress
+from .routing import kafka_columns, rows_by_partition
+from .transaction import TransactionClient
 from .writer import REPORT_SCHEMA, WritePlan, write
 
 log = logging.getLogger("semel.spark")
@@ -30,20 +31,6 @@ T = TypeVar("T")
 
 #: Past this share of its timeout a batch is worth a word.
 _NEAR_TIMEOUT = 0.8
-
-#: Answers of the coordinators that stay the same however often a batch is tried.
-_HOPELESS = (
-    ErrorCode.INVALID_TRANSACTION_TIMEOUT,
-    ErrorCode.INVALID_GROUP_ID,
-    ErrorCode.INVALID_TOPIC_EXCEPTION,
-    ErrorCode.OFFSET_METADATA_TOO_LARGE,
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-    ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    ErrorCode.UNSUPPORTED_VERSION,
-)
-
 
 #: Said of a pipeline whose progress has no place on the output's cluster.
 WHERE_TO_KEEP_PROGRESS = (
@@ -64,10 +51,6 @@ class Step(Enum):
 
 #: Called on the driver after each step, with the batch id.
 Observer = Callable[[Step, int], None]
-
-
-class ReportsDisagree(Exception):
-    """What the tasks reported does not add up; the micro-batch is aborted rather than committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +76,22 @@ class ExactlyOnceSink:
     def __init__(
         self,
         loop: LoopThread,
-        transaction: DriverTransaction,
+        client: TransactionClient,
         claims: ClaimServer,
         settings: SinkSettings,
         checkpoint: Checkpoint,
         observer: Observer,
     ) -> None:
-        self._loop, self._transaction, self._claims = loop, transaction, claims
+        self._loop, self._client, self._claims = loop, client, claims
+        self._transaction = client.transaction
         self._settings, self._checkpoint, self._observer = settings, checkpoint, observer
-        self._committed: Progress | None = None
+        self._committed: PipelineProgress | None = None
         self._topics_seen: dict[str, bool] = {}
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch, trying again under a new epoch where that is safe, and raise the first error."""
         offsets = self._checkpoint.offsets(batch_id)
-        marker = Marker(self._checkpoint.query_id(), batch_id, hash_of(list(offsets.texts)))
+        marker = BatchMarker(self._checkpoint.query_id(), batch_id, fingerprint_of(list(offsets.texts)))
         first_error: Exception | None = None
         for attempt in range(1, self._settings.attempts + 1):
             try:
@@ -123,54 +107,55 @@ class ExactlyOnceSink:
                 log.warning("batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error)
                 self._stop_if_another_driver_took_over(error, marker)
                 self._abort(marker)
-                if isinstance(error, KafkaError) and error.code in _HOPELESS:
+                if not is_worth_another_try(error):
                     raise
                 self._observer(Step.RETRYING, batch_id)
         assert first_error is not None
         raise first_error
 
-    def _attempt(self, frame: Any, marker: Marker, offsets: BatchOffsets) -> None:
-        transaction = self._transaction
+    def _attempt(self, frame: Any, marker: BatchMarker, offsets: BatchOffsets) -> None:
+        transaction, client = self._transaction, self._client
         fresh = transaction.identity is None
-        identity = self._wait(transaction.begin())
+        identity = self._wait(client.begin())
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId settled whatever was left half-finished.
-            self._committed = self._wait(transaction.progress())
+            self._committed = self._wait(client.progress())
         committed = self._committed
-        if self._judged(committed, marker, offsets) is Verdict.SKIP:
+        if self._verdict_on(committed, marker, offsets) is BatchVerdict.SKIP:
             if self._settings.keeps_state:
                 # The next batch stands on the state this one leaves, and on the event time it has seen.
                 frame.write.format("noop").mode("overwrite").save()
             self._observer(Step.SKIPPED, marker.batch_id)
             return
         self._observer(Step.BEGUN, marker.batch_id)
-        self._claims.book.open((identity.producer_id, identity.producer_epoch))
+        self._claims.begin_epoch((identity.producer_id, identity.producer_epoch))
         try:
             self._produce(frame, identity)
         except Exception as error:
-            if mistake := self._claims.book.mistake:
+            if mistake := self._claims.mistake:
                 raise RowRefused(mistake) from error
             raise
         finally:
-            self._claims.book.close()
+            self._claims.end_epoch()
         self._observer(Step.PRODUCED, marker.batch_id)
         source_ends = self._source_ends(offsets)
         progress = source_ends or self._place_for(marker)
-        self._wait(transaction.commit_offsets(progress, marker, of_sources=bool(source_ends)))
+        self._wait(client.commit_offsets(progress, marker, of_sources=bool(source_ends)))
         self._observer(Step.OFFSETS_ADDED, marker.batch_id)
-        if transaction.age_ms > _NEAR_TIMEOUT * transaction.timeout_ms:
+        age_ms = transaction.age_ms(client.now_ms)
+        if age_ms > _NEAR_TIMEOUT * transaction.timeout_ms:
             log.warning(
                 "batch %d took %.0f s and transaction_timeout_ms is %d: make batches smaller, or raise it (the "
                 "broker's limit is transaction.max.timeout.ms)",
-                marker.batch_id, transaction.age_ms / 1000, transaction.timeout_ms,
+                marker.batch_id, age_ms / 1000, transaction.timeout_ms,
             )  # fmt: skip
-        self._wait(transaction.end(commit=True))
-        self._committed = Progress({**committed.offsets, **progress}, marker)
+        self._wait(client.end(commit=True))
+        self._committed = PipelineProgress({**committed.offsets, **progress}, marker)
         self._observer(Step.COMMITTED, marker.batch_id)
 
-    def _judged(self, committed: Progress, marker: Marker, offsets: BatchOffsets) -> Verdict:
+    def _verdict_on(self, committed: PipelineProgress, marker: BatchMarker, offsets: BatchOffsets) -> BatchVerdict:
         here = self._settings.sources_here
-        return judge(
+        return judge_batch(
             committed.marker,
             marker,
             self._transaction.transactional_id,
@@ -190,7 +175,7 @@ class ExactlyOnceSink:
             settings.topic,
             settings.compression,
         )
-        rows = as_kafka_rows(frame, settings.topic)
+        rows = kafka_columns(frame, settings.topic)
         session = rows.sparkSession
         session.conf.set("spark.sql.adaptive.enabled", "false")  # it may give one output partition to two tasks
         # Counted once, here: a topic that grows meanwhile must not send one key to two partitions of one batch.
@@ -198,36 +183,25 @@ class ExactlyOnceSink:
         parallelism = session.sparkContext.defaultParallelism
         writers = settings.writers or min(parallelism, partitions or parallelism)
         reports = (
-            routed(rows, partitions, settings.client_settings, writers, plan.refuse_row)
+            rows_by_partition(rows, partitions, settings.client_settings, writers, plan.refuse_row)
             .mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA)
             .collect()
         )
-        reported = [(row.topic, row.partition) for row in reports]
-        if len(set(reported)) != len(reported) or set(reported) != self._claims.book.claimed:
-            raise ReportsDisagree(
-                f"claimed: {sorted(self._claims.book.claimed)}, reported: {sorted(reported)}; each output partition "
-                "must have one writer that finished"
-            )
-        for row in reports:
-            if row.last_offset - row.first_offset + 1 < row.records:
-                raise ReportsDisagree(
-                    f"{row.topic}-{row.partition}: {row.records} records cannot lie in offsets {row.first_offset} to "
-                    f"{row.last_offset}"
-                )
+        check_reports(self._claims.claimed, [WriteReport(*row) for row in reports])
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Everything the transaction does has a deadline of its own; this one is for what nobody foresaw."""
-        return self._loop.run(work, timeout_ms=self._transaction.longest_wait_ms)
+        return self._loop.run(work, timeout_ms=self._client.longest_wait_ms)
 
     def _partition_count(self, topic: str) -> int:
-        return len(self._wait(self._transaction.topic(topic)).partitions)
+        return len(self._wait(self._client.topic(topic)).partitions)
 
     def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
         """The offsets to commit: where the batch ends in the sources that are on this cluster."""
         ends = offsets.among(self._settings.sources_here)
         return {where: end for where, end in ends.items() if self._exists(where.topic)}
 
-    def _place_for(self, marker: Marker) -> dict[TopicPartition, int]:
+    def _place_for(self, marker: BatchMarker) -> dict[TopicPartition, int]:
         """Where no source is on this cluster: the batch id, in a partition that is, to carry the marker."""
         topic = self._settings.marker_topic or self._settings.topic
         if topic is None:
@@ -237,12 +211,12 @@ class ExactlyOnceSink:
     def _exists(self, topic: str) -> bool:
         """Whether a topic of this cluster is still there: offsets of one that was deleted cannot be committed."""
         if topic not in self._topics_seen:
-            self._topics_seen[topic] = self._wait(self._transaction.knows_topic(topic))
+            self._topics_seen[topic] = self._wait(self._client.has_topic(topic))
         return self._topics_seen[topic]
 
-    def _stop_if_another_driver_took_over(self, error: Exception, marker: Marker) -> None:
+    def _stop_if_another_driver_took_over(self, error: Exception, marker: BatchMarker) -> None:
         """Two drivers that fence each other in turn would both crawl: the one that was fenced gives up."""
-        if self._transaction.fenced_by_another(error):
+        if self._transaction.is_fenced_by_another(error, self._client.now_ms):
             self._committed = None
             self._transaction.forget_identity()
             raise DriverFenced(
@@ -251,16 +225,14 @@ class ExactlyOnceSink:
                 "meant to run, stop it and start this query again: the marker knows what was written."
             ) from error
 
-    def _abort(self, marker: Marker) -> None:
+    def _abort(self, marker: BatchMarker) -> None:
         """Best effort: what counts is the new epoch, which fences every straggler of the old one."""
         if self._transaction.identity is not None:
             try:
-                self._wait(self._transaction.end(commit=False))
+                self._wait(self._client.end(commit=False))
             except Exception as error:  # the InitProducerId that follows aborts it for certain
                 self._stop_if_another_driver_took_over(error, marker)
                 log.warning("could not abort, InitProducerId will: %s", error)
         self._transaction.forget_identity()
         self._committed = None
 
-
-__all__ = ["CommitUnknown", "DriverFenced", "ExactlyOnceSink", "Observer", "ReportsDisagree", "SinkSettings", "Step"]

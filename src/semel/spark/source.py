@@ -30,7 +30,7 @@ from semel.client.offset_requests import list_offsets
 from semel.errors import KafkaError
 from semel.machines.values import TopicPartition
 
-from .connections import cluster_of, opened
+from .connections import cluster_of, connect
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, read_range
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
@@ -109,7 +109,7 @@ def check_topics(options: SourceOptions) -> None:
 
 async def _check_topics(options: SourceOptions) -> None:
     settings = dict(options.client_settings)
-    cluster = await opened(settings)
+    cluster = await connect(settings)
     try:
         assigned = options.assigned or ()
         counts = {}

@@ -118,7 +118,7 @@ class SourceOptions:
             client_settings=settings,
             topics=_names(given["subscribe"]) if "subscribe" in given else (),
             pattern=_pattern(given["subscribepattern"]) if "subscribepattern" in given else None,
-            assigned=_assigned(given["assign"]) if "assign" in given else None,
+            assigned=_partitions_in(given["assign"]) if "assign" in given else None,
             start=_start(given, streaming),
             end=_end(given, streaming),
             fail_on_data_loss=_truth(given.get("failondataloss", "true"), "failOnDataLoss"),
@@ -215,7 +215,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise OptionError(f"subscribePattern={text}: {error}") from None
 
 
-def _assigned(text: str) -> tuple[TopicPartition, ...]:
+def _partitions_in(text: str) -> tuple[TopicPartition, ...]:
     try:
         return tuple(
             TopicPartition(topic, int(number)) for topic, numbers in json.loads(text).items() for number in numbers

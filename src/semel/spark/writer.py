@@ -198,12 +198,12 @@ class _PartitionWriter:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self.waiting_bytes = [], 0
         for rows in table.combine_chunks().to_batches():
-            for encoded in self._encoded(rows):
+            for encoded in self._encode(rows):
                 records = Batch.parse(memoryview(encoded)).record_count
                 self._next_sequence = next_sequence(self._next_sequence, records)
                 outbox.put(self._send(encoded, records), len(encoded))
 
-    def _encoded(self, rows: pa.RecordBatch) -> list[bytes]:
+    def _encode(self, rows: pa.RecordBatch) -> list[bytes]:
         try:
             return from_arrow(
                 rows,
@@ -222,7 +222,7 @@ class _PartitionWriter:
             forget_largest_batch(self._plan.client_settings)
             before, self._largest = self._largest, largest_batch(self._plan.client_settings, self._topic)
             if self._largest > before:  # it was raised meanwhile
-                return self._encoded(rows)
+                return self._encode(rows)
             self._plan.refuse_row(
                 f"a row for {self._topic}-{self._partition} is too large: {refused.why}; make it smaller, compress, or "
                 f"raise max.message.bytes of topic '{self._topic}'"

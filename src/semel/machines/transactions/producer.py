@@ -12,7 +12,7 @@ for the next transaction. Without a transactional id the manager only keeps the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from semel.errors import (
@@ -38,7 +38,7 @@ from semel.machines.transactions.producer_states import (
     deciding_code,
     verdict,
 )
-from semel.machines.transactions.requests import GroupMetadata, OffsetAndMetadata
+from semel.machines.transactions.requests import NO_IDENTITY, GroupMetadata, OffsetAndMetadata, Send
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -60,7 +60,6 @@ __all__ = [
     "TransactionManager",
 ]
 
-NO_IDENTITY = ProducerIdentity(-1, -1)
 MAX_EPOCH = 2**15 - 1
 #: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
 CONCURRENT_BACKOFF_MS = 20
@@ -71,22 +70,6 @@ _REFUSED_FOR_GOOD = (
     ErrorCode.PRODUCER_FENCED,
     ErrorCode.UNSUPPORTED_VERSION,
 )
-#: Two-phase commit (KIP-939) begins with this version of InitProducerId.
-TWO_PHASE_VERSION = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A request for a coordinator. `newest` is the version the protocol in use must not go beyond.
-
-    `version` asks for exactly that one: a broker that lacks it lacks the feature.
-    """
-
-    message: Any
-    coordinator: str
-    key: str
-    newest: int
-    version: int | None = None
 
 
 @dataclass(slots=True)
@@ -337,33 +320,25 @@ class TransactionManager:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def _init_producer_id(self) -> Send:
-        request = InitProducerIdRequest(
-            transactional_id=self.transactional_id,
-            transaction_timeout_ms=self.transaction_timeout_ms if self.is_transactional else 2**31 - 1,
-            producer_id=self.identity.producer_id,
-            producer_epoch=self.identity.producer_epoch,
-            enable2_pc=self.two_phase_commit,
-            keep_prepared_txn=self._keep_prepared,
+        return requests.init_producer_id(
+            self.transactional_id,
+            self.identity,
+            self.transaction_timeout_ms if self.is_transactional else 2**31 - 1,
+            two_phase_commit=self.two_phase_commit,
+            keep_prepared=self._keep_prepared,
         )
-        send = self._to_coordinator(request, newest=5)
-        return replace(send, version=TWO_PHASE_VERSION) if self.two_phase_commit else send
 
     def _add_partitions(self) -> Send:
-        return self._to_coordinator(requests.add_partitions(self._name, self.identity, self._unannounced), newest=3)
+        return requests.add_partitions(self._name, self.identity, self._unannounced)
 
     def _commit_offsets(self, pending: _PendingOffsets) -> Send:
-        group = pending.group
         if self.version < 2 and not pending.announced:
-            return self._to_coordinator(requests.add_offsets(self._name, self.identity, group.group_id), newest=4)
-        request = requests.commit_offsets(self._name, self.identity, group, pending.offsets)
-        return Send(request, "group", group.group_id, 5 if self.version >= 2 else 4)
+            return requests.add_offsets(self._name, self.identity, pending.group.group_id)
+        return requests.commit_offsets(self._name, self.identity, pending.group, pending.offsets, self.version)
 
     def _end(self) -> Send:
-        request = requests.end(self._name, self.identity, committed=self.state is ProducerState.COMMITTING)
-        return self._to_coordinator(request, newest=5 if self.version >= 2 else 4)
-
-    def _to_coordinator(self, request: Any, newest: int) -> Send:
-        return Send(request, "transaction", self._name, newest)
+        committed = self.state is ProducerState.COMMITTING
+        return requests.end(self._name, self.identity, committed=committed, transaction_version=self.version)
 
     @property
     def _name(self) -> str:

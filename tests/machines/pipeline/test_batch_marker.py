@@ -6,97 +6,99 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, MarkerConflict, fingerprint_of, judge_batch
 from semel.machines.values import TopicPartition
-from semel.spark.marker import Marker, MarkerConflict, Verdict, hash_of, judge
 
-DONE = Marker("query", 7, "aa")
+DONE = BatchMarker("query", 7, "aa")
 SOURCE = TopicPartition("payments", 0)
 
 
 def test_a_rerun_of_the_committed_batch_is_skipped() -> None:
-    assert judge(DONE, Marker("query", 7, "aa"), "id") is Verdict.SKIP
+    assert judge_batch(DONE, BatchMarker("query", 7, "aa"), "id") is BatchVerdict.SKIP
 
 
 def test_the_next_batch_is_run() -> None:
-    assert judge(DONE, Marker("query", 8, "bb"), "id") is Verdict.RUN
+    assert judge_batch(DONE, BatchMarker("query", 8, "bb"), "id") is BatchVerdict.RUN
 
 
 def test_the_first_batch_of_a_new_id_is_run() -> None:
-    assert judge(None, Marker("query", 0, "aa"), "id") is Verdict.RUN
+    assert judge_batch(None, BatchMarker("query", 0, "aa"), "id") is BatchVerdict.RUN
 
 
 def test_a_checkpoint_set_back_one_batch_gives_no_duplicate() -> None:
-    assert judge(DONE, Marker("query", 6, "99"), "id", {SOURCE: 70}, {SOURCE: 60}) is Verdict.SKIP
+    assert judge_batch(DONE, BatchMarker("query", 6, "99"), "id", {SOURCE: 70}, {SOURCE: 60}) is BatchVerdict.SKIP
 
 
 def test_a_checkpoint_set_back_that_plans_newer_data_under_an_old_batch_id_is_refused() -> None:
     with pytest.raises(MarkerConflict, match="newer data of payments-0"):
-        judge(DONE, Marker("query", 6, "99"), "id", {SOURCE: 70}, {SOURCE: 71})
+        judge_batch(DONE, BatchMarker("query", 6, "99"), "id", {SOURCE: 70}, {SOURCE: 71})
 
 
 def test_lost_progress_is_refused_because_nobody_knows_what_was_written() -> None:
     with pytest.raises(MarkerConflict, match="no progress"):
-        judge(None, Marker("query", 3, "aa"), "id")
+        judge_batch(None, BatchMarker("query", 3, "aa"), "id")
 
 
 def test_a_new_checkpoint_under_an_old_id_is_refused_instead_of_skipping_its_data() -> None:
     with pytest.raises(MarkerConflict, match="belongs to query query"):
-        judge(DONE, Marker("stranger", 0, "aa"), "id")
+        judge_batch(DONE, BatchMarker("stranger", 0, "aa"), "id")
 
 
 def test_the_same_batch_with_other_offsets_is_refused() -> None:
     with pytest.raises(MarkerConflict, match="other source offsets"):
-        judge(DONE, Marker("query", 7, "bb"), "id")
+        judge_batch(DONE, BatchMarker("query", 7, "bb"), "id")
 
 
 def test_a_gap_between_the_commit_and_the_checkpoint_is_refused() -> None:
     with pytest.raises(MarkerConflict, match="never written"):
-        judge(DONE, Marker("query", 9, "cc"), "id")
+        judge_batch(DONE, BatchMarker("query", 9, "cc"), "id")
 
 
 def test_progress_that_is_gone_is_refused_with_a_way_that_works() -> None:
     """A new transactional id alone is none: it knows no progress either, and is refused in the same words."""
     with pytest.raises(MarkerConflict) as refused:
-        judge(None, Marker("query", 3, "aa"), "till", begins_at=lambda: '{"payments":{"0":30}}')
+        judge_batch(None, BatchMarker("query", 3, "aa"), "till", begins_at=lambda: '{"payments":{"0":30}}')
     assert 'an empty checkpoint, and set the source\'s startingOffsets to {"payments":{"0":30}}' in str(refused.value)
     assert "Use a new transactional id" not in str(refused.value)
 
 
 def test_a_new_query_under_an_old_id_is_told_to_take_its_own_or_to_forget_the_old_one() -> None:
     with pytest.raises(MarkerConflict, match=r"a transactional_id of its own\. .* semel pipeline forget till"):
-        judge(DONE, Marker("stranger", 0, "aa"), "till")
+        judge_batch(DONE, BatchMarker("stranger", 0, "aa"), "till")
 
 
 def test_a_foreign_checkpoint_past_its_first_batch_is_not_told_to_take_a_new_id_alone() -> None:
     with pytest.raises(MarkerConflict, match=r"with the transactional_id it was made with.*an empty checkpoint and"):
-        judge(DONE, Marker("stranger", 3, "aa"), "till")
+        judge_batch(DONE, BatchMarker("stranger", 3, "aa"), "till")
 
 
-@pytest.mark.parametrize("batch", [Marker("query", 9, "cc"), Marker("query", 7, "bb"), Marker("query", 6, "99")])
-def test_other_refusals_say_where_to_go_on(batch: Marker) -> None:
+@pytest.mark.parametrize(
+    "batch", [BatchMarker("query", 9, "cc"), BatchMarker("query", 7, "bb"), BatchMarker("query", 6, "99")]
+)
+def test_other_refusals_say_where_to_go_on(batch: BatchMarker) -> None:
     way = r'an empty checkpoint and a new transactional_id, .* startingOffsets to \{"payments":\{"0":70\}\}'
     with pytest.raises(MarkerConflict, match=way):
-        judge(DONE, batch, "till", {SOURCE: 70}, {SOURCE: 71})
+        judge_batch(DONE, batch, "till", {SOURCE: 70}, {SOURCE: 71})
 
 
 def test_a_checkpoint_set_back_is_refused_where_its_offsets_cannot_be_compared() -> None:
     with pytest.raises(MarkerConflict, match="its source is not on this cluster"):
-        judge(DONE, Marker("query", 6, "99"), "id", {SOURCE: 6}, None)
-    assert judge(DONE, Marker("query", 7, "aa"), "id", {SOURCE: 7}, None) is Verdict.SKIP
-    assert judge(DONE, Marker("query", 8, "bb"), "id", {SOURCE: 7}, None) is Verdict.RUN
+        judge_batch(DONE, BatchMarker("query", 6, "99"), "id", {SOURCE: 6}, None)
+    assert judge_batch(DONE, BatchMarker("query", 7, "aa"), "id", {SOURCE: 7}, None) is BatchVerdict.SKIP
+    assert judge_batch(DONE, BatchMarker("query", 8, "bb"), "id", {SOURCE: 7}, None) is BatchVerdict.RUN
 
 
 @given(st.text(), st.integers(0, 2**40), st.text(alphabet="0123456789abcdef"))
 def test_a_marker_survives_its_trip_through_metadata(query: str, batch: int, digest: str) -> None:
-    marker = Marker(query, batch, digest)
-    assert Marker.from_metadata(marker.to_metadata()) == marker
+    marker = BatchMarker(query, batch, digest)
+    assert BatchMarker.from_metadata(marker.to_metadata()) == marker
 
 
 def test_foreign_metadata_is_no_marker() -> None:
-    assert Marker.from_metadata("") is None
-    assert Marker.from_metadata("checkpoint by someone else") is None
+    assert BatchMarker.from_metadata("") is None
+    assert BatchMarker.from_metadata("checkpoint by someone else") is None
 
 
 def test_the_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
-    assert hash_of(['{"a":{"0":1,"1":2}}']) == hash_of(['{"a":{"1":2,"0":1}}'])
-    assert hash_of(['{"a":{"0":1}}']) != hash_of(['{"a":{"0":2}}'])
+    assert fingerprint_of(['{"a":{"0":1,"1":2}}']) == fingerprint_of(['{"a":{"1":2,"0":1}}'])
+    assert fingerprint_of(['{"a":{"0":1}}']) != fingerprint_of(['{"a":{"0":2}}'])

@@ -1,8 +1,9 @@
-"""The marker: what the last committed micro-batch was, kept where only a commit can put it.
+"""The batch marker: which micro-batch was committed last. It decides whether a batch runs, is skipped or is refused.
 
-It travels as the metadata of the group's offsets inside the micro-batch's own transaction, so it is there if and only
-if the micro-batch is. Spark reruns a batch whose end it did not see; the marker tells a rerun from a new batch, and
-tells both from a stranger who happens to use the same transactional id.
+Guarantees: a committed batch is never run again, and a batch is skipped only if it was committed. The marker is stored
+as the metadata of the group's offsets, inside the micro-batch's own transaction, so it exists if and only if the batch
+was committed. Spark runs a batch again when it did not see it end; the marker tells such a rerun from a new batch. A
+checkpoint that does not belong to the stored progress is refused: going on would lose rows or write them twice.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from semel.machines.values import TopicPartition
 
 
 class MarkerConflict(Exception):
-    """The progress on the broker and the checkpoint do not belong together; running on would lose or repeat data."""
+    """The checkpoint does not belong to the progress on the broker. Going on would lose or repeat rows."""
 
 
-class Verdict(Enum):
-    """What is to be done with a micro-batch."""
+class BatchVerdict(Enum):
+    """What to do with a micro-batch."""
 
     RUN = "run"
     SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """Which micro-batch of which query was committed, and a hash of where its sources ended."""
+class BatchMarker:
+    """A micro-batch of a query, and a hash of its end offsets."""
 
     query_id: str
     batch_id: int
     offsets_hash: str
 
     def to_metadata(self, *, beside_source_offset: bool = True) -> str:
-        """The text that goes into the offset commit. It says if the offset beside it is not a source's."""
+        """The text that is stored with a committed offset. It says so if that offset is not a source's."""
         marker = {"semel": 1, "query": self.query_id, "batch": self.batch_id, "hash": self.offsets_hash}
         return json.dumps(marker if beside_source_offset else {**marker, "source": False})
 
     @classmethod
-    def from_metadata(cls, text: str | None) -> Marker | None:
-        """Read a marker back; text that is not one of ours is None."""
+    def from_metadata(cls, text: str | None) -> BatchMarker | None:
+        """Read a marker; None if the text is not one."""
         if not text or not text.startswith('{"semel"'):
             return None
         found = json.loads(text)
@@ -51,81 +52,81 @@ class Marker:
 
 
 def is_source_offset(text: str | None) -> bool:
-    """Whether the offset beside this metadata is a source's, and not a place to keep the marker.
+    """Whether the offset with this metadata is a source's. Otherwise it only carries the marker.
 
-    >>> is_source_offset(Marker("query", 7, "aa").to_metadata(beside_source_offset=False))
+    >>> is_source_offset(BatchMarker("query", 7, "aa").to_metadata(beside_source_offset=False))
     False
     """
-    return Marker.from_metadata(text) is None or json.loads(text or "{}").get("source", True) is not False
+    return BatchMarker.from_metadata(text) is None or json.loads(text or "{}").get("source", True) is not False
 
 
-def hash_of(end_offsets: list[str]) -> str:
-    """A short fingerprint of where a micro-batch's sources end, whatever the order of keys in the text."""
+def fingerprint_of(end_offsets: list[str]) -> str:
+    """A hash of the end offsets of a micro-batch. The order of keys in the JSON does not matter."""
     digest = hashlib.sha256()
     for text in end_offsets:
         try:
             text = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
         except ValueError:
-            pass  # a source may write its offset as plain text; it is hashed as it is
+            pass  # some sources write plain text instead of JSON: hash it as it is
         digest.update(text.encode())
         digest.update(b"\n")
     return digest.hexdigest()[:32]
 
 
-def judge(
-    committed: Marker | None,
-    batch: Marker,
+def judge_batch(
+    committed: BatchMarker | None,
+    batch: BatchMarker,
     transactional_id: str,
     committed_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     batch_ends: Mapping[TopicPartition, int] | None = MappingProxyType({}),
     begins_at: Callable[[], str] = lambda: "where the batch begins",
-) -> Verdict:
-    """Decide whether a micro-batch is still to be done.
+) -> BatchVerdict:
+    """Decide whether a micro-batch runs or is skipped, or raise `MarkerConflict`.
 
-    The ends are the source offsets, where the source has them: a checkpoint set back by several batches may plan an
-    old batch id over newer data, and skipping that would lose it. `batch_ends` is None where they cannot be compared,
-    because a source lies elsewhere. `begins_at` says where the batch begins, for the words of a refusal.
+    `committed_ends` and `batch_ends` are source offsets: a checkpoint that was set back several batches may give an old
+    batch id to newer data, and skipping that would lose it. `batch_ends` is None where offsets cannot be compared,
+    because a source is on another cluster. `begins_at` returns where the batch begins, for the error message.
 
-    >>> judge(None, Marker("query", 0, "aa"), "ledger-pipeline")
-    <Verdict.RUN: 'run'>
+    >>> judge_batch(None, BatchMarker("query", 0, "aa"), "ledger-pipeline")
+    <BatchVerdict.RUN: 'run'>
     """
-    refuse_strangers(committed, batch.query_id, batch.batch_id, transactional_id, committed_ends, begins_at)
+    refuse_foreign_checkpoint(committed, batch.query_id, batch.batch_id, transactional_id, committed_ends, begins_at)
     if committed is None:
-        return Verdict.RUN
+        return BatchVerdict.RUN
     if batch.batch_id == committed.batch_id and batch.offsets_hash != committed.offsets_hash:
         raise MarkerConflict(
             f"batch {batch.batch_id} was committed with other source offsets than the checkpoint now gives it: the "
-            f"checkpoint was rewritten or belongs to other data. {_go_on(committed, committed_ends)}"
+            f"checkpoint was rewritten or belongs to other data. {_how_to_go_on(committed, committed_ends)}"
         )
     if batch.batch_id < committed.batch_id:
         if batch_ends is None:
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch.batch_id} and the broker at batch {committed.batch_id}: the "
                 "checkpoint was set back, and its source is not on this cluster, so nobody can say what is new. "
-                f"Bring the newer checkpoint back. Without it: {_go_on(committed, {})}"
+                f"Bring the newer checkpoint back. Without it: {_how_to_go_on(committed, {})}"
             )
         beyond = [where for where, end in batch_ends.items() if end > committed_ends.get(where, end)]
         if beyond:
             raise MarkerConflict(
                 f"batch {batch.batch_id} was committed long ago (the broker is at batch {committed.batch_id}), but the "
                 f"checkpoint now gives it newer data of {beyond[0]}: the checkpoint was set back. Bring the newer one "
-                f"back. Without it: {_go_on(committed, committed_ends)}"
+                f"back. Without it: {_how_to_go_on(committed, committed_ends)}"
             )
-    return Verdict.SKIP if batch.batch_id <= committed.batch_id else Verdict.RUN
+    return BatchVerdict.SKIP if batch.batch_id <= committed.batch_id else BatchVerdict.RUN
 
 
-def refuse_strangers(
-    committed: Marker | None,
+def refuse_foreign_checkpoint(
+    committed: BatchMarker | None,
     query_id: str | None,
     batch_id: int,
     transactional_id: str,
     committed_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     begins_at: Callable[[], str] = lambda: "where the batch begins",
 ) -> None:
-    """Refuse a checkpoint that does not belong to the progress on the broker. `query_id` is None in an empty one.
+    """Raise `MarkerConflict` if the checkpoint does not belong to the progress on the broker.
 
-    Every refusal names a way that works. A new transactional id alone is none, once a checkpoint has moved past its
-    first batch: no id but its own knows what it has written.
+    `query_id` is None for an empty checkpoint. Every message names a way to go on that works. A new transactional id
+    alone is not one, once the checkpoint is past its first batch: only the old id knows what was written.
     """
     if committed is None:
         if batch_id > 0:
@@ -156,12 +157,12 @@ def refuse_strangers(
     if batch_id > committed.batch_id + 1:
         raise MarkerConflict(
             f"the checkpoint is at batch {batch_id}, but the last batch committed is {committed.batch_id}: what lies "
-            f"between was never written here. {_go_on(committed, committed_ends)}"
+            f"between was never written here. {_how_to_go_on(committed, committed_ends)}"
         )
 
 
-def _go_on(committed: Marker, ends: Mapping[TopicPartition, int]) -> str:
-    """How to continue behind the last committed batch, without the checkpoint."""
+def _how_to_go_on(committed: BatchMarker, ends: Mapping[TopicPartition, int]) -> str:
+    """What to do to continue after the last committed batch without the checkpoint."""
     where: dict[str, dict[str, int]] = {}
     for place in sorted(ends):
         where.setdefault(place.topic, {})[str(place.partition)] = ends[place]
