@@ -14,7 +14,7 @@ import pytest
 
 import semel
 from semel.spark import Step
-from semel.spark.callbacks import CallbackBroken, CallbacksImpossible, callback_of
+from semel.spark.callbacks import BatchCallback, CallbackBroken, CallbacksImpossible
 from tests.spark.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -101,6 +101,6 @@ def test_ordinary_errors_pass_as_they_are() -> None:
         raise SystemExit(2)
 
     with pytest.raises(ValueError, match="no"):
-        callback_of(refuse)(None, 1)
+        BatchCallback(refuse)(None, 1)
     with pytest.raises(CallbackBroken, match="batch 1 was ended by SystemExit: 2"):
-        callback_of(leave)(None, 1)
+        BatchCallback(leave)(None, 1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import semel
 from semel.errors import Disconnected
-from semel.spark import NotExactlyOnce, PipelineMistake, Step, register, start
+from semel.spark import NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start
 from semel.spark.source_options import OptionError
 from tests.spark.stage import Stage
 
@@ -202,8 +204,14 @@ def test_a_row_that_cannot_be_written_ends_the_query_at_once(
     stage.put("payments", [(None, b"0"), (None, b"1")])
     with pytest.raises(Exception, match=says) as failed:
         stage.run(stage.source().selectExpr(*columns), **settings)
-    assert "RowRefused" in str(failed.value)
-    assert "try again" not in str(failed.value).lower()
+    assert stage.query is not None
+    for error in (failed.value, stage.query.exception()):
+        assert isinstance(error, StreamingQueryException)
+        assert str(error).startswith("RowRefused: ")
+        assert re.search(says, str(error).splitlines()[0])
+        assert isinstance(error.__cause__, RowRefused), "the cause is the pipeline's own error"
+        assert re.search(says, str(error.__cause__))
+        assert "try again" not in str(error).lower()
     assert [step for step, _ in stage.steps] == [Step.BEGUN]
     assert stage.values() == []
 

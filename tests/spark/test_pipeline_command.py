@@ -79,7 +79,7 @@ def test_forget_asks_first_and_then_deletes_the_progress(driver: Driver) -> None
     driver.task([b"1"])
     driver.commit(0)
     assert "Aborted" in says(driver, "forget", "pipeline", answer="n\n", exit_code=1)
-    assert driver.loop.run(driver.transaction.progress()).marker is not None
+    assert driver.loop.run(driver.client.progress()).marker is not None
     assert "forgot the progress of 'pipeline' (batch 0 of query query)" in says(driver, "forget", "pipeline", "--yes")
-    assert driver.loop.run(driver.transaction.progress()).marker is None
+    assert driver.loop.run(driver.client.progress()).marker is None
     assert "there is no progress" in says(driver, "forget", "pipeline", "--yes", exit_code=1)

@@ -17,7 +17,7 @@ from semel.errors import Retriable
 from semel.machines.pipeline.batch_marker import refuse_foreign_checkpoint
 from semel.machines.pipeline.driver_transaction import DriverTransaction
 
-from .callbacks import callback_of, require_callbacks
+from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
 from .claims import ClaimServer
 from .connections import connect
@@ -114,12 +114,13 @@ def start(
         )
         side.refuse_a_foreign_checkpoint(where)
         sink = ExactlyOnceSink(side.loop, side.client, side.claims, settings, where, observer)
-        query = stream.foreachBatch(callback_of(sink)).start()
+        callback = BatchCallback(sink)
+        query = stream.foreachBatch(callback).start()
     except BaseException:
         side.close()
         raise
     threading.Thread(target=side.close_after, args=(query,), name="semel-pipeline-end", daemon=True).start()
-    return PipelineQuery(query, sources, f"semel[{topic or 'topics by row'} at {bootstrap}]")
+    return PipelineQuery(query, sources, f"semel[{topic or 'topics by row'} at {bootstrap}]", callback)
 
 
 class _DriverSide:
