@@ -149,7 +149,7 @@ def test_after_a_clean_stop_logs_are_opened_only_when_they_are_needed(tmp_path: 
             raw.produce("t", batch(), partition=partition)
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.fetch("t", partition=3)
-        opened = [one.index for one in broker.server.topics.topics["t"].partitions if one.opened is not None]
+        opened = [one.index for one in broker.server.topics.topics["t"].partitions if one.open_log is not None]
         assert opened == [3]
 
 

@@ -465,7 +465,7 @@ def test_what_quotas_count_is_forgotten_of_clients_that_are_gone(tmp_path: Path)
     for number in range(10 * MANY_CLIENTS):
         now_ms += 100
         call = Call(0, 0, 0, f"client-{number}", connection)
-        quotas.produced(call, 10)
+        quotas.produce_wait_ms(call, 10)
         quotas.mutation(call, 0).take(1)
         assert 0 < len(quotas._rates) <= MANY_CLIENTS and 0 < len(quotas._buckets) <= MANY_CLIENTS
 

@@ -58,7 +58,7 @@ class FakeFlusher:
         self.let_go = asyncio.Event()
         self.let_go.set()
 
-    async def flushed(self, partitions: Iterable[str]) -> frozenset[str]:
+    async def flush(self, partitions: Iterable[str]) -> frozenset[str]:
         await self.let_go.wait()
         if list(partitions):
             self._events.append("flush")

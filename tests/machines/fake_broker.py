@@ -79,7 +79,7 @@ class FakePartition:
     broker: FakeBroker
     index: int
     directory: Path = Path("/nowhere")
-    opened: Any = None
+    open_log: Any = None
     log_start_offset: int = 0
 
     @property
@@ -148,7 +148,7 @@ class FakeBroker:
         return self.clock_ms
 
     def _internal_topic(self, _: str) -> Any:
-        return SimpleNamespace(partition=lambda index: FakePartition(self, index, opened=True))
+        return SimpleNamespace(partition=lambda index: FakePartition(self, index, open_log=True))
 
     def as_broker(self) -> BrokerServer:
         return cast(BrokerServer, self)

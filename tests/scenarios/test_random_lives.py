@@ -181,7 +181,7 @@ class Life:
         def compact() -> None:
             for topic in INTERNAL_TOPICS & server.topics.topics.keys():
                 for partition in server.topics.topics[topic].partitions:
-                    if partition.opened is not None:
+                    if partition.open_log is not None:
                         partition.log.roll(server.now_ms())
                         partition.log.cleaner.compact(server.now_ms(), force=True)
 

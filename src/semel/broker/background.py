@@ -100,7 +100,7 @@ class Background:
         for partition in list(self._broker.topics.all_partitions()):
             if self._stopped:
                 return
-            if partition.opened is None and (partition.offline is not None or not partition.directory.exists()):
+            if partition.open_log is None and (partition.offline is not None or not partition.directory.exists()):
                 continue  # what is offline was told once; whoever asks for it tries again
             try:
                 work(partition)
@@ -123,12 +123,12 @@ class Background:
             for partition in list(self._broker.topics.all_partitions()):
                 if self._stopped:
                     return
-                if "compact" not in partition.topic.values["cleanup.policy"] or partition.opened is None:
+                if "compact" not in partition.topic.values["cleanup.policy"] or partition.open_log is None:
                     continue
                 if partition in self._uncleanable:
                     continue
                 try:
-                    await self._compact_one(partition, partition.opened)
+                    await self._compact_one(partition, partition.open_log)
                 except OSError:
                     # The old segments are untouched until the new ones are whole.
                     logger.exception("compaction of %s failed", partition)
@@ -141,14 +141,14 @@ class Background:
     async def _compact_one(self, partition: Partition, log: PartitionLog) -> None:
         """Round by round, while the keys of one round do not cover all that is dirty."""
         stopped_short = True
-        while stopped_short and not self._stopped and partition.opened is log:
+        while stopped_short and not self._stopped and partition.open_log is log:
             buffer_bytes = self._broker.settings["log.cleaner.dedupe.buffer.size"]
             compaction = log.cleaner.plan(self._broker.now_ms(), dedupe_buffer_bytes=buffer_bytes)
             if compaction is None:
                 return
             try:
                 await self._broker.loop.run_in_executor(None, compaction.run)
-                if partition.opened is not None:
+                if partition.open_log is not None:
                     compaction.apply()
             except (OSError, Refused):
                 compaction.abandon()
@@ -171,17 +171,17 @@ class Background:
         now_ms = self._broker.now_ms()
         due = []
         for partition in self._broker.topics.all_partitions():
-            log = partition.opened
+            log = partition.open_log
             if log is None or log.end_offset <= log.flusher.recovery_point:
                 self._unflushed_since.pop(partition, None)
             elif now_ms - self._unflushed_since.setdefault(partition, now_ms) >= partition.topic.values["flush.ms"]:
                 due.append(partition)
                 del self._unflushed_since[partition]
         if due:
-            self._broker.spawn(self._broker.durability.flusher.flushed(due))
+            self._broker.spawn(self._broker.durability.flusher.flush(due))
 
     def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]
         for partition in self._broker.topics.all_partitions():
-            if partition.opened is not None:
-                partition.opened.producers.expire(now_ms, expiration_ms)
+            if partition.open_log is not None:
+                partition.open_log.producers.expire(now_ms, expiration_ms)

@@ -35,7 +35,7 @@ class DescribedSetting:
     sensitive: bool = False
 
 
-def described_topic_settings(broker: DynamicSettings, topic: Topic) -> list[DescribedSetting]:
+def describe_topic_settings(broker: DynamicSettings, topic: Topic) -> list[DescribedSetting]:
     """Every setting of a topic."""
     rows = []
     for row in TOPIC:
@@ -44,11 +44,11 @@ def described_topic_settings(broker: DynamicSettings, topic: Topic) -> list[Desc
             synonyms.append((row.name, topic.values.text(row.name), FROM_TOPIC))
         if row.broker_name is not None:
             synonyms += _layers(broker, BROKER[row.broker_name])
-        rows.append(_described(row, topic.values.text(row.name), synonyms, read_only=False))
+        rows.append(_describe(row, topic.values.text(row.name), synonyms, read_only=False))
     return rows
 
 
-def described_group_settings(broker: DynamicSettings, own: Mapping[str, str]) -> list[DescribedSetting]:
+def describe_group_settings(broker: DynamicSettings, own: Mapping[str, str]) -> list[DescribedSetting]:
     """Every setting of a group."""
     values = group_values(broker.values, own)
     rows = []
@@ -57,11 +57,11 @@ def described_group_settings(broker: DynamicSettings, own: Mapping[str, str]) ->
         synonyms = [(row.name, value, FROM_GROUP)] if row.name in own else []
         if row.broker_name is not None:
             synonyms += _layers(broker, BROKER[row.broker_name])
-        rows.append(_described(row, value, synonyms, read_only=False))
+        rows.append(_describe(row, value, synonyms, read_only=False))
     return rows
 
 
-def described_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
+def describe_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
     """Every setting of the broker, also those that are only kept, and those it was given and passes by."""
     of_topics = {row.broker_name: row.name for row in TOPIC}
     rows = []
@@ -71,32 +71,32 @@ def described_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]
         if layers[0][0] != row.name:
             # Given in hours: the same in milliseconds.
             value = topic_values(broker.values).text(of_topics[row.name])
-        rows.append(_described(row, value, layers, read_only=row.name not in DYNAMIC))
-    changed = {*broker.own, *broker.changed(ALL_BROKERS)}
+        rows.append(_describe(row, value, layers, read_only=row.name not in DYNAMIC))
+    changed = {*broker.own, *broker.overrides_of(ALL_BROKERS)}
     of_listeners = [found for name in changed if name not in KEPT and (found := kept_setting(name)) is not None]
     for row in (*KEPT, *of_listeners):
         layers = _layers(broker, row)
-        rows.append(_described(row, layers[0][1], layers, read_only=False))
+        rows.append(_describe(row, layers[0][1], layers, read_only=False))
     described = {row.name for row in rows}
     for name, value in broker.started_with.passed_by.items():
         if name not in described:
             row = Setting(name, "password" if is_secret(name) else "string", None, "Passed by.")
-            rows.append(_described(row, value, [(name, value, FROM_BROKER_FILE)], read_only=True))
+            rows.append(_describe(row, value, [(name, value, FROM_BROKER_FILE)], read_only=True))
     return rows
 
 
-def described_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
+def describe_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
     """What was changed for all brokers."""
     return [
-        _described(dynamic_setting(name), value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
-        for name, value in broker.changed(ALL_BROKERS).items()
+        _describe(dynamic_setting(name), value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
+        for name, value in broker.overrides_of(ALL_BROKERS).items()
     ]
 
 
 def _layers(broker: DynamicSettings, row: Setting) -> list[tuple[str, str | None, int]]:
     """Every value a setting of the broker has somewhere, what holds first."""
     name, layers = row.name, []
-    for changed, source in ((broker.own, FROM_BROKER), (broker.changed(ALL_BROKERS), FROM_ALL_BROKERS)):
+    for changed, source in ((broker.own, FROM_BROKER), (broker.overrides_of(ALL_BROKERS), FROM_ALL_BROKERS)):
         if name in changed:
             layers.append((name, row.write(row.read(changed[name])), source))
     started_with = broker.started_with
@@ -109,7 +109,7 @@ def _layers(broker: DynamicSettings, row: Setting) -> list[tuple[str, str | None
     return layers
 
 
-def _described(
+def _describe(
     row: Setting, value: str | None, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribedSetting:
     source = synonyms[0][2] if synonyms else FROM_DEFAULT

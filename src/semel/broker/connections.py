@@ -108,7 +108,7 @@ class _CountedConnection(ServerConnection):
     def __init__(self, broker: BrokerServer, connections: Connections) -> None:
         super().__init__(
             broker.dispatcher.serve,
-            broker.failed,
+            broker.handle_failure,
             broker.settings["socket.request.max.bytes"],
             broker.pool,
             broker.unread,
@@ -121,7 +121,7 @@ class _CountedConnection(ServerConnection):
         super().connection_made(transport)
         if not self._connections.admit(self):
             self.refuse("too many connections (max.connections, max.connections.per.ip)")
-        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connected(self.peer[0])):
+        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connection_wait_ms(self.peer[0])):
             self._broker.metrics.quota_throttles += 1
             # Closed at once, the client would come back at once.
             self._broker.loop.call_later(wait_ms / 1000, self.refuse, "connections come too fast")

@@ -84,7 +84,7 @@ class DataDirectory:
     def _identity(self, node_id: int, cluster_id: str | None) -> tuple[str, str]:
         path = self.path / META_PROPERTIES
         if path.exists():
-            stored = self._stored(path)
+            stored = self._read_meta_properties(path)
             if int(stored.get("node.id", node_id)) != node_id:
                 raise ConfigError(f"{self.path} belongs to node {stored['node.id']}, this broker is node {node_id}")
             if cluster_id is not None and stored.get("cluster.id") != cluster_id:
@@ -101,7 +101,7 @@ class DataDirectory:
         self._files.replace(path, f"# crc32c={crc32c(body):08x}\n".encode() + body)
         return cluster, directory
 
-    def _stored(self, path: Path) -> dict[str, str]:
+    def _read_meta_properties(self, path: Path) -> dict[str, str]:
         data = self._files.read(path)
         try:
             vouched = _CRC_LINE.match(data)

@@ -142,7 +142,7 @@ class Dispatcher:
             key, version, correlation_id, client_id = header
             route = self.routes.get(key) or self._find(key)
             if route is None or not route.min_version <= version <= route.max_version:
-                return self._not_served(connection, key, version, correlation_id)
+                return self._refuse_version(connection, key, version, correlation_id)
             call = Call(key, version, correlation_id, client_id, connection)
             measured = None if broker.meter is None else broker.meter.begin(call, len(frame))
             try:
@@ -150,7 +150,7 @@ class Dispatcher:
             except TooManyElements:
                 return self._serve_large(route, frame, body_offset, call, measured)
             except LongString as error:
-                reply = self._failed(route.request(), call, error)
+                reply = self._error_reply(route.request(), call, error)
                 return None if reply is None else response_frame(key, version, correlation_id, reply)
         except Refused as error:
             connection.refuse(f"a request that cannot be decoded: {error}")
@@ -169,7 +169,7 @@ class Dispatcher:
             if type(reply) is GeneratorType:
                 reply = self._other_steps(reply, call) if call.is_long else self._first_steps(reply, call)
         except Exception as error:
-            reply = self._failed(request, call, error)
+            reply = self._error_reply(request, call, error)
         if measured is not None:
             measured.stop()
         if type(reply) is CoroutineType or call.is_long:
@@ -188,15 +188,15 @@ class Dispatcher:
             if type(reply) is CoroutineType:
                 reply = await (reply if measured is None else measured.watch(reply))
         except Exception as error:
-            reply = self._failed(request, call, error)
+            reply = self._error_reply(request, call, error)
         if measured is not None:
             measured.count(reply)
-        buffers = await self._encoded(reply, call)
+        buffers = await self._encode(reply, call)
         if measured is not None:
             measured.finish()
         return buffers
 
-    async def _encoded(self, reply: Any, call: Call) -> Buffers | None:
+    async def _encode(self, reply: Any, call: Call) -> Buffers | None:
         if reply is None:
             return None
         if not call.is_long:
@@ -278,7 +278,7 @@ class Dispatcher:
         route = self.routes[key] = Route(self._broker, ApiKey(key))
         return route
 
-    def _not_served(self, connection: ServerConnection, key: int, version: int, correlation_id: int) -> Served:
+    def _refuse_version(self, connection: ServerConnection, key: int, version: int, correlation_id: int) -> Served:
         if key != ApiKey.API_VERSIONS:
             connection.refuse(f"api {key} version {version} is not served")
             return None
@@ -288,7 +288,7 @@ class Dispatcher:
         reply.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response_frame(key, 0, correlation_id, reply)
 
-    def _failed(self, request: object, call: Call, error: Exception) -> object | None:
+    def _error_reply(self, request: object, call: Call, error: Exception) -> object | None:
         if isinstance(error, Refused):
             code = error.code
         else:

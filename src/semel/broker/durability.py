@@ -158,7 +158,7 @@ class FsyncDurability(Durability):
         self._spawn(self._flush_then(written, then))
 
     async def _flush_then(self, written: Iterable[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
-        then(await self.flusher.flushed(written))
+        then(await self.flusher.flush(written))
 
     def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
         if decision.records:
@@ -181,7 +181,7 @@ class FsyncDurability(Durability):
 
     async def _perform_once_flushed(self, host: CoordinatorHost, decision: Decision[Any]) -> bool:
         """Perform the effects once the records are on disk; False if they cannot get there."""
-        if await self.flusher.flushed(host.unflushed({record.partition for record in decision.records})):
+        if await self.flusher.flush(host.unflushed({record.partition for record in decision.records})):
             return False
         _perform_all(host, decision)
         return True
@@ -191,12 +191,12 @@ class FsyncDurability(Durability):
         return self._reply_once_flushed(host, reply, unflushed) if unflushed else reply
 
     async def _reply_once_flushed(self, host: CoordinatorHost, reply: Any, unflushed: list[Partition]) -> Any:
-        if await self.flusher.flushed(unflushed):
+        if await self.flusher.flush(unflushed):
             raise host.not_on_disk()
         return reply
 
     async def wait(self, host: CoordinatorHost, indexes: Iterable[int]) -> None:
-        if await self.flusher.flushed(host.unflushed(indexes)):
+        if await self.flusher.flush(host.unflushed(indexes)):
             raise host.not_on_disk()
 
 

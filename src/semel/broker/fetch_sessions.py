@@ -75,7 +75,7 @@ class FetchSession:
         self.epoch = 1
         self.last_used_ms = now_ms
 
-    def served_with_data(self, key: tuple[TopicName, int]) -> None:
+    def move_to_back(self, key: tuple[TopicName, int]) -> None:
         """A partition that had its turn goes to the back, so that none starves behind a full response."""
         self.partitions[key] = self.partitions.pop(key)
 
@@ -97,7 +97,7 @@ class FetchSessions:
         return len(self._sessions)
 
     @classmethod
-    def named(cls, request: FetchRequest, version: int) -> Fetched:
+    def partitions_of(cls, request: FetchRequest, version: int) -> Fetched:
         """The partitions that a request names; this looks at nothing else, so it may be done beside the loop."""
         return cls._merge({}, request, version >= 13)
 

@@ -31,7 +31,7 @@ class Flusher:
         self._one_at_a_time = asyncio.Lock()
         self.rounds = 0
 
-    async def flushed(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
+    async def flush(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
         """Return once everything these partitions hold now is on disk; those where that failed come back.
 
         A partition that is deleted meanwhile has nothing left to make durable: that is no failure.
@@ -48,8 +48,8 @@ class Flusher:
         async with self._one_at_a_time:
             wanted, self._wanted, self._next = self._wanted, set(), None
             self.rounds += 1
-            logs = {partition: partition.opened for partition in wanted}
-            jobs = _prepared(logs)
+            logs = {partition: partition.open_log for partition in wanted}
+            jobs = _prepare_jobs(logs)
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
@@ -57,8 +57,8 @@ class Flusher:
             log = logs[partition]
             if log is not None:
                 log.advance_high_watermark(offset)
-                partition.changed()
-        return frozenset(partition for partition in wanted - reached.keys() if partition.opened is not None)
+                partition.wake_watchers()
+        return frozenset(partition for partition in wanted - reached.keys() if partition.open_log is not None)
 
     def close(self) -> None:
         """Let the running round end."""
@@ -66,7 +66,7 @@ class Flusher:
             self._threads.shutdown(wait=True)
 
 
-def _prepared(logs: dict[Partition, PartitionLog | None]) -> list[_Job]:
+def _prepare_jobs(logs: dict[Partition, PartitionLog | None]) -> list[_Job]:
     jobs = []
     for partition, log in logs.items():
         if log is not None and log.failed is None:

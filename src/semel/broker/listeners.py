@@ -108,7 +108,7 @@ def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_by
                     same.setsockopt(socket.SOL_SOCKET, option, size)
 
 
-def refused_bind(listener: Listener, error: OSError) -> ConfigError:
+def bind_error(listener: Listener, error: OSError) -> ConfigError:
     """Why an address could not be had, and what to do about it."""
     if isinstance(error, socket.gaierror):
         return ConfigError(

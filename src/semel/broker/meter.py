@@ -53,9 +53,9 @@ class Measurement:
         if quotas is None:
             return
         # Without a reply nobody could be told of the work. A produce is counted by its bytes in any case.
-        wait_ms = 0 if reply is None else quotas.worked(call, self._spent_ns)
+        wait_ms = 0 if reply is None else quotas.work_wait_ms(call, self._spent_ns)
         if call.api_key == ApiKey.PRODUCE:
-            wait_ms = max(wait_ms, quotas.produced(call, self._size_bytes))
+            wait_ms = max(wait_ms, quotas.produce_wait_ms(call, self._size_bytes))
         quotas.throttle(call, reply, wait_ms)
 
     def finish(self) -> None:

@@ -93,7 +93,7 @@ class Quotas:
 
     # What is allowed
 
-    def _allowed(self, quota: str, client_id: str) -> tuple[float, _Account] | None:
+    def _quota_of(self, quota: str, client_id: str) -> tuple[float, _Account] | None:
         """The quota that holds for a client, and the account it is counted on."""
         get = self._store.get
         for user in (ANONYMOUS, None):
@@ -119,9 +119,9 @@ class Quotas:
             rate = self._rates[account] = SampledRate(self._windows)
         return rate
 
-    def _taken(self, quota: str, client_id: str, amount: float) -> int:
+    def _wait_ms_after(self, quota: str, client_id: str, amount: float) -> int:
         """Count `amount`, and say how long the client has to wait for it."""
-        found = self._allowed(quota, client_id)
+        found = self._quota_of(quota, client_id)
         if found is None:
             return 0
         rate, now_ms = self._rate(found[1]), self._now_ms()
@@ -132,15 +132,15 @@ class Quotas:
 
     def bound_fetch(self, request: FetchRequest, call: Call) -> None:
         """A fetch asks for no more than its quota ever allows, else it would never be answered."""
-        found = self._allowed(CONSUMER_BYTE_RATE, call.client_id)
+        found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
         if found is not None:
             most_bytes = int(found[0] * self._windows.whole_s)
             request.max_bytes = min(request.max_bytes, most_bytes)
             request.min_bytes = min(request.min_bytes, request.max_bytes)
 
-    def fetched(self, call: Call, size_bytes: int) -> int:
+    def fetch_wait_ms(self, call: Call, size_bytes: int) -> int:
         """How long a client has to wait instead of getting these bytes; 0 when it may have them."""
-        found = self._allowed(CONSUMER_BYTE_RATE, call.client_id)
+        found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
         if found is None:
             return 0
         rate, now_ms = self._rate(found[1]), self._now_ms()
@@ -150,18 +150,18 @@ class Quotas:
             rate.record(-size_bytes, now_ms)
         return wait_ms
 
-    def produced(self, call: Call, size_bytes: int) -> int:
+    def produce_wait_ms(self, call: Call, size_bytes: int) -> int:
         """How long a client has to wait after a produce of this size."""
-        return self._taken(PRODUCER_BYTE_RATE, call.client_id, size_bytes)
+        return self._wait_ms_after(PRODUCER_BYTE_RATE, call.client_id, size_bytes)
 
-    def worked(self, call: Call, spent_ns: int) -> int:
+    def work_wait_ms(self, call: Call, spent_ns: int) -> int:
         """How long a client has to wait after it had the broker's thread for so long; at most one window."""
-        wait_ms = self._taken(REQUEST_PERCENTAGE, call.client_id, spent_ns / _NANOSECONDS_PER_PERCENT)
+        wait_ms = self._wait_ms_after(REQUEST_PERCENTAGE, call.client_id, spent_ns / _NANOSECONDS_PER_PERCENT)
         return min(wait_ms, self._windows.size_ms)
 
     def mutation(self, call: Call, strict_since: int) -> MutationQuota:
         """What a request may change. From version `strict_since` on clients know that they may have to come again."""
-        found = self._allowed(CONTROLLER_MUTATION_RATE, call.client_id)
+        found = self._quota_of(CONTROLLER_MUTATION_RATE, call.client_id)
         bucket = None
         if found is not None:
             allowed, account = found
@@ -174,7 +174,7 @@ class Quotas:
                 bucket = self._buckets[account, allowed] = TokenBucket(self._mutation_windows, allowed, now_ms)
         return MutationQuota(bucket, call.version >= strict_since, self._now_ms)
 
-    def connected(self, address: str) -> int:
+    def connection_wait_ms(self, address: str) -> int:
         """How long a new connection waits before it is closed again; 0 when it may stay."""
         allowed = self._store.get(((IP, address),), CONNECTION_CREATION_RATE)
         if allowed is None:

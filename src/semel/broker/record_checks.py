@@ -44,7 +44,7 @@ class RecordChecks:
         #: How many batches were looked into here, since the start.
         self.batches = 0
 
-    async def prepared(
+    async def prepare(
         self, admission: Admission, data: bytes | bytearray | memoryview, now_ms: int, share: Share
     ) -> Batch:
         """The batch as it is to be written, or `Refused`."""

@@ -28,7 +28,7 @@ from semel.broker.dispatch import Dispatcher
 from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
-from semel.broker.listeners import Listener, advertised_listener, client_listeners, refused_bind, size_buffers
+from semel.broker.listeners import Listener, advertised_listener, bind_error, client_listeners, size_buffers
 from semel.broker.meter import Meter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
@@ -168,7 +168,7 @@ class BrokerServer:
         self.group_settings = GroupSettingsStore(store)
         self.quota_store = QuotaStore(store)
         self._metadata_store = store
-        self.quotas_changed()
+        self.update_quotas()
         if self.settings["semel.durability"] == "fsync":
             self.durability = FsyncDurability(Flusher(), self.spawn)
         else:
@@ -196,9 +196,9 @@ class BrokerServer:
         listeners = client_listeners(self.settings)
         for listener in listeners:
             try:
-                server = await self._bound(listener)
+                server = await self._listen(listener)
             except OSError as error:
-                raise refused_bind(listener, error) from error
+                raise bind_error(listener, error) from error
             self._servers.append(server)
         bound_port = self._servers[0].sockets[0].getsockname()[1]
         self.endpoint = advertised_listener(self.settings, listeners[0], bound_port)
@@ -209,11 +209,11 @@ class BrokerServer:
             try:
                 server = await serve_metrics(self, metrics.host, metrics.port)
             except OSError as error:
-                raise refused_bind(metrics, error) from error
+                raise bind_error(metrics, error) from error
             self._servers.append(server)
             self.metrics_port = server.sockets[0].getsockname()[1]
 
-    async def _bound(self, listener: Listener) -> asyncio.Server:
+    async def _listen(self, listener: Listener) -> asyncio.Server:
         host: str | None = listener.host
         if not host:
             # Every address of both families; any free port can only be one of one family.
@@ -325,21 +325,21 @@ class BrokerServer:
             work.close()
             raise
         task = self._change = self.loop.create_task(work)
-        task.add_done_callback(self._changed)
+        task.add_done_callback(self._change_done)
         return await asyncio.shield(task)
 
-    def _changed(self, task: asyncio.Task[Any]) -> None:
+    def _change_done(self, task: asyncio.Task[Any]) -> None:
         self._changing.release()
         # Whoever waits for it is told; an invariant that broke concerns all, also when nobody waits.
         if not task.cancelled() and isinstance(error := task.exception(), InvariantViolation):
-            self.failed(error)
+            self.handle_failure(error)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed(error)
+            self.handle_failure(error)
 
-    def failed(self, error: BaseException) -> None:
+    def handle_failure(self, error: BaseException) -> None:
         """Something unforeseen came up. A broken invariant ends the process' service, and nothing more is written."""
         if isinstance(error, InvariantViolation):
             logger.critical("invariant broken, the broker stops: %s", error, exc_info=error)
@@ -353,7 +353,7 @@ class BrokerServer:
         """What a timer or a delayed step raised counts like what a request raised."""
         error = context.get("exception")
         if isinstance(error, InvariantViolation):
-            self.failed(error)
+            self.handle_failure(error)
         else:
             loop.default_exception_handler(context)
 
@@ -384,7 +384,7 @@ class BrokerServer:
             return INIT_PRODUCER_ID_TWO_PHASE_VERSION
         return APIS[api_key].max_version
 
-    def quotas_changed(self) -> None:
+    def update_quotas(self) -> None:
         """Hold clients to the quotas there are now; what was counted so far goes on counting."""
         if not self.quota_store:
             self.quotas = None

@@ -75,7 +75,7 @@ class GroupShell:
         own = self._broker.group_settings
         values = own.values(group_id, self._broker.settings)
         timeouts = GroupTimeouts(values["consumer.session.timeout.ms"], values["consumer.heartbeat.interval.ms"])
-        self.coordinator.set_timeouts(group_id, timeouts if own.changed(group_id) else None)
+        self.coordinator.set_timeouts(group_id, timeouts if own.overrides_of(group_id) else None)
 
     def answer_or_park(self, decision: Decision[Any], token: int) -> Any:
         """The reply, or a coroutine that waits for it."""

@@ -128,7 +128,7 @@ class CoordinatorHost:
     def _load(self, index: int) -> None:
         partition = self.broker.internal_topics.get(self.topic_name).partition(index)
         self.coordinator.load(index, self.broker.leader_epoch)
-        if partition.opened is not None or partition.directory.exists():
+        if partition.open_log is not None or partition.directory.exists():
             try:
                 self._replay_log(partition)
             except (Refused, OSError, *_UNREADABLE) as error:
@@ -250,7 +250,7 @@ class CoordinatorHost:
         for index in indexes:
             partition = topic.partitions[index]
             # With fsync the high watermark follows the disk.
-            if partition.opened is not None and partition.opened.high_watermark < partition.opened.end_offset:
+            if partition.open_log is not None and partition.open_log.high_watermark < partition.open_log.end_offset:
                 found.append(partition)
         return found
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import (
-    described_broker_settings,
-    described_defaults,
-    described_group_settings,
-    described_topic_settings,
+    describe_broker_settings,
+    describe_defaults,
+    describe_group_settings,
+    describe_topic_settings,
 )
 from semel.broker.dispatch import Pace
 from semel.broker.stored.dynamic_settings import dynamic_setting
@@ -58,14 +58,15 @@ def describe_configs(
         results.append(result)
         try:
             if resource.resource_type == TOPIC_RESOURCE:
-                rows = described_topic_settings(broker.dynamic, broker.topics.get(resource.resource_name))
+                rows = describe_topic_settings(broker.dynamic, broker.topics.get(resource.resource_name))
             elif resource.resource_type == BROKER_RESOURCE:
                 _check_broker(broker, resource.resource_name)
-                described = described_broker_settings if resource.resource_name else described_defaults
+                described = describe_broker_settings if resource.resource_name else describe_defaults
                 rows = described(broker.dynamic)
             elif resource.resource_type == GROUP_RESOURCE:
                 _check_group(resource.resource_name)
-                rows = described_group_settings(broker.dynamic, broker.group_settings.changed(resource.resource_name))
+                own = broker.group_settings.overrides_of(resource.resource_name)
+                rows = describe_group_settings(broker.dynamic, own)
             elif resource.resource_type in (CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
                 rows = []
             else:
@@ -172,15 +173,15 @@ async def _alter(
             response.error_code, response.error_message = error.code, error.why
     if not request.validate_only:
         if topics:
-            await _written(broker.topics.configure_all(topics, pace.rest), written[TOPIC_RESOURCE])
-        if groups and await _written(broker.group_settings.replace(groups), written[GROUP_RESOURCE]):
+            await _try_to_write(broker.topics.configure_all(topics, pace.rest), written[TOPIC_RESOURCE])
+        if groups and await _try_to_write(broker.group_settings.replace(groups), written[GROUP_RESOURCE]):
             for group_id in groups:
                 broker.groups.configure(group_id)
                 await pace.rest()
     return kind(responses=responses)
 
 
-async def _written(change: Coroutine[Any, Any, None], responses: list[Any]) -> bool:
+async def _try_to_write(change: Coroutine[Any, Any, None], responses: list[Any]) -> bool:
     """Whether a change was written; if not, those who asked for it are told."""
     try:
         await change
@@ -198,12 +199,12 @@ def _present(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str],
         return TOPIC.row, dict(topic.overrides), topic.values.text
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
-        return dynamic_setting, dict(broker.dynamic.changed(resource.resource_name)), broker.dynamic.text
+        return dynamic_setting, dict(broker.dynamic.overrides_of(resource.resource_name)), broker.dynamic.text
     if resource.resource_type == GROUP_RESOURCE:
         _check_group(resource.resource_name)
         own = broker.group_settings
         values = own.values(resource.resource_name, broker.settings)
-        return GROUP.row, dict(own.changed(resource.resource_name)), values.text
+        return GROUP.row, dict(own.overrides_of(resource.resource_name)), values.text
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
 
 

@@ -64,7 +64,8 @@ def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
 
 
 async def _fetch_long(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
-    reply = _fetch(broker, request, call, await broker.beside(partial(FetchSessions.named, request, call.version)))
+    partitions = await broker.beside(partial(FetchSessions.partitions_of, request, call.version))
+    reply = _fetch(broker, request, call, partitions)
     return await reply if type(reply) is CoroutineType else reply
 
 
@@ -162,7 +163,7 @@ class _Progress:
     def _measure(self) -> tuple[int, int]:
         visible = stored_bytes = 0
         for partition in self.partitions:
-            log = partition.opened
+            log = partition.open_log
             if log is None:
                 # Deleted meanwhile: different from anything measured before.
                 return -1, 0
@@ -304,7 +305,7 @@ def _read(
 def _response(
     broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
 ) -> FetchResponse:
-    if broker.quotas is not None and (wait_ms := broker.quotas.fetched(call, round_.size_bytes)):
+    if broker.quotas is not None and (wait_ms := broker.quotas.fetch_wait_ms(call, round_.size_bytes)):
         return _nothing_yet(broker, session, incremental, wait_ms)
     broker.metrics.bytes_out += round_.size_bytes
     if call.is_long:
@@ -333,7 +334,7 @@ def _fill(
             one.high_watermark = -1 if failed else data.high_watermark
             one.log_start_offset = data.log_start_offset
             if has_data and key in session.partitions:
-                session.served_with_data(key)
+                session.move_to_back(key)
         topic = topics.get(one.topic)
         if topic is None:
             name = one.topic

@@ -36,7 +36,7 @@ MOST_SUBSCRIBED = 5000
 GROUPS_AT_ONCE = 20
 
 
-def _served(broker: BrokerServer, request: Any, call: Call, command: Callable[..., Any], groups: Iterable[str]) -> Any:
+def _answer(broker: BrokerServer, request: Any, call: Call, command: Callable[..., Any], groups: Iterable[str]) -> Any:
     for group_id in groups:
         broker.groups.host.ready_for(group_id)
     return broker.groups.host.answer(command(request, call.version, broker.now_ms()), *groups)
@@ -145,14 +145,14 @@ def sync_group(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 def heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
     """A member is alive."""
-    return _served(broker, request, call, broker.groups.coordinator.heartbeat, (request.group_id,))
+    return _answer(broker, request, call, broker.groups.coordinator.heartbeat, (request.group_id,))
 
 
 def leave_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Members go; very many of them in parts."""
     if len(request.members) > MEMBERS_AT_ONCE:
         return _leave_in_parts(broker, request, call)
-    return _served(broker, request, call, broker.groups.coordinator.leave_group, (request.group_id,))
+    return _answer(broker, request, call, broker.groups.coordinator.leave_group, (request.group_id,))
 
 
 async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any:
@@ -161,7 +161,7 @@ async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any
     for start in range(0, len(request.members), MEMBERS_AT_ONCE):
         part = copy(request)
         part.members = request.members[start : start + MEMBERS_AT_ONCE]
-        answered = _served(broker, part, call, broker.groups.coordinator.leave_group, (request.group_id,))
+        answered = _answer(broker, part, call, broker.groups.coordinator.leave_group, (request.group_id,))
         if type(answered) is CoroutineType:
             answered = await answered
         if answered.error_code != ErrorCode.NONE:
@@ -178,7 +178,7 @@ def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Offsets, at once; very many of them in parts."""
 
     def serve(part: Any) -> Any:
-        return _served(broker, part, call, broker.groups.coordinator.offset_commit, (request.group_id,))
+        return _answer(broker, part, call, broker.groups.coordinator.offset_commit, (request.group_id,))
 
     return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 
@@ -262,7 +262,7 @@ def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Forget committed offsets."""
 
     def serve(part: Any) -> Any:
-        return _served(broker, part, call, broker.groups.coordinator.offset_delete, (request.group_id,))
+        return _answer(broker, part, call, broker.groups.coordinator.offset_delete, (request.group_id,))
 
     return _in_parts(broker, request, call, serve) if _is_large(request) else serve(request)
 

@@ -69,8 +69,8 @@ def describe_log_dirs(
 
 def _size_bytes(partition: Partition) -> int:
     """Without opening the log: there may be thousands of them, and one that is damaged has a size as well."""
-    if partition.opened is not None:
-        return partition.opened.size_bytes
+    if partition.open_log is not None:
+        return partition.open_log.size_bytes
     return sum(path.stat().st_size for path in partition.directory.glob(f"*{LOG_SUFFIX}"))
 
 

@@ -45,10 +45,10 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     if wanted is None or (not wanted and call.version == 0):
         topics = []
         for topic in list(broker.topics.topics.values()):
-            topics.append(_described(broker, topic, call.version, request))
+            topics.append(_topic_row(broker, topic, call.version, request))
             yield
     else:
-        topics, missing = yield from _asked_for(broker, wanted, call, request)
+        topics, missing = yield from _requested_topics(broker, wanted, call, request)
     host, port = broker.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     response = MetadataResponse(
@@ -66,7 +66,7 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     return response
 
 
-def _asked_for(
+def _requested_topics(
     broker: BrokerServer,
     wanted: list[MetadataRequest.MetadataRequestTopic],
     call: Call,
@@ -96,7 +96,7 @@ def _asked_for(
         if topic is None:
             missing[name] = _unknown_id(row, version) if by_id else _unknown_name(name)
         elif topic.name not in known:
-            known[topic.name] = _described(broker, topic, version, request)
+            known[topic.name] = _topic_row(broker, topic, version, request)
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     could_be = [name for name, answer in missing.items() if answer.error_code == unknown]
     ids = [answer for answer in missing.values() if answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID]
@@ -164,7 +164,7 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
                 logger.warning("%d topics were asked for and cannot be created: %s", len(planned), error)
 
 
-def _described(
+def _topic_row(
     broker: BrokerServer, topic: Topic, version: int, request: MetadataRequest
 ) -> MetadataResponse.MetadataResponseTopic:
     node = [broker.node_id]

@@ -72,7 +72,7 @@ def list_offsets(
                     raise Refused(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
                 partition = broker.topics.partition(name, index)
                 check_leader_epoch(partition, once.current_leader_epoch)
-                found = _found(partition, once.timestamp, isolation_level, call.version)
+                found = _offset_for(partition, once.timestamp, isolation_level, call.version)
                 answers.append(
                     row(
                         partition_index=index,
@@ -91,7 +91,7 @@ def list_offsets(
     return ListOffsetsResponse(topics=topics)
 
 
-def _found(partition: Partition, timestamp: int, isolation_level: int, version: int) -> Found:
+def _offset_for(partition: Partition, timestamp: int, isolation_level: int, version: int) -> Found:
     log = partition.log
     if version < _SINCE.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}")

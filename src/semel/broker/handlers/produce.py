@@ -114,7 +114,7 @@ async def _produce_after_the_coordinator(
             if topic is None or id(part) in refused or not is_transactional(part.records):
                 continue
             try:
-                _verified(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
+                _verification_guard(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
             except Refused as error:
                 refused[id(part)] = error
     await broker.transactions.host.on_disk(transactional_id)
@@ -168,11 +168,11 @@ def _produce(broker: BrokerServer, request: ProduceRequest, call: Call, refused:
         if request.acks == 0:
             # Who asks for no answer may hang up as soon as everything is sent.
             call.connection.finishes = True
-        return _to_its_end(broker, request, call, steps, wait, outcome)
+        return _run_to_end(broker, request, call, steps, wait, outcome)
     return _answer(broker, request, call, outcome)
 
 
-async def _to_its_end(broker: BrokerServer, *rest: Any) -> Any:
+async def _run_to_end(broker: BrokerServer, *rest: Any) -> Any:
     """What has arrived is served, whether or not its sender is still there, as it is when it is done at once."""
     return await asyncio.shield(broker.spawn(_go_on(broker, *rest)))
 
@@ -198,7 +198,7 @@ async def _go_on(
                 if wait is None:
                     await turns.next()
                 else:
-                    batch = await broker.record_checks.prepared(wait.admission, wait.records, now_ms, share)
+                    batch = await broker.record_checks.prepare(wait.admission, wait.records, now_ms, share)
             except Refused as refused:
                 error = refused
             if broker.fatal_error is not None:
@@ -301,7 +301,7 @@ def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: 
     if request.acks == 0:
         if to_flush:
             # Nobody waits for it. With fsync nobody reads it before it is on disk.
-            broker.spawn(broker.durability.flusher.flushed(to_flush))
+            broker.spawn(broker.durability.flusher.flush(to_flush))
         if outcome.failed:
             call.connection.refuse("a produce with acks=0 was refused")
         return None
@@ -324,7 +324,7 @@ def _refusal(index: int, error: Refused) -> _PartitionResponse:
 async def _after_flush(
     broker: BrokerServer, to_flush: list[Partition], outcome: _Outcome, response: ProduceResponse
 ) -> ProduceResponse:
-    failed = await broker.durability.flusher.flushed(to_flush)
+    failed = await broker.durability.flusher.flush(to_flush)
     for partition, answer in zip(outcome.written, outcome.answers, strict=True):
         if partition in failed:
             answer.error_code, answer.base_offset = ErrorCode.KAFKA_STORAGE_ERROR, -1
@@ -371,13 +371,13 @@ def _append(
         return _append_for_coordinator(broker, partition, records, now_ms)
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
-        guard = _verified(broker, request, call, partition, records, now_ms)
+        guard = _verification_guard(broker, request, call, partition, records, now_ms)
     appended = partition.log.append(records, now_ms, guard=guard, batch=batch)
     metrics = broker.metrics
     metrics.messages_in += appended.last_offset - appended.base_offset + 1
     metrics.bytes_in += len(records)
     if partition.watchers:
-        partition.changed()
+        partition.wake_watchers()
     return appended
 
 
@@ -392,11 +392,11 @@ def _append_for_coordinator(broker: BrokerServer, partition: Partition, records:
     appended = partition.log.append(records, now_ms)
     if not appended.duplicate:
         host.take_in(partition.index, understood)
-    partition.changed()
+    partition.wake_watchers()
     return appended
 
 
-def _verified(
+def _verification_guard(
     broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
 ) -> Any:
     """The guard to append with, once the coordinator knows this partition as part of the producer's transaction."""

@@ -28,7 +28,7 @@ def describe_client_quotas(
 ) -> Generator[None, None, DescribeClientQuotasResponse]:
     """The quotas of all entities that match."""
     try:
-        wanted = _wanted(request)
+        wanted = _matches(request)
     except Refused as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.why, entries=None)
     response = DescribeClientQuotasResponse
@@ -45,7 +45,7 @@ def describe_client_quotas(
     return response(entries=entries)
 
 
-def _wanted(request: DescribeClientQuotasRequest) -> dict[str, Match]:
+def _matches(request: DescribeClientQuotasRequest) -> dict[str, Match]:
     wanted: dict[str, Match] = {}
     for asked in request.components:
         kind = asked.entity_type
@@ -99,7 +99,7 @@ async def _alter(broker: BrokerServer, request: AlterClientQuotasRequest, call: 
         except Refused as error:
             for row in rows.values():
                 row.error_code, row.error_message = error.code, error.why
-        broker.quotas_changed()
+        broker.update_quotas()
     return AlterClientQuotasResponse(entries=list(rows.values()))
 
 

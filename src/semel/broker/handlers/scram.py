@@ -78,7 +78,7 @@ async def _alter(
             if was_named_before:
                 del changes[user]
                 raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user is changed once in a request")
-            changes[user] = (user, change.mechanism), _checked(broker, change)
+            changes[user] = (user, change.mechanism), _credential(broker, change)
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     try:
@@ -89,7 +89,7 @@ async def _alter(
     return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 
-def _checked(broker: BrokerServer, change: _Change) -> ScramCredential | None:
+def _credential(broker: BrokerServer, change: _Change) -> ScramCredential | None:
     """The credential to keep, None for one to remove."""
     if not change.name:
         raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "a user has a name")

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.configs import described_topic_settings
+from semel.broker.configs import describe_topic_settings
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.metadata import NO_ID
 from semel.broker.topics.internal import INTERNAL_TOPICS, PARTITIONS_OF_INTERNAL_TOPICS
@@ -62,7 +62,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
             check_new_partitions(new_partitions)
             if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
-            count, overrides = _wanted(broker, topic)
+            count, overrides = _count_and_settings(broker, topic)
             _check_coordinators_topic(broker, name, count, overrides)
             created = broker.topics.new_topic(name, count, overrides, flat_names)
             if mutation is not None:
@@ -109,10 +109,10 @@ def _throttle_time_ms(mutation: MutationQuota | None) -> int:
     return 0 if mutation is None else mutation.throttle_time_ms
 
 
-def _wanted(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> tuple[int, dict[str, str]]:
+def _count_and_settings(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> tuple[int, dict[str, str]]:
     """How many partitions, and with which settings."""
     if topic.assignments:
-        partition_count = _assigned(broker, topic)
+        partition_count = _assigned_count(broker, topic)
     else:
         partition_count = broker.settings["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions
         if partition_count < 1:
@@ -138,11 +138,11 @@ def _describe(
     result.num_partitions, result.replication_factor = partition_count, 1
     result.configs = [
         CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
-        for row in described_topic_settings(broker.dynamic, topic)
+        for row in describe_topic_settings(broker.dynamic, topic)
     ]
 
 
-def _assigned(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> int:
+def _assigned_count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> int:
     if topic.num_partitions != -1 or topic.replication_factor != -1:
         raise Refused(ErrorCode.INVALID_REQUEST, "either an assignment or counts, not both")
     if sorted(one.partition_index for one in topic.assignments) != list(range(len(topic.assignments))):
@@ -291,7 +291,7 @@ def delete_records(
             yield
         yield
     # What was deleted meanwhile has no start any more that could be written down.
-    present = {key: found for key, found in deletions.items() if found[0].opened is found[1].log}
+    present = {key: found for key, found in deletions.items() if found[0].open_log is found[1].log}
     code = ErrorCode.NONE
     try:
         write_deletions([deletion for _, deletion in present.values()])
@@ -305,7 +305,7 @@ def delete_records(
             answer.error_code, answer.low_watermark = code, -1
         else:
             answer.low_watermark = deletion.apply()
-            partition.changed()
+            partition.wake_watchers()
         yield
     return DeleteRecordsResponse(
         topics=[

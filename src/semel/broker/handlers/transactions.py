@@ -282,7 +282,7 @@ async def _after_markers(
     """The answer, once what it tells of is in the partitions and as durable as the broker promises."""
     broker.after_reply.run_all()
     await broker.transactions.settled(*aborting)
-    for partition in await broker.durability.flusher.flushed(broker.durability.to_flush(written)):
+    for partition in await broker.durability.flusher.flush(broker.durability.to_flush(written)):
         for answer in written[partition]:
             answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
     return response

@@ -193,7 +193,7 @@ def _partitions(page: _Page, broker: BrokerServer) -> None:
     starts: list[Sample] = []
     stable_lags: list[Sample] = []
     for partition in broker.topics.all_partitions():
-        log = partition.opened
+        log = partition.open_log
         if log is None:
             offline += partition.offline is not None
             continue

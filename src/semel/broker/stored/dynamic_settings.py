@@ -60,14 +60,14 @@ class DynamicSettings:
         self.started_with = started_with
         self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
 
-    def changed(self, name: str) -> Mapping[str, str]:
+    def overrides_of(self, name: str) -> Mapping[str, str]:
         """What was changed under this name, a broker's number or `ALL_BROKERS`."""
         return self._changed.get(name, {})
 
     @property
     def own(self) -> Mapping[str, str]:
         """What was changed for this broker alone."""
-        return self.changed(self._own)
+        return self.overrides_of(self._own)
 
     @property
     def values(self) -> Values:
@@ -76,7 +76,7 @@ class DynamicSettings:
 
     def replace(self, name: str, overrides: dict[str, str], *, validate_only: bool = False) -> None:
         """Give a broker, or all of them, these settings instead of the ones changed before."""
-        before = self.changed(name)
+        before = self.overrides_of(name)
         try:
             for setting, value in overrides.items():
                 row = dynamic_setting(setting)
@@ -96,7 +96,7 @@ class DynamicSettings:
 
     def text(self, name: str) -> str | None:
         """What holds, as Kafka's tools print it, also of a setting that is only kept."""
-        for changed in (self.own, self.changed(ALL_BROKERS), self.started_with.passed_by):
+        for changed in (self.own, self.overrides_of(ALL_BROKERS), self.started_with.passed_by):
             if name in changed:
                 return changed[name]
         row = dynamic_setting(name)

@@ -30,13 +30,13 @@ class GroupSettingsStore:
     def __iter__(self) -> Iterator[str]:
         return iter(self._changed)
 
-    def changed(self, group_id: str) -> Mapping[str, str]:
+    def overrides_of(self, group_id: str) -> Mapping[str, str]:
         """What a group has of its own."""
         return self._changed.get(group_id, {})
 
     def values(self, group_id: str, broker: Values) -> Values:
         """What holds for a group."""
-        return group_values(broker, self.changed(group_id))
+        return group_values(broker, self.overrides_of(group_id))
 
     @staticmethod
     def check(overrides: dict[str, str], broker: Values) -> None:

@@ -71,7 +71,7 @@ class LocalMetadataStore:
                 raise ValueError("it holds no list of values")
             return value, int(version)
         except ValueError as error:
-            raise self.damaged(name, str(error)) from None
+            raise self.damage_error(name, str(error)) from None
 
     def update(self, name: str, value: Any, expected_version: int) -> int:
         """Replace the entry if it is still at `expected_version` (-1: it must not exist yet); the new version."""
@@ -106,7 +106,7 @@ class LocalMetadataStore:
         except FileNotFoundError:
             return -1
         except ValueError as error:
-            raise self.damaged(name, str(error)) from None
+            raise self.damage_error(name, str(error)) from None
 
     def entries(self) -> list[str]:
         """The names of all entries there are."""
@@ -116,9 +116,9 @@ class LocalMetadataStore:
         """Refuse to go on without one of these entries: the last clean stop left all of them."""
         for name in sorted(names, key=lambda name: name != TOPICS):
             if not (self._directory / name).exists():
-                raise self.missing(name, "it was there when the broker last stopped")
+                raise self.missing_error(name, "it was there when the broker last stopped")
 
-    def damaged(self, name: str, why: str) -> DamagedStore:
+    def damage_error(self, name: str, why: str) -> DamagedStore:
         """An entry is not what was written."""
         return DamagedStore(self._directory / name, f"is damaged: {why}", self._remedy(name, missing=False))
 
@@ -127,7 +127,7 @@ class LocalMetadataStore:
         for name in sorted({*self.entries()} - {*read}):
             self.get(name)
 
-    def missing(self, name: str, evidence: str) -> DamagedStore:
+    def missing_error(self, name: str, evidence: str) -> DamagedStore:
         """An entry is not there, and something else says that it was."""
         return DamagedStore(self._directory / name, f"is missing, but {evidence}", self._remedy(name, missing=True))
 

@@ -64,7 +64,7 @@ class ProducerIds:
         while True:
             block = self._entry.read()
             if self._entry.version < self._claimed_version:
-                raise self._store.missing(PRODUCER_ID_BLOCK, "this broker has claimed a block")
+                raise self._store.missing_error(PRODUCER_ID_BLOCK, "this broker has claimed a block")
             start = int(block["block_end"]) + 1 if block else self._first_free()
             end = start + PRODUCER_ID_BLOCK_SIZE - 1
             if end > LAST_PRODUCER_ID:

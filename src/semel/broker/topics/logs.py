@@ -106,7 +106,7 @@ class TopicLogs:
         and not when somebody first asks. One partition after the other, with requests served in between."""
         for partition in list(partitions):
             expected = self._expected(partition)
-            if expected is None or partition.opened is not None:
+            if expected is None or partition.open_log is not None:
                 continue
             try:
                 is_different = differs(self._files.sizes(partition.directory), expected)
@@ -159,8 +159,8 @@ class TopicLogs:
     def checkpoint_recovery_points(self, partitions: Iterable[Partition]) -> None:
         """Write down how far each log is known to be on disk, so that recovery begins there."""
         for partition in partitions:
-            if partition.opened is not None:
-                self._recovery_points[partition.topic.name, partition.index] = partition.opened.flusher.recovery_point
+            if partition.open_log is not None:
+                self._recovery_points[partition.topic.name, partition.index] = partition.open_log.flusher.recovery_point
         write_offsets(self._files, self.directory, RECOVERY_POINTS, self._recovery_points)
 
     def are_gone(self, log: PartitionLog) -> bool:
@@ -217,7 +217,7 @@ class TopicLogs:
         `entries` gives the entries of the metadata store.
         """
         partitions = list(partitions)
-        logs = [log for partition in partitions if (log := partition.opened) is not None]
+        logs = [log for partition in partitions if (log := partition.open_log) is not None]
         self._files.drain()
         now_ms = self._now_ms()
         # Each close waits for the disk several times. Together they wait for the same commits of the file system.
@@ -230,8 +230,8 @@ class TopicLogs:
         left = Manifest(entries=entries())
         for partition in partitions:
             name = partition.directory.name
-            if partition.opened is not None and partition.opened.marks is not None:
-                left.partitions[name] = encode_marks(partition.opened.marks)
+            if partition.open_log is not None and partition.open_log.marks is not None:
+                left.partitions[name] = encode_marks(partition.open_log.marks)
             elif name in self._manifest.partitions:
                 left.partitions[name] = self._manifest.partitions[name]
             partition.retire()

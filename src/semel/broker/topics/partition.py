@@ -68,7 +68,7 @@ class Partition:
         self.offline = why
 
     @property
-    def opened(self) -> PartitionLog | None:
+    def open_log(self) -> PartitionLog | None:
         """The log if it is open."""
         return self._log
 
@@ -80,7 +80,7 @@ class Partition:
             log.failed = log.failed or OSError(errno.ENOENT, "the directory is gone", log.directory)
             for segment in log.segments:
                 segment.close()
-        self.changed()
+        self.wake_watchers()
 
     @property
     def flush_is_due(self) -> bool:
@@ -88,7 +88,7 @@ class Partition:
         most, log = self.topic.flush_messages, self._log
         return most is not None and log is not None and log.end_offset - log.flusher.recovery_point >= most
 
-    def changed(self) -> None:
+    def wake_watchers(self) -> None:
         """Wake who waits for this partition."""
         if self.watchers:
             for watcher in tuple(self.watchers):
@@ -97,7 +97,7 @@ class Partition:
     def append_internal(self, data: bytes | bytearray | memoryview, now_ms: int) -> None:
         """Append a coordinator's own batch and wake those who wait for this partition."""
         self.log.append_internal(data, now_ms)
-        self.changed()
+        self.wake_watchers()
 
     def append_marker(
         self,
@@ -110,17 +110,17 @@ class Partition:
     ) -> None:
         """End a transaction here and wake those who wait for this partition."""
         self.log.append_marker(producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, now_ms)
-        self.changed()
+        self.wake_watchers()
 
     def retire(self) -> PartitionLog | None:
         """Give up the log for good: the partition is deleted, or the broker stops."""
         log, self._log = self._log, None
-        self._open = _retired
+        self._open = _open_retired
         return log
 
     def __repr__(self) -> str:
         return f"<{self.topic.name}-{self.index}>"
 
 
-def _retired(partition: Partition) -> PartitionLog:
+def _open_retired(partition: Partition) -> PartitionLog:
     raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is gone")

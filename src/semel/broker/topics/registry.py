@@ -96,12 +96,12 @@ class TopicRegistry:
             self._refuse_to_forget_topics()
         try:
             for name, row in (stored or {"topics": {}})["topics"].items():
-                configs = _still_legal(name, row["configs"])
+                configs = _legal_settings(name, row["configs"])
                 topic = Topic(name, uuid.UUID(row["id"]), configs, topic_values(self._settings, configs))
                 self._stored.rows[name] = topic_row(topic.topic_id, row["partitions"], configs)
                 self._add(topic, row["partitions"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self._store.damaged(TOPICS, f"it does not describe topics ({error!r})") from None
+            raise self._store.damage_error(TOPICS, f"it does not describe topics ({error!r})") from None
         if self._store.get(PRODUCER_ID_BLOCK)[1] < 0:
             self._refuse_to_repeat_producer_ids()
 
@@ -118,14 +118,14 @@ class TopicRegistry:
     def _refuse_to_forget_topics(self) -> None:
         """Without the store's entry there are no topics. A partition's directory shows that there were."""
         for directory in partition_directories(self._logs.directory):
-            raise self._store.missing(TOPICS, f"{directory} holds the records of a topic")
+            raise self._store.missing_error(TOPICS, f"{directory} holds the records of a topic")
 
     def _refuse_to_repeat_producer_ids(self) -> None:
         """Without the store's entry ids begin at 0. A coordinator's record shows that some were handed out."""
         for partition in self.topics[TRANSACTION_STATE].partitions if TRANSACTION_STATE in self.topics else ():
             for log in partition.directory.glob(f"*{LOG_SUFFIX}"):
                 if log.stat().st_size:
-                    raise self._store.missing(PRODUCER_ID_BLOCK, f"{log} names producers that have ids")
+                    raise self._store.missing_error(PRODUCER_ID_BLOCK, f"{log} names producers that have ids")
 
     def close(self) -> Manifest | None:
         """Close every open log. Returns what the next start has to find, or None if this stop is not clean."""
@@ -195,7 +195,7 @@ class TopicRegistry:
                         segment.close()
                 partitions.append(partition)
                 self._logs.forget(partition)
-                partition.changed()
+                partition.wake_watchers()
                 await rest()
         await self._logs.remove(partitions, {topic.name for topic in topics})
         self._call_listeners()
@@ -226,8 +226,8 @@ class TopicRegistry:
         for topic in list(self.topics.values()):
             _apply(topic, topic_values(settings, topic.overrides))
             for partition in topic.partitions:
-                if partition.opened is not None:
-                    partition.opened.verifies_transactions = verifies_transactions
+                if partition.open_log is not None:
+                    partition.open_log.verifies_transactions = verifies_transactions
             await rest()
 
     def values_with(self, overrides: dict[str, str]) -> Values:
@@ -250,7 +250,7 @@ class TopicRegistry:
     def give_up_removed_partitions(self) -> None:
         """Take partitions offline whose files were removed."""
         for partition in self.all_partitions():
-            log = partition.opened
+            log = partition.open_log
             if log is not None and log.failed is None and self._logs.are_gone(log):
                 why = DirectoryGone(log.directory)
                 logger.error("%s-%d is offline: %s", partition.topic.name, partition.index, why.why)
@@ -294,15 +294,15 @@ class TopicRegistry:
 def _apply(topic: Topic, values: Values) -> None:
     topic.values = values
     for partition in topic.partitions:
-        if partition.opened is not None:
-            partition.opened.config = values
+        if partition.open_log is not None:
+            partition.open_log.config = values
 
 
 def _row(topic: Topic, partition_count: int) -> TopicRow:
     return topic_row(topic.topic_id, partition_count, topic.overrides)
 
 
-def _still_legal(topic: str, configs: dict[str, str]) -> dict[str, str]:
+def _legal_settings(topic: str, configs: dict[str, str]) -> dict[str, str]:
     """The stored settings that this version knows. For any other the default is used, with a warning."""
     legal = {}
     for name, value in configs.items():
