@@ -10,13 +10,13 @@ from semel import Broker
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster, Controller, Coordinator, Leader
 from semel.client.cluster.connection import Connection
-from semel.client.cluster.response_errors import error_codes
 from semel.config import ConfigError
-from semel.errors import Disconnected, ErrorCode, Misuse, RequestTimedOut, UnsupportedVersion
+from semel.errors import Disconnected, Misuse, RequestTimedOut, UnsupportedVersion
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only
 from semel.wire.apis import ApiKey
+from semel.wire.error_codes import error_codes
 from semel.wire.messages.admin import CreateTopicsRequest
-from semel.wire.messages.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
+from semel.wire.messages.metadata import FindCoordinatorRequest
 from semel.wire.messages.transactions import InitProducerIdRequest
 
 
@@ -173,14 +173,6 @@ def test_answers_are_matched_in_order_whatever_pieces_they_come_in() -> None:
         return [bytes((await answer)[:4]) for answer in answers]
 
     assert asyncio.run(run()) == [number.to_bytes(4, "big") for number in range(5)]
-
-
-def test_error_codes_are_found_at_any_depth() -> None:
-    coordinator = FindCoordinatorResponse.Coordinator(error_code=int(ErrorCode.NOT_COORDINATOR))
-    assert list(error_codes(FindCoordinatorResponse(coordinators=[coordinator]))) == [ErrorCode.NOT_COORDINATOR]
-    partition = MetadataResponse.MetadataResponsePartition(error_code=int(ErrorCode.LEADER_NOT_AVAILABLE))
-    topic = MetadataResponse.MetadataResponseTopic(name="t", partitions=[partition])
-    assert list(error_codes(MetadataResponse(topics=[topic]))) == [ErrorCode.LEADER_NOT_AVAILABLE]
 
 
 def test_a_closed_face_says_so(session_broker: Broker) -> None:

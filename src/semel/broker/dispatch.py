@@ -27,9 +27,9 @@ from semel.broker.net.connection import Buffers, Served, ServerConnection
 from semel.errors import ErrorCode, Refused
 from semel.wire import TooManyElements, decode, decode_from
 from semel.wire.apis import APIS, ApiKey
+from semel.wire.error_codes import has_error_code
 from semel.wire.frames import parse_request, response_frame
 from semel.wire.primitives import LongString
-from semel.wire.schema import fields_of
 
 if TYPE_CHECKING:
     from semel.broker.meter import Measurement
@@ -295,7 +295,7 @@ class Dispatcher:
             code = ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, OSError) else ErrorCode.UNKNOWN_SERVER_ERROR
             logger.exception("%s from %s failed", type(request).__name__, call.connection.peer, exc_info=error)
         reply = APIS[call.api_key].response()
-        if not any(field.name == "error_code" and field.present_in(call.version) for field in fields_of(type(reply))):
+        if not has_error_code(type(reply), call.version):
             call.connection.refuse(f"{type(request).__name__} failed and its response has no place for an error")
             return None
         reply.error_code = code

@@ -17,11 +17,12 @@ from typing import Any
 from semel.client.cluster.broker_connections import BrokerConnections, read_address
 from semel.client.cluster.connection import Connection
 from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata, topics_of
-from semel.client.cluster.response_errors import check, error_codes
+from semel.client.cluster.response_errors import check
 from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
 from semel.wire.apis import ApiKey
+from semel.wire.error_codes import error_codes
 from semel.wire.messages.metadata import FindCoordinatorRequest, MetadataRequest
 
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}

@@ -1,35 +1,8 @@
-"""Reading error codes out of answers, whatever their shape."""
+"""Exceptions for the error codes of responses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
-from typing import Any
-
 from semel.errors import ErrorCode, KafkaError, Misuse, error_for
-from semel.wire.schema import Struct, fields_of
-
-_CODE_FIELDS = ("error_code", "partition_error_code")
-
-
-def error_codes(response: Struct) -> Iterator[ErrorCode]:
-    """Every error code in an answer, at whatever depth, the ones that say "no error" left out."""
-    kind: Any = type(response)
-    for name, is_array in _fields_worth_reading(kind):
-        value = getattr(response, name)
-        if name in _CODE_FIELDS:
-            if value:
-                yield ErrorCode.of(value)
-        elif is_array:
-            for item in value or ():
-                yield from error_codes(item)
-        elif value is not None:
-            yield from error_codes(value)
-
-
-@cache
-def _fields_worth_reading(kind: Any) -> tuple[tuple[str, bool], ...]:
-    return tuple((f.name, f.array) for f in fields_of(kind) if f.name in _CODE_FIELDS or f.struct is not None)
 
 
 def failure(code: int, what: str, message: str | None = None) -> KafkaError | None:

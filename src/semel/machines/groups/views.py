@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from semel.errors import ErrorCode
@@ -12,6 +11,7 @@ from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.registry import Group
 from semel.machines.internal_topics import after_failed_append
+from semel.wire.error_codes import with_error
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsResponse
 from semel.wire.messages.offsets import OffsetCommitResponse
@@ -119,14 +119,4 @@ def failed(reply: _Reply, append_error: ErrorCode) -> _Reply:
     code = after_failed_append(append_error)
     if append_error in _TOO_LARGE and isinstance(reply, OffsetCommitResponse | TxnOffsetCommitResponse):
         code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    changed = copy.deepcopy(reply)
-    _spoil(changed, code)
-    return changed
-
-
-def _spoil(message: Any, code: ErrorCode) -> None:
-    if getattr(message, "error_code", None) == ErrorCode.NONE:
-        message.error_code = code
-    for name in ("topics", "partitions", "results", "members", "groups"):
-        for part in getattr(message, name, ()):
-            _spoil(part, code)
+    return with_error(reply, code)

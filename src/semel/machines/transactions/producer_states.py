@@ -7,6 +7,7 @@ from typing import Any
 
 from semel.errors import ErrorCode
 from semel.machines.table import StateTable
+from semel.wire.error_codes import error_codes
 from semel.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -159,13 +160,7 @@ def verdict(request: Any, code: ErrorCode) -> ProducerVerdict:
 
 def deciding_code(request: Any, response: Any) -> ErrorCode:
     """The one code of an answer that decides: what cannot be mended before what can, in the answer's own order."""
-    if isinstance(request, AddPartitionsToTxnRequest):
-        codes = [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
-    elif isinstance(request, TxnOffsetCommitRequest):
-        codes = [p.error_code for t in response.topics for p in t.partitions]
-    else:
-        codes = [response.error_code]
-    rows = [ErrorCode.of(code) for code in codes if code]
+    rows = list(error_codes(response))
     for row in rows:
         if row is not ErrorCode.OPERATION_NOT_ATTEMPTED and verdict(request, row) is not ProducerVerdict.RETRY:
             return row
