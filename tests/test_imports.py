@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "config", "wire", "records", "machines.contract", "machines.values", "machines.internal_topics",
         "machines.name_pattern", "machines.table", "machines.transactions.producer",
     },
+    "machines.security": {"errors"},
     "machines.reading": {"errors", "config", "wire", "records", "machines.values", "machines.table"},
     # What the driver of a pipeline decides. It asks in the messages of a transactional client.
     "machines.pipeline": {"errors", "wire", "machines.values", "machines.transactions.requests"},
@@ -45,9 +46,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
     "broker.net": {"errors", "config", "wire", "records"},
     "broker.stored": {"errors", "config", "properties", "wire", "records", "machines", "log"},
-    "client": {"errors", "config", "wire", "records", "machines"},
+    # Keys, certificates and credentials, for both ends of a connection.
+    "security": {"errors", "config"},
+    "client": {"errors", "config", "wire", "records", "machines", "security"},
     # The way to the brokers is used by producer, consumer and admin, and knows none of them.
-    "client.cluster": {"errors", "config", "wire", "records", "machines", "client.forking"},
+    "client.cluster": {"errors", "config", "wire", "records", "machines", "security", "client.forking"},
     # The asyncio clients know the cluster, but neither each other nor the blocking clients that are built on them.
     "client.group": {"errors", "config", "machines", "client.cluster"},
     "client.consumer": {

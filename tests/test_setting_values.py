@@ -29,7 +29,7 @@ def wrong_for(row: Setting) -> list[Any]:
     if row.kind == "list":
         return [5, 1.5, True, {"a": 1}, object()]
     if row.choices:
-        return [*words, "something else"]
+        return [word for word in (*words, "something else") if str(word).strip() not in row.choices]
     return [[], {}, object(), b"bytes", True]
 
 

@@ -12,8 +12,8 @@ from semel.config import without_effect
 from tests.support.requirements import CHECKOUT
 
 SOURCE = CHECKOUT / "src" / "semel"
-SERVER_ROOMS = ("broker", "log", "net", "machines", "records", "cli")
-CLIENT_ROOMS = ("client", "net", "machines", "records")
+SERVER_ROOMS = ("broker", "log", "machines", "records", "cli")
+CLIENT_ROOMS = ("client", "machines", "records", "security")
 
 #: Read under a name that is put together from its parts, or through the topic setting that they are a default of.
 READ_IN_PARTS = {

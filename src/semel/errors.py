@@ -362,6 +362,12 @@ class AuthenticationFailed(Fatal):
     what_to_do = "Check security.protocol, sasl.mechanism and the credentials."
 
 
+class TlsFailed(AuthenticationFailed):
+    """There is no encrypted connection to this broker, and there will be none until something is changed."""
+
+    what_to_do = "Check security.protocol, the name in bootstrap.servers, and the certificates (ssl.*)."
+
+
 class UnsupportedVersion(Fatal):
     """Client and broker have no version of a request in common."""
 

@@ -53,7 +53,13 @@ class ApacheKafka:
             **(settings or {}),
         }
         self._properties.parent.mkdir(parents=True, exist_ok=True)
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        self._values = values
+        self.set_properties({})
+
+    def set_properties(self, settings: Mapping[str, object]) -> None:
+        """More settings, for those that have to know the ports; before it is started."""
+        self._values.update(settings)
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in self._values.items()))
 
     @property
     def bootstrap_servers(self) -> str:

@@ -48,7 +48,7 @@ class AsyncTransactSession:
         config: Mapping[str, object],
         *,
         retry_timeout_ms: float = _RETRY_TIMEOUT_MS,
-        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+        connect: Callable[[str, int], Awaitable[Connection]] | None = None,
     ) -> None:
         consumer, producer = split_settings(config)
         self._retry_timeout_s = as_timeout_s(retry_timeout_ms, "retry_timeout_ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.config.codecs import CODECS
+from semel.config.security import CLIENT_ALIASES, CLIENT_REFUSED, CLIENT_SECURITY
 from semel.config.table import INT32_MAX, Setting, Table
 
 
@@ -21,7 +22,7 @@ def _common(client_id: str) -> list[Setting]:
         Setting("socket.connection.setup.timeout.ms", "long", 10000, "How long a connection may take to open."),
         Setting("send.buffer.bytes", "int", 131072, "SO_SNDBUF; -1 leaves it to the system.", -1),
         Setting("receive.buffer.bytes", "int", 65536, "SO_RCVBUF; -1 leaves it to the system.", -1),
-        Setting("security.protocol", "string", "PLAINTEXT", "How the connection is protected.", choices=("PLAINTEXT",)),
+        *CLIENT_SECURITY,
     ]
 
 
@@ -55,6 +56,8 @@ PRODUCER = Table(
                 "The name under which transactions survive a restart and fence a zombie.", not_empty=True),
         Setting("transaction.two.phase.commit.enable", "bool", False, "Prepared transactions wait for ever (KIP-939)."),
     ],
+    refused=CLIENT_REFUSED,
+    aliases=CLIENT_ALIASES,
 )
 
 CONSUMER = Table(
@@ -89,8 +92,13 @@ CONSUMER = Table(
         Setting("default.api.timeout.ms", "int", 60000, "How long a call without a timeout may block.", 0),
         Setting("exclude.internal.topics", "bool", True, "Whether a pattern leaves internal topics out."),
     ],
+    refused=CLIENT_REFUSED,
+    aliases=CLIENT_ALIASES,
 )
 
 ADMIN = Table(
-    "admin", [*_common("semel-admin"), Setting("default.api.timeout.ms", "int", 60000, "How long a call may block.", 0)]
+    "admin",
+    [*_common("semel-admin"), Setting("default.api.timeout.ms", "int", 60000, "How long a call may block.", 0)],
+    refused=CLIENT_REFUSED,
+    aliases=CLIENT_ALIASES,
 )

@@ -27,6 +27,7 @@ _TOO_LARGE = 2**64
 _TEXT_MAX_BYTES = 2**15 - 1
 _DIGITS_MAX = 19
 _WHOLE = re.compile(r"[+-]?[0-9]+")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 #: How much of a wrong value an error repeats.
 _SHOWN = 80
@@ -64,6 +65,13 @@ class Setting:
     not_empty: bool = False
     #: The broker-wide setting a topic falls back to, under Kafka's name for it.
     broker_name: str | None = None
+    #: Whether the value is read in any case and kept in upper case.
+    upper: bool = False
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value may not be shown: not in a log, an error, or a description."""
+        return self.kind == "password"
 
     def read(self, given: object) -> Any:
         """Turn what a person or a program gave into the value, or say what is wrong with it."""
@@ -92,6 +100,8 @@ class Setting:
 
     def _said(self, given: object) -> str:
         """What was given, for an error; a value of any length makes no message of any length."""
+        if self.is_secret:
+            return self.name
         text = str(given)
         return f"{self.name}={text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
 
@@ -130,8 +140,14 @@ class Setting:
         except (ValueError, KeyError, TypeError, OverflowError):
             wanted = {"bool": "true or false", "double": "a number", "list": "a list, or text with commas"}
             raise ConfigError(f"{self._said(given)}: must be {wanted.get(self.kind, 'a whole number')}") from None
+        if self.kind == "callable":
+            if callable(given) or (isinstance(text, str) and _FUNCTION.fullmatch(text)):
+                return given if callable(given) else text
+            raise ConfigError(f"{self._said(given)}: must be a function, or its name as module:function")
         if isinstance(text, str):
-            return self._writable(text)
+            if self.kind in ("password", "pem"):
+                return given  # spaces may belong to it, and it never goes into a message whole
+            return self._writable(text.upper() if self.upper else text)
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             return str(given)  # acks=1
         raise ConfigError(f"{self._said(given)}: must be text")
@@ -193,7 +209,10 @@ class Values:
         return iter(self._values)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={self._values[name]!r}" for name in sorted(self.explicit))
+        given = ", ".join(
+            f"{name}={'[hidden]' if self.table[name].is_secret else repr(self._values[name])}"
+            for name in sorted(self.explicit)
+        )
         return f"<{self.table.noun} settings: {given or 'all defaults'}>"
 
     def text(self, name: str) -> str | None:
@@ -210,6 +229,7 @@ class Table:
         rows: list[Setting],
         passed_by: tuple[str, ...] = (),
         refused: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.noun = noun
         self.rows = {row.name: row for row in rows}
@@ -217,6 +237,8 @@ class Table:
         self.passed_by = passed_by
         #: Kafka's settings whose promise cannot be kept here, so that nobody relies on it.
         self.refused = refused or {}
+        #: Other spellings of rows.
+        self.aliases = aliases or {}
 
     def __getitem__(self, name: str) -> Setting:
         return self.rows[name]
@@ -255,6 +277,7 @@ class Table:
         for name, value in (given or {}).items():
             if not isinstance(name, str):
                 raise TypeError(f"the name of a {self.noun} setting is str, not {type(name).__name__}")
+            name = self.aliases.get(name, name)
             if self.passes_by(name):
                 if value is not None:
                     passed_by[name] = str(value)
@@ -262,6 +285,10 @@ class Table:
             row = self.row(name)
             if value is None:
                 continue  # None is how programs say that they set nothing
-            values[name] = row.read(value)
+            read = row.read(value)
+            if name in explicit and values[name] != read:
+                both = ", ".join(one for one in given or () if self.aliases.get(one, one) == name)
+                raise ConfigError(f"{both}: two names of one setting with different values; give one of them")
+            values[name] = read
             explicit.add(name)
         return Values(self, values, frozenset(explicit), passed_by)

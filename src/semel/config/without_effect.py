@@ -43,4 +43,4 @@ BROKER_SETTINGS = {
     "request.timeout.ms": _AT_ONCE,
     "transaction.state.log.load.buffer.size": _AT_ONCE,
 }
-CLIENT_SETTINGS = {"security.protocol": "PLAINTEXT is the only one"}
+CLIENT_SETTINGS: dict[str, str] = {}

@@ -55,7 +55,7 @@ class AsyncAdmin:
         self,
         config: Values | Mapping[str, object],
         *,
-        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+        connect: Callable[[str, int], Awaitable[Connection]] | None = None,
     ) -> None:
         self.config = as_values(config, ADMIN)
         self.cluster = Cluster(self.config, connect=connect)

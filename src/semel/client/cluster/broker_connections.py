@@ -1,8 +1,9 @@
 """Connections to brokers: opened when needed, greeted, given up and opened again.
 
 Guarantees: the first thing said on a connection is ApiVersions, so that every request after it goes out in a version
-the broker serves; one connection is opened at a time for each broker and lane; after a failure the next attempt waits,
-longer each time; a broker that asks for a pause gets it.
+the broker serves; then the client authenticates, where it has credentials, and again before its session ends; one
+connection is opened at a time for each broker and lane; after a failure the next attempt waits, longer each time; a
+broker that asks for a pause gets it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
+from semel.client.cluster.authentication import Authentication
 from semel.client.cluster.connection import Connection
 from semel.client.cluster.response_errors import check
 from semel.client.cluster.throttling import Throttles
@@ -40,6 +43,8 @@ class _ConnectionSlot:
     connection: Connection | None = None
     failures: int = 0
     not_before: float = 0.0
+    #: On the loop's clock: when to authenticate again.
+    renew_at: float = inf
 
 
 class BrokerConnections:
@@ -50,6 +55,7 @@ class BrokerConnections:
         config: Values,
         connect: Callable[[str, int], Awaitable[Connection]],
         address_of: Callable[[int], tuple[str, int]],
+        authentication: Authentication | None = None,
     ) -> None:
         self.config = config
         #: Features the whole cluster agreed on; known after the first connection.
@@ -62,6 +68,7 @@ class BrokerConnections:
         self._client_id: str = config["client.id"]
         self._connect = connect
         self._address_of = address_of
+        self._authentication = authentication
         self._slots: dict[tuple[int, str], _ConnectionSlot] = {}
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
 
@@ -131,19 +138,22 @@ class BrokerConnections:
 
     async def _connect_slot(self, node_id: int, lane: str) -> Connection:
         slot = self._slots.setdefault((node_id, lane), _ConnectionSlot())
+        loop = asyncio.get_running_loop()
         if slot.connection is not None and not slot.connection.closed:
-            if slot.connection.idle_s < self.config["connections.max.idle.ms"] / 1000:
+            if slot.connection.idle_s >= self.config["connections.max.idle.ms"] / 1000:
+                # The broker closes idle connections too, and a request must not be the one to find out.
+                slot.connection.close("closed: it was idle")
+            elif loop.time() < slot.renew_at:
                 return slot.connection
-            # The broker closes idle connections too, and a request must not be the one to find out.
-            slot.connection.close("closed: it was idle")
         async with slot.opening:
             if slot.connection is not None and not slot.connection.closed:
+                if loop.time() >= slot.renew_at:
+                    await self._renew(slot, node_id, lane)
                 return slot.connection
             self._check_open()
-            loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, slot.not_before - loop.time()))
             try:
-                slot.connection = await self._greet(node_id, lane)
+                slot.connection = await self._greet(slot, node_id, lane)
                 self._check_open(slot.connection)
             except Disconnected as failure:
                 self._note_failure(node_id, failure)
@@ -173,8 +183,8 @@ class BrokerConnections:
                 connection.close()
             raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
 
-    async def _greet(self, node_id: int, lane: str) -> Connection:
-        """Connect and learn what the broker serves."""
+    async def _greet(self, slot: _ConnectionSlot, node_id: int, lane: str) -> Connection:
+        """Connect, learn what the broker serves, and authenticate."""
         host, port = self._address_of(node_id)
         setup_ms = self.config["socket.connection.setup.timeout.ms"]
         try:
@@ -183,14 +193,37 @@ class BrokerConnections:
                 self._set_buffers(connection)
                 try:
                     await self._learn_versions(connection, node_id, lane)
+                    await self._authenticate(slot, connection, node_id, lane)
                 except BaseException:
-                    connection.close("closed: it did not say which versions it serves")
+                    connection.close("closed: it did not say which versions it serves, or did not let us in")
                     raise
                 return connection
         except TimeoutError:
             raise Disconnected(
                 ErrorCode.NETWORK_EXCEPTION, f"{host}:{port} did not answer within {setup_ms} ms of connecting"
             ) from None
+
+    async def _authenticate(self, slot: _ConnectionSlot, connection: Connection, node_id: int, lane: str) -> None:
+        slot.renew_at = inf
+        if self._authentication is None:
+            return
+
+        async def exchange(message: Any) -> Any:
+            return await self.exchange(connection, node_id, lane, message, None, None)
+
+        renew_in_s = await self._authentication.run(exchange, connection.address)
+        if renew_in_s is not None:
+            slot.renew_at = asyncio.get_running_loop().time() + renew_in_s
+
+    async def _renew(self, slot: _ConnectionSlot, node_id: int, lane: str) -> None:
+        """Authenticate again on an open connection. Requests of this lane wait for it; answers still come in order."""
+        connection = slot.connection
+        assert connection is not None
+        try:
+            await self._authenticate(slot, connection, node_id, lane)
+        except BaseException:
+            connection.close("closed: it did not let us in again")
+            raise
 
     def _set_buffers(self, connection: Connection) -> None:
         """Socket buffers are left to the system, which fits them to the connection, unless they were asked for."""

@@ -12,8 +12,10 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from semel.client.cluster.authentication import Authentication
 from semel.client.cluster.broker_connections import BrokerConnections, read_address
 from semel.client.cluster.connection import Connection
 from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata, topics_of
@@ -21,6 +23,8 @@ from semel.client.cluster.response_errors import check
 from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
+from semel.security.credentials import client_credentials
+from semel.security.tls import client_context
 from semel.wire.apis import ApiKey
 from semel.wire.error_codes import error_codes
 from semel.wire.messages.metadata import FindCoordinatorRequest, MetadataRequest
@@ -75,7 +79,7 @@ class Cluster:
         config: Values | Mapping[str, object],
         *,
         auto_create_topics: bool = False,
-        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+        connect: Callable[[str, int], Awaitable[Connection]] | None = None,
     ) -> None:
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
         self.origin = Origin()
@@ -85,7 +89,16 @@ class Cluster:
         self._bootstrap = [read_address(text) for text in self.config["bootstrap.servers"]]
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
-        self._connections = BrokerConnections(self.config, connect, self._address_of)
+        # Files and credentials are read now: a mistake in them is told before anything is sent.
+        if connect is None:
+            connect = partial(Connection.open, tls=client_context(self.config))
+        credentials = client_credentials(self.config)
+        self._connections = BrokerConnections(
+            self.config,
+            connect,
+            self._address_of,
+            None if credentials is None else Authentication(credentials),
+        )
         #: What is waited for, for the log.
         self.wait_warnings = self._connections.wait_warnings
         self._coordinators: dict[Coordinator, int] = {}

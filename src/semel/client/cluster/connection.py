@@ -14,12 +14,43 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-from semel.errors import Disconnected, ErrorCode
+from semel.errors import Disconnected, ErrorCode, KafkaError, TlsFailed
 from semel.wire.primitives import Buffer
 
 _STAGING_SIZE = 64 * 1024
 #: A frame that claims more than this is not Kafka's protocol (or not a broker).
 _LARGEST_FRAME = 1 << 30
+
+
+#: The first byte of a TLS alert, which is what a TLS port answers to us; the second is the protocol's major version.
+_TLS_ALERT = 0x15
+
+
+def tls_failure(address: str, host: str, failure: ssl.SSLError) -> KafkaError:
+    """Why a TLS handshake failed, in words, and whether trying again may help."""
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        why = {
+            10: "its certificate has expired",
+            9: "its certificate is not valid yet",
+            18: "its certificate is self-signed, and not one of those we trust (ssl.truststore.location)",
+            19: "its certificate is signed by an authority that is not one of those we trust (ssl.truststore.location)",
+            20: "its certificate is signed by an authority that is not one of those we trust (ssl.truststore.location)",
+            62: f"its certificate is for another name than {host!r}",
+            64: f"its certificate is for another address than {host!r}",
+        }.get(failure.verify_code, f"its certificate is not accepted: {failure.verify_message}")
+        return TlsFailed(ErrorCode.NETWORK_EXCEPTION, f"{address}: {why}")
+    reason = failure.reason or str(failure)
+    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
+        why = "it does not speak TLS: is security.protocol right for this port?"
+    elif "CERTIFICATE_REQUIRED" in reason:
+        why = "it asks for our certificate: set ssl.keystore.location (ssl.certificate.location)"
+    elif "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        why = f"it does not accept our certificate, or misses it (ssl.keystore.location): {reason}"
+    elif "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
+        why = f"we have no version of TLS or no cipher in common with it ({reason})"
+    else:
+        return Disconnected(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: TLS failed: {reason}")
+    return TlsFailed(ErrorCode.NETWORK_EXCEPTION, f"{address}: {why}")
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -40,17 +71,20 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Connection:
-        """Connect, or raise `Disconnected` with the reason."""
+        """Connect, or raise `Disconnected` with the reason; `TlsFailed` where trying again would not help."""
         address = f"{host}:{port}"
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(
                 lambda: cls(address), host, port, ssl=tls, server_hostname=host if tls else None
             )
+        except ssl.SSLError as failure:
+            raise tls_failure(address, host, failure) from None
         except OSError as failure:
-            raise Disconnected(
-                ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {failure.strerror or failure}"
-            ) from failure
+            why = f"{failure.strerror or failure or type(failure).__name__}"
+            if tls is not None and isinstance(failure, ConnectionError) and not failure.errno:
+                why = "it closed the connection instead of speaking TLS: is security.protocol right for this port?"
+            raise Disconnected(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {why}") from failure
         return connection
 
     @property
@@ -127,6 +161,12 @@ class Connection(asyncio.BufferedProtocol):
         position, end, staging = 0, self._staged, self._staging
         while end - position >= 4 and not self.closed:
             size = int.from_bytes(staging[position : position + 4], "big", signed=True)
+            if staging[position] == _TLS_ALERT and staging[position + 1] == 3:
+                why = f"{self.address} speaks TLS: set security.protocol to SSL or SASL_SSL"
+                self._fail(TlsFailed(ErrorCode.NETWORK_EXCEPTION, why))
+                if self._transport is not None:
+                    self._transport.abort()
+                return
             if not 0 <= size <= _LARGEST_FRAME:
                 self.close(f"sent a frame of {size} bytes: is it a Kafka broker?")
                 return
@@ -156,11 +196,14 @@ class Connection(asyncio.BufferedProtocol):
         if not answer.done():
             answer.set_result(frame)
 
-    def _lost(self, exc: Exception | None) -> Disconnected:
+    def _lost(self, exc: Exception | None) -> KafkaError:
+        if isinstance(exc, ssl.SSLError):
+            # Under TLS 1.3 a broker refuses our certificate, or the lack of one, after the handshake.
+            return tls_failure(self.address, self.address.rpartition(":")[0], exc)
         reason = f": {exc}" if exc else ""
         return Disconnected(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address} lost{reason}")
 
-    def _fail(self, error: Disconnected) -> None:
+    def _fail(self, error: KafkaError) -> None:
         self.closed = True
         waiting, self._waiting = self._waiting, deque()
         for _, answer in waiting:

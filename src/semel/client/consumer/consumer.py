@@ -72,7 +72,7 @@ class AsyncConsumer(Places):
         self,
         config: Values | Mapping[str, object],
         *,
-        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+        connect: Callable[[str, int], Awaitable[Connection]] | None = None,
     ) -> None:
         self.config = values = as_values(config, CONSUMER)
         if values["session.timeout.ms"] <= values["heartbeat.interval.ms"]:

@@ -93,7 +93,7 @@ class AsyncProducer:
         config: Values | Mapping[str, object],
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        connect: Callable[[str, int], Awaitable[Connection]] = Connection.open,
+        connect: Callable[[str, int], Awaitable[Connection]] | None = None,
     ) -> None:
         self.config = values = parse_config(config)
         self._clock_ms = clock_ms

@@ -1,0 +1,78 @@
+"""The settings of a protected connection, under Kafka's names, and librdkafka's names for the same things."""
+
+from __future__ import annotations
+
+from semel.config.table import Setting
+
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+#: What a key store and a trust store are, on either side of a connection.
+STORES = [
+    Setting("ssl.keystore.type", "string", None, "What the key store is: PEM or PKCS12.", upper=True),
+    Setting("ssl.keystore.location", "string", None, "The file with our own key and certificates."),
+    Setting("ssl.keystore.password", "password", None, "The password of a PKCS12 key store."),
+    Setting("ssl.keystore.key", "password", None, "Our own private key, as PEM text."),
+    Setting("ssl.keystore.certificate.chain", "pem", None, "Our own certificates, as PEM text, ours first."),
+    Setting("ssl.key.password", "password", None, "The password of the private key."),
+    Setting("ssl.truststore.type", "string", None, "What the trust store is: PEM or PKCS12.", upper=True),
+    Setting("ssl.truststore.location", "string", None, "The file (or folder) with the certificates we trust."),
+    Setting("ssl.truststore.password", "password", None, "The password of a PKCS12 trust store."),
+    Setting("ssl.truststore.certificates", "pem", None, "The certificates we trust, as PEM text."),
+    Setting("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "Versions of TLS to use.",
+            choices=("TLSv1.2", "TLSv1.3"), not_empty=True),
+    Setting("ssl.protocol", "string", "TLSv1.3", "The newest version of TLS to use.",
+            choices=("TLS", "TLSv1.2", "TLSv1.3")),
+    Setting("ssl.cipher.suites", "list", (), "Cipher suites to use, by OpenSSL's or Java's names."),
+]
+
+CLIENT_SECURITY = [
+    Setting("security.protocol", "string", "PLAINTEXT", "How the connection is protected.", choices=SECURITY_PROTOCOLS,
+            upper=True),
+    *STORES,
+    Setting("ssl.endpoint.identification.algorithm", "string", "https",
+            "https: the broker's certificate must be for the name we connect to; empty or none: any name will do.",
+            choices=("https", "none", "")),
+    Setting("enable.ssl.certificate.verification", "bool", True,
+            "Whether the broker's certificate is checked at all. Turn it off only to try things out."),
+    Setting("ssl.key.location", "string", None, "The file with our own private key, as PEM (librdkafka's way)."),
+    Setting("sasl.mechanism", "string", None, "How we say who we are.", upper=True),
+    Setting("sasl.jaas.config", "password", None, "User and password in Kafka's JAAS form."),
+    Setting("sasl.username", "string", None, "The user, for PLAIN and SCRAM."),
+    Setting("sasl.password", "password", None, "The password, for PLAIN and SCRAM."),
+    Setting("sasl.oauthbearer.token.provider", "callable", None,
+            "A function, or its name as module:function, that returns a token, or a token and when it expires."),
+    Setting("sasl.oauthbearer.token.endpoint.url", "string", None, "Where client credentials are traded for a token."),
+    Setting("sasl.oauthbearer.client.id", "string", None, "The client id for the token endpoint."),
+    Setting("sasl.oauthbearer.client.secret", "password", None, "The client secret for the token endpoint."),
+    Setting("sasl.oauthbearer.scope", "string", None, "The scope to ask the token endpoint for."),
+    Setting("sasl.oauthbearer.extensions", "string", None, "SASL extensions sent with the token: name=value, ..."),
+    Setting("sasl.oauthbearer.method", "string", None, "librdkafka's: default, or oidc for a token endpoint.",
+            choices=("default", "oidc")),
+]
+
+#: Other spellings, mostly librdkafka's, of rows above.
+CLIENT_ALIASES = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.location": "ssl.keystore.location",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+
+#: Settings of other clients whose promise cannot be kept, and why.
+CLIENT_REFUSED = {
+    name: why
+    for why, names in {
+        "GSSAPI (Kerberos) is not spoken; use SCRAM or OAUTHBEARER": (
+            "sasl.kerberos.service.name", "sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.kinit.cmd",
+        ),
+        "Java classes cannot be loaded; give a Python function with sasl.oauthbearer.token.provider": (
+            "sasl.login.callback.handler.class", "sasl.client.callback.handler.class", "sasl.login.class",
+        ),
+    }.items()
+    for name in names
+}

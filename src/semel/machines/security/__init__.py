@@ -1,0 +1,1 @@
+"""Who is asking: `scram` holds both halves of SCRAM."""

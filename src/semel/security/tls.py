@@ -1,0 +1,265 @@
+"""TLS contexts from Kafka's settings.
+
+Guarantees:
+
+- A client checks the broker's certificate, against the system's trust store unless another is given, and the name it
+  connects to. Both can be turned off only by a setting that says so.
+- Nothing older than TLS 1.2 is spoken.
+- A wrong file, password or pair of key and certificate is refused when the context is made, with the setting's name.
+  No error text repeats a password or a key.
+- A private key that came as text or from a PKCS12 file is not written to disk: OpenSSL reads it from memory (on Linux;
+  elsewhere from a file that only its owner can read, for that moment).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from semel.config import ConfigError
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_PKCS12_TYPES = ("PKCS12", "PFX")
+_PKCS12_SUFFIXES = (".p12", ".pfx", ".pkcs12")
+_NEEDS_CRYPTOGRAPHY = "needs the package `cryptography`: pip install 'semel[security]'"
+_JKS_HEAD = b"\xfe\xed\xfe\xed"
+
+
+class SecuritySettings(Protocol):
+    """Settings by name: those of a client, of a broker, or of one of a broker's listeners."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def client_context(settings: SecuritySettings) -> ssl.SSLContext | None:
+    """The context for a client's connections; None where they are not encrypted."""
+    if settings["security.protocol"] not in ("SSL", "SASL_SSL"):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _set_protocols(context, settings)
+    if settings["ssl.endpoint.identification.algorithm"] != "https":
+        context.check_hostname = False
+    if not settings["enable.ssl.certificate.verification"]:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if not _load_trust(context, settings):
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    _load_key(context, settings, is_needed=False)
+    return context
+
+
+def server_context(settings: SecuritySettings) -> ssl.SSLContext:
+    """The context for a broker's listener."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _set_protocols(context, settings)
+    _load_key(context, settings, is_needed=True)
+    asked = settings["ssl.client.auth"]
+    if asked != "none":
+        context.verify_mode = ssl.CERT_REQUIRED if asked == "required" else ssl.CERT_OPTIONAL
+        if not _load_trust(context, settings):
+            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    return context
+
+
+def files_of(settings: SecuritySettings) -> list[Path]:
+    """The files that a context is made from, so that a change of one can be seen."""
+    names = ("ssl.keystore.location", "ssl.truststore.location")
+    return [Path(settings[name]) for name in names if settings[name]]
+
+
+def _set_protocols(context: ssl.SSLContext, settings: SecuritySettings) -> None:
+    versions = sorted(_VERSIONS[name] for name in settings["ssl.enabled.protocols"])
+    newest = _VERSIONS.get(settings["ssl.protocol"], versions[-1])
+    versions = [version for version in versions if version <= newest]
+    if not versions:
+        raise ConfigError("ssl.protocol: is older than every version in ssl.enabled.protocols")
+    context.minimum_version, context.maximum_version = versions[0], versions[-1]
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    # OpenSSL chooses among the suites of TLS 1.3 by itself; Python has no way to set them.
+    suites = [name for name in settings["ssl.cipher.suites"] if not name.startswith(("TLS_AES_", "TLS_CHACHA20_"))]
+    if suites:
+        try:
+            context.set_ciphers(":".join(_openssl_name(name) for name in suites))
+        except ssl.SSLError:
+            raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(suites)}") from None
+
+
+def _openssl_name(name: str) -> str:
+    """The name that OpenSSL has for a cipher suite.
+
+    >>> _openssl_name("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256")
+    'ECDHE-RSA-AES128-GCM-SHA256'
+    """
+    if not name.startswith("TLS_"):
+        return name
+    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
+    cipher = cipher.replace("AES_128", "AES128").replace("AES_256", "AES256").replace("_CBC", "").replace("_", "-")
+    return cipher if exchange == "RSA" else f"{exchange.replace('_', '-')}-{cipher}"
+
+
+# The certificates we trust
+
+
+def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
+    """Load the certificates to trust; False where none are named."""
+    text, location = settings["ssl.truststore.certificates"], settings["ssl.truststore.location"]
+    if text and location:
+        raise ConfigError("ssl.truststore.certificates and ssl.truststore.location: give one of them")
+    if text:
+        try:
+            context.load_verify_locations(cadata=text)
+        except (ssl.SSLError, ValueError):
+            raise ConfigError("ssl.truststore.certificates: is not a certificate in PEM form") from None
+        return True
+    if not location:
+        return False
+    if os.path.isdir(location):
+        context.load_verify_locations(capath=location)
+        return True
+    data = _read("ssl.truststore.location", location)
+    if _is_pkcs12(settings["ssl.truststore.type"], location, data):
+        _, certificates = _open_pkcs12("ssl.truststore", location, data, settings["ssl.truststore.password"])
+        data = b"".join(certificates)
+    try:
+        context.load_verify_locations(cadata=data.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(f"ssl.truststore.location: {location} holds no certificate in PEM form") from None
+    return True
+
+
+# Our own key
+
+
+def _load_key(context: ssl.SSLContext, settings: SecuritySettings, *, is_needed: bool) -> None:
+    location, chain, key = (
+        settings[name] for name in ("ssl.keystore.location", "ssl.keystore.certificate.chain", "ssl.keystore.key")
+    )
+    key_file = _optional(settings, "ssl.key.location")
+    password = settings["ssl.key.password"]
+    if not (location or chain):
+        if key or key_file:
+            raise ConfigError("ssl.keystore.certificate.chain: a private key is given, and its certificate is missing")
+        if is_needed:
+            raise ConfigError(
+                "ssl.keystore.location: a listener with TLS needs a private key and its certificate"
+            )
+        return
+    if location and chain:
+        raise ConfigError("ssl.keystore.location and ssl.keystore.certificate.chain: give one of them")
+    if chain:
+        if not key and not key_file:
+            raise ConfigError("ssl.keystore.key: the private key of ssl.keystore.certificate.chain is missing")
+        pem_key = key.encode() if key else _read("ssl.key.location", key_file or "")
+        _use_pem(context, "ssl.keystore.key", chain.encode(), pem_key, password)
+        return
+    data = _read("ssl.keystore.location", location)
+    if _is_pkcs12(settings["ssl.keystore.type"], location, data):
+        pem_key, certificates = _open_pkcs12("ssl.keystore", location, data, settings["ssl.keystore.password"])
+        if not pem_key or not certificates:
+            raise ConfigError(f"ssl.keystore.location: {location} holds no private key with its certificate")
+        _use_pem(context, "ssl.keystore.location", b"".join(certificates), pem_key, None)
+        return
+    pem_key = key.encode() if key else _read("ssl.key.location", key_file) if key_file else data
+    _use_pem(context, "ssl.keystore.location", data, pem_key, password or settings["ssl.keystore.password"])
+
+
+def _use_pem(context: ssl.SSLContext, setting: str, chain: bytes, key: bytes, password: str | None) -> None:
+    """Load a key with its certificates, which OpenSSL takes from files only."""
+    if b"PRIVATE KEY" not in key:
+        raise ConfigError(f"{setting}: there is no private key in PEM form in it; see ssl.key.location")
+    if b"BEGIN CERTIFICATE" not in chain:
+        raise ConfigError(f"{setting}: there is no certificate in PEM form in it")
+    asked = False
+
+    def give_password() -> str:
+        nonlocal asked
+        asked = True
+        return password or ""
+
+    with _as_file(chain) as certificates, _as_file(key) as private:
+        try:
+            context.load_cert_chain(certificates, private, give_password)
+        except ssl.SSLError as error:
+            if "MISMATCH" in str(error):
+                raise ConfigError(f"{setting}: the private key does not belong to the certificate") from None
+            if asked:
+                what = "is wrong" if password else "is missing"
+                raise ConfigError(f"ssl.key.password: {what}; the private key is encrypted") from None
+            raise ConfigError(f"{setting}: the key or the certificate cannot be read ({error.reason})") from None
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A path under which these bytes can be read, while it is needed."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("semel-tls")
+        try:
+            os.write(number, data)
+            yield f"/proc/self/fd/{number}"
+        finally:
+            os.close(number)
+        return
+    with tempfile.NamedTemporaryFile(prefix="semel-tls-") as file:  # made with mode 0600
+        file.write(data)
+        file.flush()
+        yield file.name
+
+
+def _open_pkcs12(prefix: str, location: str, data: bytes, password: str | None) -> tuple[bytes, list[bytes]]:
+    """The private key (as PEM, empty if there is none) and the certificates (as PEM, the key's own first)."""
+    try:
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+            pkcs12,
+        )
+    except ImportError:
+        raise ConfigError(f"{prefix}.location: a PKCS12 file {_NEEDS_CRYPTOGRAPHY}") from None
+    try:
+        store = pkcs12.load_pkcs12(data, password.encode() if password else None)
+    except ValueError:
+        what = "is wrong" if password else "is missing"
+        raise ConfigError(f"{prefix}.password: {what}, or {location} is not a PKCS12 file") from None
+    key = b""
+    if store.key is not None:
+        key = store.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    found = [store.cert, *store.additional_certs]
+    return key, [one.certificate.public_bytes(Encoding.PEM) for one in found if one is not None]
+
+
+def _is_pkcs12(kind: str | None, location: str, data: bytes) -> bool:
+    if kind == "JKS" or data.startswith(_JKS_HEAD):
+        _refuse_jks(location)
+    if kind not in (None, "PEM", *_PKCS12_TYPES):
+        raise ConfigError(f"a key store of type {kind} cannot be read: use PEM or PKCS12")
+    if kind is not None:
+        return kind in _PKCS12_TYPES
+    return location.endswith(_PKCS12_SUFFIXES) or (data[:1] == b"\x30" and b"-----BEGIN" not in data)
+
+
+def _refuse_jks(location: str) -> NoReturn:
+    raise ConfigError(
+        f"{location} is a Java key store (JKS), which cannot be read here; make a PKCS12 file of it: "
+        f"keytool -importkeystore -srckeystore {location} -destkeystore store.p12 -deststoretype PKCS12"
+    )
+
+
+def _read(setting: str, location: str) -> bytes:
+    try:
+        return Path(location).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot read {location}: {error.strerror or error}") from None
+
+
+def _optional(settings: SecuritySettings, name: str) -> str | None:
+    try:
+        found: str | None = settings[name]
+    except KeyError:
+        return None
+    return found
