@@ -55,15 +55,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client.group": {"errors", "config", "machines", "client.cluster"},
     "client.consumer": {
         "errors", "config", "wire", "records", "machines", "client.cluster", "client.group", "client.arguments",
-        "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.finalizers",
+        "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.delegation",
+        "client.finalizers",
     },
     "client.producer": {
         "errors", "config", "wire", "records", "machines", "client.cluster", "client.arguments",
-        "client.argument_lists", "client.offset_arguments", "client.finalizers", "client.forking",
+        "client.argument_lists", "client.offset_arguments", "client.delegation", "client.finalizers", "client.forking",
     },
     "client.admin": {
         "errors", "config", "wire", "machines", "client.cluster", "client.arguments", "client.argument_lists",
-        "client.offset_arguments", "client.offset_requests", "client.finalizers",
+        "client.offset_arguments", "client.offset_requests", "client.delegation", "client.finalizers",
     },
     # Checks of what a caller hands over, and requests that several clients send: they know no client.
     "client.arguments": {"errors", "machines"},
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client.offset_requests": {"errors", "wire", "machines", "client.cluster"},
     "client.forking": {"errors"},
     "client.finalizers": {"client.blocking.loop_thread"},
+    "client.delegation": set(),
     # The driver owns a transaction that no producer object owns, so it speaks in messages: all that the client may
     # know, the pipeline may know. What it may not know is the broker and its files.
     "spark": {"errors", "config", "wire", "records", "machines", "client"},

@@ -14,7 +14,7 @@ import pytest
 from semel import Admin, Broker, Consumer, Producer
 from semel.client.cluster.metadata import Metadata
 from semel.client.consumer.consumer import AsyncConsumer
-from semel.client.group.consumer_member import ConsumerMember
+from semel.client.group.consumer_member import ConsumerGroupMember
 from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
 from semel.machines.values import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
@@ -546,18 +546,18 @@ def test_a_commit_before_partitions_go_is_repeated_in_the_epoch_that_a_heartbeat
             await consumer.subscribe([name])
             while not await consumer.poll(1_000):
                 pass
-            member = consumer._member
-            assert isinstance(member, ConsumerMember)
+            member = consumer._subscription.member
+            assert isinstance(member, ConsumerGroupMember)
             await consumer.poll(0)  # what was read is done
             epoch = member.machine._last_epoch
             member.machine._last_epoch -= 1
-            await consumer._commit_before_revoke()
+            await consumer._committer.commit_before_revoke()
             assert (await consumer.committed([(name, 0)]))[TopicPartition(name, 0)].offset == 1
             assert member.machine._last_epoch == epoch
             await member.leave()
             member.machine._last_epoch = epoch - 1
             began = time.monotonic()
-            await consumer._commit_before_revoke()
+            await consumer._committer.commit_before_revoke()
             assert time.monotonic() - began < 10, "one who has left hears of no other epoch"
 
     fill(bootstrap, name, 1)

@@ -11,7 +11,7 @@ import pytest
 from semel import Admin, Consumer
 from semel.client.cluster.cluster import Cluster
 from semel.client.consumer.consumer import AsyncConsumer
-from semel.client.group.classic_member import ClassicMember
+from semel.client.group.classic_member import ClassicGroupMember
 from semel.client.group.member import Hooks
 from semel.config import CONSUMER
 from semel.errors import CommitFailed
@@ -108,17 +108,17 @@ def test_a_commit_does_not_wait_behind_a_join(bootstrap: str, name: str) -> None
                 await asyncio.gather(first.poll(50), second.poll(50))
             # The third wants to join, the second does not come to poll: the join of the first is held.
             await third.subscribe([name])
-            member = first._member
+            member = first._subscription.member
             assert member is not None
             deadline = time.monotonic() + 30
-            while not member.busy or first._settling is None:
+            while not member.busy or first._subscription._settling is None:
                 assert time.monotonic() < deadline
                 await asyncio.gather(first.poll(50), third.poll(50))
             (mine,) = first.assignment()
             await asyncio.wait_for(first.commit({mine: 1}), 10)
             found = await asyncio.wait_for(first.committed([mine]), 10)
             assert found[mine].offset == 1
-            assert first._settling is not None, "the join is still held"
+            assert first._subscription._settling is not None, "the join is still held"
 
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.create_topic(name, 2)
@@ -136,7 +136,7 @@ def test_partitions_that_are_to_change_hands_call_the_user_to_poll() -> None:
 
         async with Cluster({"bootstrap.servers": "127.0.0.1:1"}) as cluster:
             hooks = Hooks(lambda partitions: None, nothing, lambda: called.append(True))
-            member = ClassicMember(cluster, CONSUMER.parse({"group.id": "g"}), hooks)
+            member = ClassicGroupMember(cluster, CONSUMER.parse({"group.id": "g"}), hooks)
 
             async def hand_over() -> None:
                 async with member._hand_over():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
 
 from semel.client.admin.configs import ConfigAdmin
 from semel.client.admin.groups import GroupAdmin
@@ -15,25 +13,9 @@ from semel.client.admin.transactions import TransactionAdmin
 from semel.client.argument_lists import as_values
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
+from semel.client.delegation import method_of
 from semel.client.finalizers import drop
 from semel.config import ADMIN, Values
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Part = TypeVar("Part")
-
-
-def _method_of(
-    kind: type[Part], method: Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]
-) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """A method of `AsyncAdmin` that calls this method of the part of that kind. It has the same docstring."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncAdmin, /, *arguments: P.args, **named: P.kwargs) -> T:
-        part: Part = self._parts[kind]
-        return await method(part, *arguments, **named)
-
-    return call
 
 
 class AsyncAdmin:
@@ -60,37 +42,36 @@ class AsyncAdmin:
         self.config = as_values(config, ADMIN)
         self.cluster = Cluster(self.config, connect=connect)
         requests = AdminRequests(self.cluster, self.config)
-        self._parts: dict[type, Any] = {
-            kind: kind(requests) for kind in (TopicAdmin, ConfigAdmin, GroupAdmin, TransactionAdmin)
-        }
+        self._topics, self._configs = TopicAdmin(requests), ConfigAdmin(requests)
+        self._groups, self._transactions = GroupAdmin(requests), TransactionAdmin(requests)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
-    create_topics = _method_of(TopicAdmin, TopicAdmin.create_topics)
-    create_topic = _method_of(TopicAdmin, TopicAdmin.create_topic)
-    delete_topics = _method_of(TopicAdmin, TopicAdmin.delete_topics)
-    list_topics = _method_of(TopicAdmin, TopicAdmin.list_topics)
-    describe_topics = _method_of(TopicAdmin, TopicAdmin.describe_topics)
-    create_partitions = _method_of(TopicAdmin, TopicAdmin.create_partitions)
-    delete_records = _method_of(TopicAdmin, TopicAdmin.delete_records)
-    list_offsets = _method_of(TopicAdmin, TopicAdmin.list_offsets)
+    create_topics = method_of("_topics", TopicAdmin.create_topics)
+    create_topic = method_of("_topics", TopicAdmin.create_topic)
+    delete_topics = method_of("_topics", TopicAdmin.delete_topics)
+    list_topics = method_of("_topics", TopicAdmin.list_topics)
+    describe_topics = method_of("_topics", TopicAdmin.describe_topics)
+    create_partitions = method_of("_topics", TopicAdmin.create_partitions)
+    delete_records = method_of("_topics", TopicAdmin.delete_records)
+    list_offsets = method_of("_topics", TopicAdmin.list_offsets)
 
-    describe_cluster = _method_of(ConfigAdmin, ConfigAdmin.describe_cluster)
-    describe_configs = _method_of(ConfigAdmin, ConfigAdmin.describe_configs)
-    alter_configs = _method_of(ConfigAdmin, ConfigAdmin.alter_configs)
+    describe_cluster = method_of("_configs", ConfigAdmin.describe_cluster)
+    describe_configs = method_of("_configs", ConfigAdmin.describe_configs)
+    alter_configs = method_of("_configs", ConfigAdmin.alter_configs)
 
-    list_groups = _method_of(GroupAdmin, GroupAdmin.list_groups)
-    describe_groups = _method_of(GroupAdmin, GroupAdmin.describe_groups)
-    delete_groups = _method_of(GroupAdmin, GroupAdmin.delete_groups)
-    list_group_offsets = _method_of(GroupAdmin, GroupAdmin.list_group_offsets)
-    alter_group_offsets = _method_of(GroupAdmin, GroupAdmin.alter_group_offsets)
-    delete_group_offsets = _method_of(GroupAdmin, GroupAdmin.delete_group_offsets)
+    list_groups = method_of("_groups", GroupAdmin.list_groups)
+    describe_groups = method_of("_groups", GroupAdmin.describe_groups)
+    delete_groups = method_of("_groups", GroupAdmin.delete_groups)
+    list_group_offsets = method_of("_groups", GroupAdmin.list_group_offsets)
+    alter_group_offsets = method_of("_groups", GroupAdmin.alter_group_offsets)
+    delete_group_offsets = method_of("_groups", GroupAdmin.delete_group_offsets)
 
-    list_transactions = _method_of(TransactionAdmin, TransactionAdmin.list_transactions)
-    describe_transactions = _method_of(TransactionAdmin, TransactionAdmin.describe_transactions)
-    describe_producers = _method_of(TransactionAdmin, TransactionAdmin.describe_producers)
-    abort_transaction = _method_of(TransactionAdmin, TransactionAdmin.abort_transaction)
-    fence_producers = _method_of(TransactionAdmin, TransactionAdmin.fence_producers)
+    list_transactions = method_of("_transactions", TransactionAdmin.list_transactions)
+    describe_transactions = method_of("_transactions", TransactionAdmin.describe_transactions)
+    describe_producers = method_of("_transactions", TransactionAdmin.describe_producers)
+    abort_transaction = method_of("_transactions", TransactionAdmin.abort_transaction)
+    fence_producers = method_of("_transactions", TransactionAdmin.fence_producers)
 
     async def __aenter__(self) -> AsyncAdmin:
         return self

@@ -208,7 +208,7 @@ class Records(Iterator[ConsumerRecord]):
 
     def __next__(self) -> ConsumerRecord:
         reader = self._of._consumer
-        while (record := reader.next_at_hand()) is None:
+        while (record := reader.next_record()) is None:
             self._of._read(reader.look_ahead())
         return record
 

@@ -1,1 +1,1 @@
-"""The consumer: `consumer` is what users call, `fetcher` asks leaders for records, `places` keeps positions."""
+"""The consumer. Users call `consumer`; each other module is one of its parts."""
