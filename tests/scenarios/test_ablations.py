@@ -30,7 +30,7 @@ from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.reader import LogReader
 from semel.machines.contract import Decision, StateRecord
-from semel.machines.producing.accumulator import stamped
+from semel.machines.producing.accumulator import with_producer
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
 from semel.machines.producing.sender import Sender, _Lane
 from semel.machines.transactions import coordinator as transaction_coordinator
@@ -449,7 +449,7 @@ def without_the_same_bytes_again(patch: Patch) -> None:
         batch = original(self, partition)
         if batch.attempts > 1 and batch.identity is not None:
             lane = self._lanes[partition]
-            batch.data = stamped(batch.data or b"", *_identity(batch), lane.next_sequence, False)
+            batch.data = with_producer(batch.data or b"", *_identity(batch), lane.next_sequence, False)
         return batch
 
     patch.setattr(Sender, "_take", take)

@@ -12,7 +12,7 @@ from semel.client.cluster.cluster import Cluster
 from semel.errors import ErrorCode, InvariantViolation, Refused
 from semel.log.partition_log import PartitionLog
 from semel.machines.producing.accumulator import Accumulator
-from semel.machines.producing.sender import Answer, Sender
+from semel.machines.producing.sender import BatchAnswer, Sender
 from semel.machines.transactions.producer import ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch
@@ -30,7 +30,7 @@ def producer(scene: Scene, **settings: object) -> semel.Producer:
 
 def test_scenario_35_a_transactional_client_never_takes_an_epoch_by_itself() -> None:
     manager = TransactionManager("payments", state=ProducerState.READY, identity=ProducerIdentity(7, 3))
-    with pytest.raises(InvariantViolation, match="coordinator's to give"):
+    with pytest.raises(InvariantViolation, match="only the coordinator"):
         manager.bump_epoch()
     assert manager.identity == ProducerIdentity(7, 3)
 
@@ -131,10 +131,10 @@ def test_a_batch_whose_answers_are_lost_again_and_again_is_written_once(tmp_path
             (sent,) = request.batches
             try:
                 appended = log.append(sent.data or b"", now_ms)
-                answer = Answer(E.NONE, appended.base_offset)
+                answer = BatchAnswer(E.NONE, appended.base_offset)
             except Refused:
                 # Also for what it wrote and no longer remembers: Apache Kafka does not tell the two apart.
-                answer = Answer(E.OUT_OF_ORDER_SEQUENCE_NUMBER)
+                answer = BatchAnswer(E.OUT_OF_ORDER_SEQUENCE_NUMBER)
             if sent.base_sequence == 1 and lost < 12:
                 lost += 1
                 sender.on_no_answer(request, E.REQUEST_TIMED_OUT, now_ms)

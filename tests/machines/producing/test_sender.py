@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, OutOfOrderSequence, RecordTooLarge, RequestTimedOut
-from semel.machines.producing.accumulator import Accumulator, ProducerBatch, stamped
-from semel.machines.producing.sender import Answer, Produce, Sender
+from semel.machines.producing.accumulator import Accumulator, ProducerBatch, with_producer
+from semel.machines.producing.sender import BatchAnswer, Produce, Sender
 from semel.machines.transactions.producer import MAX_EPOCH, ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch, build, check, read_records
 from semel.records.sequence import next_sequence
 
 P0, P1 = TopicPartition("ledger", 0), TopicPartition("ledger", 1)
-OK = Answer(ErrorCode.NONE, base_offset=0)
+OK = BatchAnswer(ErrorCode.NONE, base_offset=0)
 
 
 def idempotent(producer_epoch: int = 0) -> TransactionManager:
@@ -85,9 +85,9 @@ def test_scenario_36_when_the_first_fails_the_rest_is_retried_in_order_without_a
     sender = make(manager)
     batches = [put(sender, b"%d" % number) for number in range(5)]
     sent = [poll(sender)[0] for _ in batches]
-    sender.on_answers(sent[0], [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
+    sender.on_answers(sent[0], [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
     for request in sent[1:]:
-        sender.on_answers(request, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+        sender.on_answers(request, [BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     assert poll(sender, 99) == [], "not before the backoff"
     written = []
     for now_ms in range(100, 2_000, 100):
@@ -120,7 +120,7 @@ def test_scenario_38_an_epoch_bump_resets_idle_partitions_and_keeps_order_in_bus
     put(sender, b"busy 0", P1)
     busy = poll(sender)[0]
     put(sender, b"lost", P0)
-    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    sender.on_answers(poll(sender)[0], [BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     restarted = poll(sender)[0]
     assert manager.identity == ProducerIdentity(7, 1)
     assert (values(restarted), sequences(restarted)) == ([b"lost"], [0])
@@ -181,8 +181,8 @@ def test_a_refused_record_does_not_drag_down_what_was_sent_after_it() -> None:
     sender = make(manager)
     bad, good = put(sender, b"bad"), put(sender, b"good")
     first, second = poll(sender)[0], poll(sender)[0]
-    sender.on_answers(first, [Answer(ErrorCode.INVALID_RECORD)], 0)
-    sender.on_answers(second, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    sender.on_answers(first, [BatchAnswer(ErrorCode.INVALID_RECORD)], 0)
+    sender.on_answers(second, [BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     again = poll(sender, 1_000)[0]
     assert (values(again), sequences(again)) == ([b"good"], [0])
     sender.on_answers(again, [OK], 1_000)
@@ -194,7 +194,7 @@ def test_a_lost_prefix_in_a_transaction_makes_it_abortable() -> None:
     manager = in_transaction(P0)
     sender = make(manager)
     batch = put(sender, b"debit")
-    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    sender.on_answers(poll(sender)[0], [BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     assert isinstance(batch.error, OutOfOrderSequence)
     assert manager.state is ProducerState.ABORTABLE_ERROR
 
@@ -227,14 +227,14 @@ def test_a_batch_too_large_for_its_topic_is_sent_in_halves_with_its_own_sequence
     sender.accumulator.close_all()
     batch = places[0][0]  # type: ignore[index]
     request = poll(sender)[0]
-    sender.on_answers(request, [Answer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
+    sender.on_answers(request, [BatchAnswer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
     first = poll(sender)[0]
     assert (values(first), sequences(first)) == ([b"0", b"1"], [0])
-    sender.on_answers(first, [Answer(ErrorCode.NONE, base_offset=40)], 0)
+    sender.on_answers(first, [BatchAnswer(ErrorCode.NONE, base_offset=40)], 0)
     assert not batch.done
     second = poll(sender)[0]
     assert (values(second), sequences(second)) == ([b"2", b"3", b"4"], [2])
-    sender.on_answers(second, [Answer(ErrorCode.NONE, base_offset=42)], 0)
+    sender.on_answers(second, [BatchAnswer(ErrorCode.NONE, base_offset=42)], 0)
     assert [batch.outcome(number)[0] for number in range(5)] == [40, 41, 42, 43, 44]
     assert sender.finished() == [batch]
     assert sender.accumulator.used_bytes == 0
@@ -243,7 +243,7 @@ def test_a_batch_too_large_for_its_topic_is_sent_in_halves_with_its_own_sequence
 def test_a_leader_that_moved_is_looked_up_before_the_retry() -> None:
     sender = make(idempotent())
     put(sender, b"x")
-    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)], 0)
+    sender.on_answers(poll(sender)[0], [BatchAnswer(ErrorCode.NOT_LEADER_OR_FOLLOWER)], 0)
     assert sender.stale_leaders == {P0}
     assert poll(sender, 5_000) == []
     sender.stale_leaders.clear()
@@ -284,8 +284,8 @@ def test_without_idempotence_batches_carry_no_identity() -> None:
     batch = put(sender, b"plain")
     request = poll(sender)[0]
     assert Batch.parse(request.batches[0].data or b"").producer_id == -1
-    sender.on_answers(request, [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
-    sender.on_answers(poll(sender, 1_000)[0], [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], 1_000)
+    sender.on_answers(request, [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
+    sender.on_answers(poll(sender, 1_000)[0], [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], 1_000)
     assert batch.error is not None, "retries=1 allows one"
 
 
@@ -314,12 +314,12 @@ def test_a_batch_lingers_until_its_time_or_until_it_is_full() -> None:
 
 def test_restamping_changes_the_identity_and_nothing_else() -> None:
     data = build([(b"k", b"v", [("h", b"1")])], timestamp_ms=3, producer_id=1, producer_epoch=2, base_sequence=3)
-    other = Batch.parse(stamped(data, 4, 5, 6, True))
+    other = Batch.parse(with_producer(data, 4, 5, 6, True))
     check(other)
     assert (other.producer_id, other.producer_epoch, other.base_sequence) == (4, 5, 6)
     assert other.is_transactional
     assert list(read_records(other)) == list(read_records(Batch.parse(data)))
-    assert stamped(stamped(data, 4, 5, 6, True), 1, 2, 3, False) == data
+    assert with_producer(with_producer(data, 4, 5, 6, True), 1, 2, 3, False) == data
 
 
 class ModelBroker:
@@ -331,26 +331,26 @@ class ModelBroker:
         self.next_sequence = 0
         self.recent: deque[tuple[int, int, int]] = deque(maxlen=5)
 
-    def append(self, data: bytes) -> Answer:
+    def append(self, data: bytes) -> BatchAnswer:
         batch = Batch.parse(data)
         check(batch)
         if batch.producer_epoch < self.epoch:
-            return Answer(ErrorCode.INVALID_PRODUCER_EPOCH)
+            return BatchAnswer(ErrorCode.INVALID_PRODUCER_EPOCH)
         if batch.producer_epoch > self.epoch:
             if batch.base_sequence != 0:
-                return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+                return BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
             self.epoch, self.next_sequence = batch.producer_epoch, 0
             self.recent.clear()
         for first, count, offset in self.recent:
             if (first, count) == (batch.base_sequence, batch.record_count):
-                return Answer(ErrorCode.NONE, base_offset=offset)
+                return BatchAnswer(ErrorCode.NONE, base_offset=offset)
         if batch.base_sequence != self.next_sequence:
-            return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
         offset = len(self.log)
         self.log += [record.value for record in read_records(batch)]
         self.next_sequence = next_sequence(self.next_sequence, batch.record_count)
         self.recent.append((batch.base_sequence, batch.record_count, offset))
-        return Answer(ErrorCode.NONE, base_offset=offset)
+        return BatchAnswer(ErrorCode.NONE, base_offset=offset)
 
 
 Fault = st.sampled_from(["none"] * 4 + ["request lost", "answer lost", "refused for now", "answer late"])
@@ -367,7 +367,7 @@ def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.
     sent: dict[TopicPartition, list[bytes]] = {P0: [], P1: []}
     numbers = itertools.count()
     wire: list[Produce] = []
-    late: list[tuple[Produce, list[Answer]]] = []
+    late: list[tuple[Produce, list[BatchAnswer]]] = []
     batches: list[ProducerBatch] = []
     for now_ms in range(0, 100_000, 500):
         quiet = now_ms > 20_000
@@ -389,7 +389,7 @@ def test_whatever_is_lost_every_record_is_in_the_log_once_and_in_order(data: st.
                 sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
                 continue
             if fault == "refused for now":
-                answers = [Answer(ErrorCode.NOT_ENOUGH_REPLICAS) for _ in request.batches]
+                answers = [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS) for _ in request.batches]
             else:
                 answers = [brokers[b.partition].append(b.data or b"") for b in request.batches]
             if fault == "answer lost":
@@ -448,7 +448,7 @@ def test_when_batches_are_given_up_what_is_in_the_log_is_in_order_and_what_was_a
                 broker.append(request.batches[0].data or b"")
                 sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
             elif fault == "refused for now":
-                sender.on_answers(request, [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)], now_ms)
+                sender.on_answers(request, [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], now_ms)
             else:
                 sender.on_answers(request, [broker.append(request.batches[0].data or b"")], now_ms)
         sender.stale_leaders.clear()
@@ -500,7 +500,7 @@ def test_a_record_too_large_for_any_request_does_not_close_the_batch_before_it()
 def test_a_finished_batch_lets_go_of_its_bytes() -> None:
     sender = make(idempotent(), batch_size_bytes=10_000)
     kept = []
-    for answer in (OK, Answer(ErrorCode.INVALID_RECORD)):
+    for answer in (OK, BatchAnswer(ErrorCode.INVALID_RECORD)):
         kept.append(put(sender, b"x" * 5_000))
         sender.on_answers(poll(sender)[0], [answer], 0)
     assert [(batch.done, batch.data, batch.builder) for batch in kept] == [(True, None, None)] * 2
@@ -510,11 +510,11 @@ def test_the_halves_of_a_batch_and_the_whole_let_go_of_their_bytes() -> None:
     sender = make(idempotent(), batch_size_bytes=10_000)
     whole = put(sender, b"1")
     put(sender, b"2")
-    sender.on_answers(poll(sender)[0], [Answer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
+    sender.on_answers(poll(sender)[0], [BatchAnswer(ErrorCode.MESSAGE_TOO_LARGE)], 0)
     assert whole.data is None
     assert whole.halves is not None
     for number in (0, 1):
-        sender.on_answers(poll(sender)[0], [Answer(ErrorCode.NONE, number)], 0)
+        sender.on_answers(poll(sender)[0], [BatchAnswer(ErrorCode.NONE, number)], 0)
     assert [half.data for half in whole.halves] == [None, None]
     assert [whole.outcome(position)[0] for position in (0, 1)] == [0, 1]
 
@@ -535,8 +535,8 @@ def test_a_batch_given_up_on_its_way_lets_go_of_its_bytes_with_its_connection(st
     assert sender.accumulator.used_bytes == 0
 
 
-def refused(*places: int) -> Answer:
-    return Answer(ErrorCode.INVALID_TIMESTAMP, message="too far in the future", refused=places)
+def refused(*places: int) -> BatchAnswer:
+    return BatchAnswer(ErrorCode.INVALID_TIMESTAMP, message="too far in the future", refused=places)
 
 
 @pytest.mark.parametrize("manager", [None, idempotent()], ids=["plain", "idempotent"])
@@ -549,7 +549,7 @@ def test_a_record_that_is_refused_costs_itself_alone(manager: TransactionManager
     assert values(request) == [b"0", b"2", b"4"]
     assert sequences(request) == [-1 if manager is None else 0]
     assert not batch.done, "its good records are on their way"
-    sender.on_answers(request, [Answer(ErrorCode.NONE, base_offset=70)], 0)
+    sender.on_answers(request, [BatchAnswer(ErrorCode.NONE, base_offset=70)], 0)
     assert sender.finished() == [batch]
     outcomes = [batch.outcome(position) for position in range(5)]
     assert [offset for offset, _, _ in outcomes] == [70, -1, 71, -1, 72]
@@ -570,7 +570,7 @@ def test_what_follows_a_batch_that_lost_records_is_numbered_anew() -> None:
     assert (sequences(first), sequences(second)) == ([0], [2])
     sender.on_answers(first, [refused(0)], 0)
     assert poll(sender) == [], "the second may have been written under the old numbers"
-    sender.on_answers(second, [Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
+    sender.on_answers(second, [BatchAnswer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)], 0)
     again = poll(sender, 1_000)[0]
     assert (values(again), sequences(again)) == ([b"1111"], [0])
     assert Batch.parse(again.batches[0].data or b"").producer_epoch == 1
@@ -580,7 +580,7 @@ def test_what_follows_a_batch_that_lost_records_is_numbered_anew() -> None:
 
 
 @pytest.mark.parametrize("answer", [refused(), refused(0, 1), refused(7), refused(-1)])
-def test_a_batch_refused_as_a_whole_or_for_records_it_does_not_have_fails_whole(answer: Answer) -> None:
+def test_a_batch_refused_as_a_whole_or_for_records_it_does_not_have_fails_whole(answer: BatchAnswer) -> None:
     sender = make(idempotent(), batch_size_bytes=10_000)
     batch = put(sender, b"0")
     put(sender, b"1")
@@ -623,7 +623,7 @@ def test_a_batch_whose_answer_is_lost_is_settled_before_what_follows_a_refused_o
     first, second, third = poll(sender)[0], poll(sender)[0], poll(sender)[0]
     broker.append(first.batches[0].data or b"")
     sender.on_no_answer(first, ErrorCode.NETWORK_EXCEPTION, 0)
-    sender.on_answers(second, [Answer(ErrorCode.INVALID_RECORD)], 0)
+    sender.on_answers(second, [BatchAnswer(ErrorCode.INVALID_RECORD)], 0)
     sender.on_answers(third, [broker.append(third.batches[0].data or b"")], 0)
     sender.stale_leaders.clear()
     for now_ms in (1_000, 2_000, 3_000):
@@ -642,17 +642,17 @@ def test_records_that_are_refused_cost_no_other_its_order_or_its_only_place(data
     lenient, faulty = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     broker = ModelBroker()
 
-    def append(request: Produce) -> list[Answer]:
+    def append(request: Produce) -> list[BatchAnswer]:
         batch = Batch.parse(request.batches[0].data or b"")
         places = [n for n, record in enumerate(read_records(batch)) if (record.value or b"").endswith(b"!")]
         if places:
-            return [Answer(ErrorCode.INVALID_RECORD, refused=tuple(places))]
+            return [BatchAnswer(ErrorCode.INVALID_RECORD, refused=tuple(places))]
         if lenient and broker.epoch < 0:
             broker.epoch, broker.next_sequence = batch.producer_epoch, batch.base_sequence
         return [broker.append(bytes(batch.data))]
 
     kept: list[tuple[bytes, ProducerBatch, int]] = []
-    late: list[tuple[Produce, list[Answer]]] = []
+    late: list[tuple[Produce, list[BatchAnswer]]] = []
     for now_ms in range(0, 60_000, 500):
         quiet = now_ms > 4_000
         for _ in range(0 if quiet else data.draw(st.integers(0, 5))):
@@ -669,7 +669,7 @@ def test_records_that_are_refused_cost_no_other_its_order_or_its_only_place(data
             if fault == "request lost":
                 sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
                 continue
-            answers = [Answer(ErrorCode.NOT_ENOUGH_REPLICAS)] if fault == "refused for now" else append(request)
+            answers = [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)] if fault == "refused for now" else append(request)
             if fault == "answer lost":
                 sender.on_no_answer(request, ErrorCode.NETWORK_EXCEPTION, now_ms)
             elif fault == "answer late":

@@ -18,7 +18,7 @@ from semel.config import Values
 from semel.config.codecs import CODECS
 from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.producing.accumulator import Accumulator
-from semel.machines.producing.sender import Answer, Produce, Sender
+from semel.machines.producing.sender import BatchAnswer, Produce, Sender
 from semel.machines.transactions.producer import ProducerState, Send, TransactionManager
 from semel.machines.values import TopicPartition
 from semel.records.compression import LEVEL_SETTINGS
@@ -219,7 +219,7 @@ class SendLoop:
                 if isinstance(error, Retriable):
                     self.sender.on_no_answer(request, code, self._clock_ms())
                 else:
-                    refusal = Answer(code, message=why)
+                    refusal = BatchAnswer(code, message=why)
                     self.sender.on_answers(request, [refusal] * len(request.batches), self._clock_ms())
         else:
             answers = _answers(request, response)
@@ -341,12 +341,12 @@ class SendLoop:
         self._change = self._loop.create_future()
 
 
-def _answers(request: Produce, response: Any) -> list[Answer]:
+def _answers(request: Produce, response: Any) -> list[BatchAnswer]:
     """The broker's word on each batch, in the request's order; without a response (acks=0) everything is believed."""
     if response is None:
-        return [Answer(ErrorCode.NONE)] * len(request.batches)
+        return [BatchAnswer(ErrorCode.NONE)] * len(request.batches)
     found = {
-        (topic.name, row.index): Answer(
+        (topic.name, row.index): BatchAnswer(
             ErrorCode.of(row.error_code),
             row.base_offset,
             row.log_append_time_ms,
@@ -356,5 +356,5 @@ def _answers(request: Produce, response: Any) -> list[Answer]:
         for topic in response.responses
         for row in topic.partition_responses
     }
-    missing = Answer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's answer leaves this partition out")
+    missing = BatchAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's answer leaves this partition out")
     return [found.get((b.partition.topic, b.partition.partition), missing) for b in request.batches]

@@ -1,4 +1,4 @@
-"""How a record gets into a partition once: the partition's memory of its producers, and the producer's half.
+"""How a record is written to a partition exactly once: the broker's half and the producer's half.
 
 Broker: `producer_state`. Client: `accumulator`, `sender`, `sticky_partitioner`.
 """

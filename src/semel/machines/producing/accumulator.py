@@ -1,8 +1,8 @@
-"""Records that wait to be sent, gathered into batches.
+"""Records that wait to be sent, collected into batches.
 
-Guarantees: records of a partition leave in the order they came; no more than `buffer_memory_bytes` wait at any time,
-except that a single record may always enter an empty buffer; once a batch is encoded, every attempt to send it under
-the same identity sends the same bytes.
+Guarantees: the records of a partition are sent in the order in which they were added. At most `buffer_memory_bytes`
+wait at any time, except that an empty buffer takes any single record. Once a batch is encoded, every attempt to send
+it under the same identity sends the same bytes.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from semel.records.layout import ATTRIBUTES_AT, TRANSACTIONAL, set_checksum, set
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-#: What a record costs beyond its key, value and headers: an upper bound close to what small records really take.
+#: The size of a record without its key, value and headers: an upper bound, close for small records.
 RECORD_OVERHEAD_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
 class ProducerBatch:
-    """One batch of one partition, from its first record to the broker's word on it."""
+    """One batch of one partition, from its first record to the broker's answer."""
 
     partition: TopicPartition
     created_ms: int
-    #: Where records go until the batch has an identity; None for a batch that came encoded.
+    #: Collects the records until the batch is encoded; None for a batch that was added encoded.
     builder: BatchBuilder | None = None
     size_bytes: int = HEADER_SIZE
     record_count: int = 0
     closed: bool = False
-    #: The batch as it is sent, once it has an identity and a sequence.
+    #: The encoded batch, once it has an identity and a sequence.
     data: bytes | None = None
     identity: ProducerIdentity | None = None
     base_sequence: int = -1
-    #: Which of the batches sent to its partition this is.
+    #: Counts the batches sent to this partition: 0 is the first.
     place: int = 0
     attempts: int = 0
     not_before_ms: int = 0
     on_wire: bool = False
-    #: The broker's word: where the batch begins, or why it was not written.
+    #: The broker's answer: the base offset, or why the batch was not written.
     done: bool = False
     base_offset: int = -1
     append_time_ms: int = -1
     error: KafkaError | None = None
-    #: A batch that its topic does not take whole lives on in two parts; the second has the records in these places.
+    #: A batch that was too large is split in two. `second` holds the places of the second half's records.
     halves: tuple[ProducerBatch, ProducerBatch] | None = None
     second: Sequence[int] = ()
     parent: ProducerBatch | None = None
 
     def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int, size_bytes: int) -> int:
-        """Take a record in; the answer is its place in the batch."""
+        """Add a record. Returns its place in the batch."""
         builder = self.builder
         assert builder is not None
-        position = builder.append(key, value, headers, timestamp_ms)  # counted only once it is written
+        position = builder.append(key, value, headers, timestamp_ms)  # may raise: count it only afterwards
         self.size_bytes += size_bytes
         self.record_count += 1
         return position
 
     def stamp(self, identity: ProducerIdentity | None, base_sequence: int, transactional: bool) -> None:
-        """Give the batch its identity and sequence, and with them its bytes."""
-        invariant(not self.on_wire, "a batch that is on its way keeps its bytes")
+        """Set identity and sequence, and encode the batch."""
+        invariant(not self.on_wire, "a batch in flight is not changed")
         self.identity, self.base_sequence = identity, base_sequence
         producer_id, producer_epoch = (identity.producer_id, identity.producer_epoch) if identity else (-1, -1)
         if self.builder is not None:
             self.data = self.builder.close(producer_id, producer_epoch, base_sequence, transactional)
             self.builder = None
         elif self.data is not None:
-            self.data = stamped(self.data, producer_id, producer_epoch, base_sequence, transactional)
+            self.data = with_producer(self.data, producer_id, producer_epoch, base_sequence, transactional)
 
     def split(self, second_part: Iterable[int] | None = None) -> tuple[ProducerBatch, ProducerBatch]:
-        """Two parts that together are this batch, each in order: its halves, unless told which records part from it."""
+        """Split into two batches that keep the order: two halves, or `second_part` and the rest."""
         invariant(self.data is not None and self.record_count > 1, "only an encoded batch of several records is split")
         whole = Batch.parse(self.data or b"")
         records = list(read_records(whole))
@@ -94,13 +94,13 @@ class ProducerBatch:
         return self.halves
 
     def finish(self, base_offset: int, append_time_ms: int, error: KafkaError | None) -> ProducerBatch | None:
-        """Take the broker's word. The answer is the batch callers know of that is done now, if any."""
+        """Store the broker's answer. Returns the batch that callers wait for, if it is done now."""
         if self.done:
             return None
         self.done, self.base_offset, self.append_time_ms, self.error = True, base_offset, append_time_ms, error
         self.builder = None
         if not self.on_wire:
-            self.data = None  # whoever keeps the promise of a record does not keep the bytes of its batch
+            self.data = None  # a caller that keeps a record's future must not keep the batch's bytes in memory
         if self.parent is None:
             return self
         siblings = self.parent.halves
@@ -110,7 +110,7 @@ class ProducerBatch:
         return self.parent.finish(-1, -1, next((half.error for half in siblings or () if half.error), None))
 
     def outcome(self, position: int) -> tuple[int, int, KafkaError | None]:
-        """Offset, append time and error of the record at this place."""
+        """Offset, append time and error of the record at `position`."""
         if self.halves is not None:
             first, second = self.halves
             before = bisect_left(self.second, position)
@@ -120,8 +120,8 @@ class ProducerBatch:
         return (-1 if self.base_offset < 0 else self.base_offset + position), self.append_time_ms, self.error
 
 
-def stamped(data: bytes, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool) -> bytes:
-    """The same records under another identity and sequence."""
+def with_producer(data: bytes, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool) -> bytes:
+    """A copy of an encoded batch with another identity and sequence."""
     copy = bytearray(data)
     set_producer(copy, producer_id, producer_epoch, base_sequence)
     if transactional:
@@ -133,7 +133,7 @@ def stamped(data: bytes, producer_id: int, producer_epoch: int, base_sequence: i
 
 
 def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """What a record is taken to need in a batch."""
+    """The estimated size of a record in a batch."""
     size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
     for name, content in headers:
         size += 4 + len(name) + (len(content) if content else 0)
@@ -142,7 +142,7 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 @dataclass(slots=True)
 class Accumulator:
-    """Batches that wait, by partition."""
+    """The batches that wait, by partition."""
 
     batch_size_bytes: int = 16_384
     linger_ms: int = 5
@@ -162,9 +162,9 @@ class Accumulator:
         timestamp_ms: int,
         now_ms: int,
     ) -> tuple[ProducerBatch, int, bool] | None:
-        """Add a record: its batch, its place there, and whether a batch became ready. None when the buffer is full.
+        """Add a record. Returns its batch, its place there, and whether the sender must look. None: the buffer is full.
 
-        Raises `RecordTooLarge` for a record no request could carry.
+        Raises `RecordTooLarge` for a record larger than max.request.size.
         """
         size = record_size(key, value, headers)
         if HEADER_SIZE + size > self.max_request_bytes:
@@ -181,20 +181,20 @@ class Accumulator:
                 return queue[-1], position, False
         batch = ProducerBatch(partition, now_ms, BatchBuilder(codec=self.codec, level=self.level))
         position = batch.add(key, value, headers, timestamp_ms, size)
-        # The record is written. Nothing was changed before, so that one which cannot be written leaves no trace.
+        # Only now change anything: `add` raises for a record that cannot be encoded.
         if queue is None:
             queue = self.waiting[partition] = deque()
         elif queue:
             queue[-1].closed = True
         queue.append(batch)
         self.used_bytes += HEADER_SIZE + size
-        # The sender has to look: at a batch that just closed, or to know when this one will have lingered enough.
+        # The sender must look: a batch was closed, or a new one has its own linger time.
         return batch, position, True
 
     def extend(
         self, batch: ProducerBatch, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> int:
-        """Add a record to an open batch if it has room: its place there, else -1. What most records go through."""
+        """Add a record to an open batch. Returns its place, or -1 if there is no room. The fast path of `append`."""
         size = RECORD_OVERHEAD_BYTES
         if key is not None:
             size += len(key)
@@ -210,7 +210,7 @@ class Accumulator:
             return -1
         builder = batch.builder
         assert builder is not None
-        position = builder.append(key, value, headers, timestamp_ms)  # as `add` does, without a call of its own
+        position = builder.append(key, value, headers, timestamp_ms)  # inlined from `add`: this is the hot path
         batch.size_bytes += size
         batch.record_count += 1
         self.used_bytes += size
@@ -219,7 +219,7 @@ class Accumulator:
     def append_encoded(
         self, partition: TopicPartition, data: bytes, record_count: int, now_ms: int
     ) -> ProducerBatch | None:
-        """Add a batch that was encoded elsewhere, from Arrow columns. None when the buffer is full."""
+        """Add a batch that is already encoded, from Arrow columns. None if the buffer is full."""
         if len(data) > self.max_request_bytes:
             raise RecordTooLarge(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -238,7 +238,7 @@ class Accumulator:
         return batch
 
     def ready_at_ms(self, partition: TopicPartition) -> int | None:
-        """When the partition's next batch may go: 0 for now, None when there is none."""
+        """When the partition's next batch may be sent: 0 means now, None means that there is none."""
         queue = self.waiting.get(partition)
         if not queue:
             return None
@@ -249,7 +249,7 @@ class Accumulator:
         return first.created_ms + self.linger_ms
 
     def take(self, partition: TopicPartition) -> ProducerBatch:
-        """The partition's next batch, closed: it takes no more records."""
+        """Remove and return the partition's next batch, closed."""
         queue = self.waiting[partition]
         batch = queue.popleft()
         batch.closed = True
@@ -258,22 +258,22 @@ class Accumulator:
         return batch
 
     def release(self, batch: ProducerBatch) -> None:
-        """The batch will not be sent again: its memory is free."""
+        """Free the memory of a batch that will not be sent again."""
         self.used_bytes -= batch.size_bytes
         batch.size_bytes = 0
 
     def close_all(self) -> None:
-        """Close every open batch: a flush waits for these and for nothing that comes later."""
+        """Close every open batch. A flush waits for these, not for later ones."""
         for batch in self.batches():
             batch.closed = True
 
     def batches(self) -> Iterator[ProducerBatch]:
-        """Every batch that waits."""
+        """All batches that wait."""
         for queue in self.waiting.values():
             yield from queue
 
     def partitions(self) -> Iterable[TopicPartition]:
-        """Partitions with batches that wait."""
+        """The partitions with batches that wait."""
         return [partition for partition, queue in self.waiting.items() if queue]
 
     @property

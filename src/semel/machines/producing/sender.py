@@ -1,15 +1,15 @@
-"""Which batch goes next, under which sequence, and what its answer means.
+"""Which batch is sent next, with which sequence, and what its answer means.
 
-Guarantees, per partition and for an idempotent or transactional producer:
+Guarantees, per partition, for an idempotent or transactional producer:
 
-- sequences are given in the order records came, and a batch keeps its sequence and its bytes through every retry;
-- while any batch needs a retry, only the oldest unfinished one is sent, so retries arrive in order (scenario 36);
-- a batch that was given up with its fate unknown leaves its sequences *unresolved*: nothing new is sent until the
-  others are answered, and unless the answers show that it was written, the epoch changes (KIP-360);
-- under a new epoch sequences start at 0, never while a batch of the old one is unfinished (scenario 38);
-- a record that its topic refuses at the first attempt costs itself alone, where the broker names it: the others of its
-  batch are sent again, unless they are lost anyway with their transaction;
-- the memory of a batch given up while on its way is held until the connection lets go of it (scenario 39).
+- Sequences are given in the order of the records. A batch keeps its sequence and its bytes through every retry.
+- While any batch needs a retry, only the oldest unfinished one is sent, so that retries arrive in order (scenario 36).
+- A batch that was dropped with an unknown outcome leaves its sequences *unresolved*: nothing new is sent until the
+  others are answered. Unless the answers show that it was written, the epoch changes (KIP-360).
+- In a new epoch sequences start at 0, and never while a batch of the old epoch is unfinished (scenario 38).
+- If the broker names the records it refuses, at the first attempt, only these fail. The others of the batch are sent
+  again, unless they are in a transaction, which is aborted anyway.
+- The memory of a batch that was dropped while in flight is freed only when its request has ended (scenario 39).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.sequence import next_sequence
 
 _EPOCH_IN_DOUBT = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
-#: A batch is refused with these for single records of it.
+#: With these errors a batch is refused because of single records in it.
 _SINGLES = (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP)
 _MOVED = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -40,50 +40,50 @@ _MOVED = (
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """One request: at most one batch per partition, all led by one node."""
+    """One request: at most one batch per partition, all with the same leader."""
 
     node_id: int
     batches: tuple[ProducerBatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The broker's word on one batch."""
+class BatchAnswer:
+    """The broker's answer for one batch."""
 
     code: ErrorCode
     base_offset: int = -1
     append_time_ms: int = -1
     message: str | None = None
-    #: The places of the records for which the batch was refused, where the broker says so.
+    #: The places of the records for which the batch was refused, if the broker names them.
     refused: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One partition: batches that have a sequence and no final answer, oldest first, and where sequences stand."""
+    """One partition: the batches with a sequence and no final answer, oldest first, and the next sequence."""
 
     unfinished: list[ProducerBatch] = field(default_factory=list)
-    #: Given up by their deadline while on their way.
+    #: How many batches were dropped at their deadline while in flight.
     abandoned: int = 0
     identity: ProducerIdentity | None = None
     next_sequence: int = 0
     acknowledged_up_to: int = 0
-    #: Acknowledged while something before them is not: first sequence -> the one after the last.
+    #: Acknowledged before an older batch was: first sequence -> the one after the last.
     acknowledged: dict[int, int] = field(default_factory=dict)
-    #: How many batches were given a sequence.
+    #: How many batches got a sequence.
     sent: int = 0
     unresolved: bool = False
-    #: The broker lost what came before: unfinished batches start over under a new epoch, from this place on.
+    #: The broker lost earlier batches: the unfinished ones from this place on start over in a new epoch.
     restart: bool = False
     restart_from: int = 0
 
     def begin_sequences(self) -> None:
-        """From 0 again, under another identity."""
+        """Start at 0 again, with another identity."""
         self.next_sequence = self.acknowledged_up_to = 0
         self.acknowledged.clear()
 
     def start_over_from(self, place: int) -> None:
-        """Nothing from this place on was written. What was sent before may have been, and is settled first."""
+        """Nothing from this place on was written. Earlier batches may have been, and are settled first."""
         self.restart_from = min(place, self.restart_from) if self.restart else place
         self.restart = True
 
@@ -93,7 +93,7 @@ class _Lane:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing of the partition is on its way."""
+        """Whether no batch of the partition is in flight."""
         return not self.abandoned and not any(batch.on_wire for batch in self.unfinished)
 
     @property
@@ -103,7 +103,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class Sender:
-    """Decides what to send. The shell sends it, and hands every answer back."""
+    """Decides what to send. The client sends it, and passes every answer back."""
 
     accumulator: Accumulator
     manager: TransactionManager | None
@@ -112,10 +112,10 @@ class Sender:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     delivery_timeout_ms: int = 120_000
-    #: Partitions whose leader must be looked up before they are sent to again.
+    #: The partitions whose leader must be looked up before the next batch.
     stale_leaders: set[TopicPartition] = field(default_factory=set)
     _lanes: dict[TopicPartition, _Lane] = field(default_factory=dict)
-    #: Of the lanes, those that are not idle.
+    #: The lanes that are not idle.
     _busy: dict[TopicPartition, _Lane] = field(default_factory=dict)
     _in_flight: dict[int, int] = field(default_factory=dict)
     _finished: list[ProducerBatch] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Sender:
     ) -> tuple[list[Produce], int | None]:
         """Requests to send now, and when to ask again at the latest (None: when something happens).
 
-        `throttled_ms` says for how long a node wants to hear nothing: its batches stay where they are, and grow.
+        `throttled_ms` says how long a node must not be sent anything. Its batches wait, and grow.
         """
         self._expire(now_ms)
         self._resolve()
@@ -139,7 +139,7 @@ class Sender:
         wake_at: int | None = None
         active = self._active()
         if self.stale_leaders:
-            self.stale_leaders.intersection_update(active)  # a topic that is gone for good is not looked for for ever
+            self.stale_leaders.intersection_update(active)  # do not look for a deleted topic for ever
         for partition in active:
             at = self._sendable_at_ms(partition)
             if at is None:
@@ -159,7 +159,7 @@ class Sender:
             size = self._size_of_next(partition)
             if by_node.get(node_id) and sizes[node_id] + size > self.accumulator.max_request_bytes:
                 if self._in_flight.get(node_id, 0) + 1 < self.max_in_flight:
-                    wake_at = now_ms  # it goes with the next request
+                    wake_at = now_ms  # it is sent with the next request
                 continue
             batch = self._take(partition)
             by_node.setdefault(node_id, []).append(batch)
@@ -167,7 +167,7 @@ class Sender:
         for node_id, batches in by_node.items():
             self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
             if self._in_flight[node_id] < self.max_in_flight:
-                # A request takes one batch of a partition: what waits behind it need not wait for the answer.
+                # A request takes one batch per partition. The next one need not wait for the answer.
                 following = [at for batch in batches if (at := self._sendable_at_ms(batch.partition)) is not None]
                 wake_at = min([*following, *([] if wake_at is None else [wake_at])], default=None)
         requests = [Produce(node_id, tuple(batches)) for node_id, batches in by_node.items()]
@@ -177,16 +177,16 @@ class Sender:
         return requests, wake_at
 
     def _active(self) -> list[TopicPartition]:
-        """Partitions with work, those with a retry first."""
+        """The partitions with work, those with retries first."""
         for partition in [p for p, lane in self._busy.items() if lane.is_idle]:
             del self._busy[partition]
         return list(self._busy) + [p for p in self.accumulator.partitions() if p not in self._busy]
 
     def _sendable_at_ms(self, partition: TopicPartition) -> int | None:
-        """When the partition's next batch may go, or None while only an answer can change that."""
+        """When the partition's next batch may be sent; None while that depends on an answer."""
         lane = self._lanes.get(partition)
         if lane is not None and any(not batch.on_wire for batch in lane.unfinished):
-            # Something needs a retry: the oldest alone goes, and only if it is not on its way already.
+            # A batch needs a retry: only the oldest is sent, if it is not in flight.
             oldest = lane.unfinished[0]
             return None if oldest.on_wire or lane.may_start_over else oldest.not_before_ms
         if self.manager is not None:
@@ -198,7 +198,7 @@ class Sender:
                 if lane.identity != self.manager.identity and (lane.unfinished or lane.abandoned):
                     return None
         if lane is not None and lane.unfinished:
-            # The broker knows a retry by its last five batches: none may be sent that would make it forget the oldest.
+            # The broker detects duplicates among the last five batches: do not send one that would push the oldest out.
             if lane.sent - lane.unfinished[0].place >= self.max_in_flight:
                 return None
         return self.accumulator.ready_at_ms(partition)
@@ -234,39 +234,39 @@ class Sender:
         batch.stamp(lane.identity, lane.next_sequence, self.manager.is_transactional)
         lane.next_sequence = next_sequence(lane.next_sequence, batch.record_count)
 
-    # --- what came back -------------------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------------------------
 
-    def on_answers(self, request: Produce, answers: Iterable[Answer], now_ms: int) -> None:
-        """A response came, with one answer per batch of the request."""
-        self._landed(request)
+    def on_answers(self, request: Produce, answers: Iterable[BatchAnswer], now_ms: int) -> None:
+        """Take a response, with one answer per batch of the request."""
+        self._request_ended(request)
         for batch, answer in zip(request.batches, answers, strict=True):
             self._on_answer(batch, answer, now_ms)
 
     def on_no_answer(self, request: Produce, code: ErrorCode, now_ms: int) -> None:
-        """The connection was lost, or the answer never came: whether anything was written is unknown."""
-        self._landed(request)
+        """The connection was lost, or no answer came. Whether anything was written is unknown."""
+        self._request_ended(request)
         for batch in request.batches:
-            self._on_answer(batch, Answer(code), now_ms)
+            self._on_answer(batch, BatchAnswer(code), now_ms)
 
     def on_stop(self, request: Produce) -> None:
-        """The connection is let go of, because the producer ends: nothing of this request is on its way any more."""
-        self._landed(request)
+        """The connection is closed because the producer ends: this request is no longer in flight."""
+        self._request_ended(request)
         for batch in request.batches:
             if batch.done:
-                self._let_go(batch)
+                self._free_dropped(batch)
 
     def finished(self) -> list[ProducerBatch]:
-        """Batches that callers wait for and that are done since this was last asked."""
+        """Return the batches that are done since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     @property
     def busy(self) -> bool:
-        """Whether any batch has a sequence and no final answer."""
+        """Whether any batch was sent and has no final answer."""
         return any(lane.unfinished or lane.abandoned for lane in self._busy.values())
 
     def unfinished_batches(self) -> list[ProducerBatch]:
-        """Batches that were sent and have no final answer, as callers know them."""
+        """The batches that were sent and have no final answer. For a half, the batch it was split from."""
         found = []
         for lane in self._busy.values():
             for batch in lane.unfinished:
@@ -276,25 +276,25 @@ class Sender:
         return found
 
     def give_up(self, error: KafkaError, *, sent_too: bool, topic: str | None = None) -> None:
-        """Fail every batch that waits, of one topic or of all; with `sent_too` also those that were sent."""
+        """Fail every batch that waits, of one topic or of all. With `sent_too` also those that were sent."""
         for partition in self.accumulator.partitions():
             while topic in (None, partition.topic) and self.accumulator.waiting.get(partition):
-                self._finish(self.accumulator.take(partition), Answer(error.code), error)
+                self._finish(self.accumulator.take(partition), BatchAnswer(error.code), error)
         if not sent_too:
             return
         for partition, lane in self._busy.items():
             for batch in list(lane.unfinished) if topic in (None, partition.topic) else ():
                 self._drop(lane, batch, error)
 
-    def _landed(self, request: Produce) -> None:
+    def _request_ended(self, request: Produce) -> None:
         self._in_flight[request.node_id] -= 1
         for batch in request.batches:
             batch.on_wire = False
 
-    def _on_answer(self, batch: ProducerBatch, answer: Answer, now_ms: int) -> None:
+    def _on_answer(self, batch: ProducerBatch, answer: BatchAnswer, now_ms: int) -> None:
         lane = self._lanes[batch.partition]
-        if batch.done:  # given up while it was on its way; its memory is free only now
-            self._let_go(batch)
+        if batch.done:  # dropped while in flight; its memory is freed only now
+            self._free_dropped(batch)
             if answer.code is ErrorCode.NONE:
                 self._acknowledge(lane, batch)
         elif answer.code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -305,18 +305,18 @@ class Sender:
             self._finish(batch, answer, None)
         elif answer.code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1:
             self._split(lane, batch)
-        elif self._can_part(lane, batch, answer):
-            self._part(lane, batch, answer)
+        elif self._can_split_off_refused(lane, batch, answer):
+            self._split_off_refused(lane, batch, answer)
         else:
             self._on_failure(lane, batch, answer, now_ms)
 
-    def _let_go(self, batch: ProducerBatch) -> None:
-        """A batch that was given up is not on its way any more."""
+    def _free_dropped(self, batch: ProducerBatch) -> None:
+        """Free a batch that was dropped while in flight."""
         self._lanes[batch.partition].abandoned -= 1
         self.accumulator.release(batch)
         batch.data = None
 
-    def _on_failure(self, lane: _Lane, batch: ProducerBatch, answer: Answer, now_ms: int) -> None:
+    def _on_failure(self, lane: _Lane, batch: ProducerBatch, answer: BatchAnswer, now_ms: int) -> None:
         code = answer.code
         error = error_for(code, f"{batch.partition}: {answer.message or code.meaning}")
         if code in _MOVED:
@@ -332,7 +332,7 @@ class Sender:
         lane.unfinished.remove(batch)
         hole = self.manager is not None and not self._take_back(lane, batch)
         if hole:
-            # A refused batch was certainly not written, and neither was anything after it: that may start over.
+            # A refused batch was not written, and nothing after it was: these may start over.
             if transactional or lane.unresolved or code is ErrorCode.UNKNOWN_SERVER_ERROR:
                 lane.unresolved = True
             else:
@@ -345,12 +345,12 @@ class Sender:
         if self.manager is not None and self.manager.state is ProducerState.FATAL_ERROR:
             return False
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            # Only a consequence while something before it is unanswered; else the broker has lost records.
+            # If an earlier batch is unanswered, this only follows from it. Otherwise the broker has lost records.
             return not lane.unresolved and batch.base_sequence != lane.acknowledged_up_to
         return code.retriable and batch.attempts <= self.retries
 
     def _take_back(self, lane: _Lane, batch: ProducerBatch) -> bool:
-        """Reuse the sequences of a refused batch where no later batch depends on them."""
+        """Reuse the sequences of a refused batch, if no later batch depends on them."""
         newest = next_sequence(batch.base_sequence, batch.record_count) == lane.next_sequence
         if newest and not lane.unresolved and batch.attempts == 1 and lane.identity == batch.identity:
             lane.next_sequence = batch.base_sequence
@@ -364,7 +364,7 @@ class Sender:
                 lane.acknowledged_up_to = lane.acknowledged.pop(lane.acknowledged_up_to)
 
     def _split(self, lane: _Lane, batch: ProducerBatch) -> None:
-        """The topic finds the batch too large: its halves take its place and its sequences."""
+        """The batch is too large for its topic: two halves replace it, with the same sequences."""
         at = lane.unfinished.index(batch)
         halves = batch.split()
         self.accumulator.release(batch)
@@ -377,11 +377,11 @@ class Sender:
                 sequence = next_sequence(sequence, half.record_count)
         lane.unfinished[at : at + 1] = halves
 
-    def _can_part(self, lane: _Lane, batch: ProducerBatch, answer: Answer) -> bool:
-        """Whether the records that were refused can fail alone.
+    def _can_split_off_refused(self, lane: _Lane, batch: ProducerBatch, answer: BatchAnswer) -> bool:
+        """Whether only the refused records fail.
 
-        Only at the first attempt: a broker looks at records before it looks for duplicates, so what it refuses later
-        may have been written before.
+        Only at the first attempt: a broker checks records before it looks for duplicates, so a batch that it refuses
+        later may have been written before.
         """
         if answer.code not in _SINGLES or batch.attempts > 1 or lane.unresolved:
             return False
@@ -390,8 +390,8 @@ class Sender:
         places = set(answer.refused)
         return 0 < len(places) < batch.record_count and places <= set(range(batch.record_count))
 
-    def _part(self, lane: _Lane, batch: ProducerBatch, answer: Answer) -> None:
-        """Nothing of the batch was written: what was not refused takes its place, the rest has failed."""
+    def _split_off_refused(self, lane: _Lane, batch: ProducerBatch, answer: BatchAnswer) -> None:
+        """Nothing of the batch was written: the good records replace it, the refused ones fail."""
         good, bad = batch.split(set(answer.refused))
         self.accumulator.release(batch)
         self.accumulator.used_bytes += good.size_bytes + bad.size_bytes
@@ -402,22 +402,22 @@ class Sender:
             if self._take_back(lane, batch):
                 lane.next_sequence = next_sequence(batch.base_sequence, good.record_count)
             else:
-                lane.start_over_from(batch.place)  # what follows was numbered for the whole batch
+                lane.start_over_from(batch.place)  # later batches have sequences that follow the whole batch
         why = f"{batch.partition}: {answer.message or answer.code.meaning}"
         self._finish(bad, answer, error_for(answer.code, why))
 
     def _give_up_overtaken(self, lane: _Lane, written: ProducerBatch) -> None:
-        """A broker that knew nothing of the producer took a batch before what is left of one that it refused.
+        """A later batch was written before the rest of a refused one: the broker did not know the producer.
 
-        What is left would come behind it, so it fails: order is kept.
+        The rest would be written out of order, so it fails.
         """
         for batch in lane.unfinished[: lane.unfinished.index(written)]:
             if batch.attempts == 0:
                 lane.unfinished.remove(batch)
                 why = f"{batch.partition}: another record of its batch was refused, and what came after is written"
-                self._finish(batch, Answer(ErrorCode.INVALID_RECORD), error_for(ErrorCode.INVALID_RECORD, why))
+                self._finish(batch, BatchAnswer(ErrorCode.INVALID_RECORD), error_for(ErrorCode.INVALID_RECORD, why))
 
-    def _finish(self, batch: ProducerBatch, answer: Answer, error: KafkaError | None) -> None:
+    def _finish(self, batch: ProducerBatch, answer: BatchAnswer, error: KafkaError | None) -> None:
         if not batch.on_wire:
             self.accumulator.release(batch)
         known = batch.finish(answer.base_offset, answer.append_time_ms, error)
@@ -435,24 +435,24 @@ class Sender:
         for partition, queue in list(self.accumulator.waiting.items()):
             while queue and queue[0].created_ms + self.delivery_timeout_ms <= now_ms:
                 batch = self.accumulator.take(partition)
-                self._finish(batch, Answer(ErrorCode.REQUEST_TIMED_OUT), self._late(batch))
+                self._finish(batch, BatchAnswer(ErrorCode.REQUEST_TIMED_OUT), self._timeout_of(batch))
                 if self.manager is not None and self.manager.is_transactional:
-                    self.manager.fail(self._late(batch))
+                    self.manager.fail(self._timeout_of(batch))
         for lane in self._busy.values():
             for batch in [b for b in lane.unfinished if b.created_ms + self.delivery_timeout_ms <= now_ms]:
-                self._drop(lane, batch, self._late(batch))
+                self._drop(lane, batch, self._timeout_of(batch))
                 if self.manager is not None and self.manager.is_transactional:
-                    self.manager.fail(self._late(batch), renew=True)
+                    self.manager.fail(self._timeout_of(batch), renew=True)
 
     def _drop(self, lane: _Lane, batch: ProducerBatch, error: KafkaError) -> None:
-        """Give a sent batch up without knowing whether it was written."""
+        """Drop a sent batch without knowing whether it was written."""
         lane.unfinished.remove(batch)
         lane.unresolved = self.manager is not None
         if batch.on_wire:
             lane.abandoned += 1
-        self._finish(batch, Answer(error.code), error)
+        self._finish(batch, BatchAnswer(error.code), error)
 
-    def _late(self, batch: ProducerBatch) -> RequestTimedOut:
+    def _timeout_of(self, batch: ProducerBatch) -> RequestTimedOut:
         return RequestTimedOut(
             ErrorCode.REQUEST_TIMED_OUT,
             f"{batch.record_count} records for {batch.partition} were not acknowledged within "
@@ -460,7 +460,7 @@ class Sender:
         )
 
     def _resolve(self) -> None:
-        """Settle partitions whose sequences are in doubt, once nothing of theirs is on its way."""
+        """Settle the partitions with uncertain sequences, once none of their batches is in flight."""
         manager = self.manager
         if manager is None:
             return
@@ -478,7 +478,7 @@ class Sender:
                 self._start_over(lane, manager)
 
     def _start_over(self, lane: _Lane, manager: TransactionManager) -> None:
-        """From sequence 0 under the new epoch. What is unfinished goes along: the broker has none of it."""
+        """Start at sequence 0 in the new epoch, with the unfinished batches: the broker has none of them."""
         lane.restart = lane.unresolved = False
         lane.identity = manager.identity
         lane.begin_sequences()

@@ -1,7 +1,8 @@
-"""Which partition a record goes to, where its sender does not say.
+"""Which partition a record goes to, if the caller does not say.
 
-Guarantees: equal keys go to equal partitions, the same as with Apache Kafka's own clients (murmur2) while the number
-of partitions stays; records without a key fill a batch of one partition before they move on to another (KIP-794).
+Guarantees: records with equal keys go to the same partition, the one that Apache Kafka's clients choose (murmur2), as
+long as the number of partitions does not change. Records without a key fill a batch of one partition before they go to
+another (KIP-794).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from semel.records.partitioner import partition_for_key
 
 @dataclass(slots=True)
 class TopicRoutes:
-    """The partitions of one topic, and the one that records without a key go to at the moment."""
+    """The partitions of one topic, and the current one for records without a key."""
 
     topic: str
     partition_count: int
     batch_size_bytes: int
-    #: A number from 0 up to, not including, the argument; chance arrives from outside.
+    #: A random number from 0 up to, not including, the argument. Passed in: a machine has no randomness.
     choose: Callable[[int], int]
     ignore_keys: bool = False
     partitions: list[TopicPartition] = field(init=False)
@@ -32,7 +33,7 @@ class TopicRoutes:
         self._current = self.choose(self.partition_count)
 
     def route(self, key: bytes | None, size_bytes: int) -> int:
-        """The number of the partition for a record with this key and about this size."""
+        """The partition for a record with this key and about this size."""
         if key is not None and not self.ignore_keys:
             return partition_for_key(key, self.partition_count)
         self._sent_bytes += size_bytes

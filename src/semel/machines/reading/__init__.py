@@ -1,1 +1,1 @@
-"""A consumer's reading: where it stands in each partition, and which batches read_committed hides."""
+"""What a consumer reads: its position in each partition, and the batches that read_committed hides."""

@@ -1,9 +1,9 @@
-"""Where a consumer stands in each of its partitions, and what it must find out before it can read on.
+"""A consumer's position in each of its partitions, and what it must look up before it can fetch.
 
-Guarantees: a partition is read from exactly one position; data that was asked for before a seek, a reset or a new
-assignment is thrown away; a position only moves forward by what was read, or by the caller's word. What the caller was
-handed last and has not come back from is known apart: it may not be done. Without a committed offset, or when an
-offset is gone, `auto.offset.reset` decides, and "none" makes it the caller's problem, loudly.
+Guarantees: a partition is read from exactly one position. Data that was fetched before a seek, a reset or a new
+assignment is dropped. A position moves only by records that were returned, or by a call of the user. Records that were
+returned last are kept apart until the user asks for more: they may not be processed yet. Without a committed offset, or
+if the offset is out of range, `auto.offset.reset` decides; "none" raises an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from semel.errors import ErrorCode, KafkaError, Misuse, OffsetOutOfRange
 from semel.machines.table import StateTable
 from semel.machines.values import TopicPartition
 
-#: What ListOffsets takes in place of a timestamp.
+#: Special timestamps of ListOffsets.
 LATEST, EARLIEST = -1, -2
 _RESET_TIMESTAMPS = {"earliest": EARLIEST, "latest": LATEST}
 
 
 class PositionState(enum.Enum):
-    """How much is known of a partition's position."""
+    """What is known about a partition's position."""
 
     NEEDS_COMMITTED = "the committed offset must be looked up"
     NEEDS_RESET = "an offset must be looked up by timestamp"
@@ -30,7 +30,7 @@ class PositionState(enum.Enum):
 
 
 class PositionEvent(enum.Enum):
-    """What changes that."""
+    """What changes it. The value is the event's name on the page."""
 
     COMMITTED_FOUND = "a committed offset"
     COMMITTED_MISSING = "no committed offset"
@@ -41,7 +41,7 @@ class PositionEvent(enum.Enum):
     REWIND = "rewind()"
 
 
-#: From (state, event) to the next state; a blank cell means that the event comes too late and is dropped.
+#: From (state, event) to the next state; a blank cell means that the event came too late and is ignored.
 POSITION_STEPS: dict[PositionState, dict[PositionEvent, PositionState]] = {
     PositionState.NEEDS_COMMITTED: {
         PositionEvent.COMMITTED_FOUND: PositionState.FETCHING,
@@ -71,24 +71,24 @@ POSITION_TABLE: StateTable[PositionState, PositionEvent, PositionState | None] =
 
 @dataclass(slots=True)
 class PartitionPosition:
-    """One partition as its reader sees it."""
+    """The position in one partition."""
 
     state: PositionState = PositionState.NEEDS_COMMITTED
     position: int = -1
     leader_epoch: int = -1
     reset_timestamp: int = LATEST
     paused: bool = False
-    #: A new one with every jump: an answer to a fetch of another generation is thrown away.
+    #: Changes with every jump. The answer to a fetch of an older generation is dropped.
     generation: int = 0
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    #: Position and epoch before what the caller holds now was handed out; None when it holds nothing.
+    #: Position and leader epoch before the records that the caller holds now; None if it holds none.
     before: tuple[int, int] | None = None
 
     @property
     def done(self) -> tuple[int, int]:
-        """The position up to which the caller has come back for more, and the leader epoch there."""
+        """The position up to which the caller is done, and the leader epoch there."""
         return (self.position, self.leader_epoch) if self.before is None else self.before
 
 
@@ -98,15 +98,15 @@ class FetchPositions:
 
     reset_policy: str = "latest"
     partitions: dict[TopicPartition, PartitionPosition] = field(default_factory=dict)
-    #: Counts over all partitions: one that is given away and comes back has none of its old generations.
+    #: Counted over all partitions, so that a partition that is revoked and assigned again gets a new generation.
     _generations: int = 0
-    #: The partitions of what was handed out last.
+    #: The partitions of the records that were returned last.
     _in_hand: list[PartitionPosition] = field(default_factory=list)
 
     def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
-        """Read these partitions and no others; those already read go on where they are.
+        """Read these partitions and no others. Partitions that were assigned before keep their position.
 
-        Without a group there are no committed offsets, and a new partition starts where the policy says.
+        Without a group there are no committed offsets: a new partition starts where the reset policy says.
         """
         wanted = list(wanted)
         for gone in set(self.partitions) - set(wanted):
@@ -124,7 +124,7 @@ class FetchPositions:
             raise Misuse(ErrorCode.INVALID_REQUEST, f"{partition} is not assigned to this consumer")
         return found
 
-    # --- what the caller says -------------------------------------------------------------------------------------
+    # --- calls of the user ----------------------------------------------------------------------------------------
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         if offset < 0:
@@ -132,13 +132,13 @@ class FetchPositions:
         self._jump(self[partition], PositionEvent.SEEK, offset, leader_epoch)
 
     def seek_by_time(self, partition: TopicPartition, timestamp: int) -> None:
-        """Look an offset up: `EARLIEST`, `LATEST`, or a timestamp in milliseconds."""
+        """Look up an offset by `EARLIEST`, `LATEST` or a timestamp in milliseconds."""
         entry = self[partition]
         entry.reset_timestamp = timestamp
         self._jump(entry, PositionEvent.SEEK_BY_TIME, -1)
 
     def rewind(self) -> None:
-        """Go back to what the group has committed, in every partition."""
+        """Go back to the committed offset in every partition."""
         for entry in self.partitions.values():
             self._jump(entry, PositionEvent.REWIND, -1)
 
@@ -152,13 +152,13 @@ class FetchPositions:
     def paused(self) -> set[TopicPartition]:
         return {partition for partition, entry in self.partitions.items() if entry.paused}
 
-    # --- what must be found out -----------------------------------------------------------------------------------
+    # --- what must be looked up -----------------------------------------------------------------------------------
 
     def needing_committed(self) -> list[TopicPartition]:
         return [p for p, entry in self.partitions.items() if entry.state is PositionState.NEEDS_COMMITTED]
 
     def needing_reset(self) -> dict[TopicPartition, int]:
-        """Partitions whose offset must be looked up, and the timestamp to look it up by."""
+        """The partitions whose offset must be looked up, each with the timestamp to look it up by."""
         return {
             p: entry.reset_timestamp for p, entry in self.partitions.items() if entry.state is PositionState.NEEDS_RESET
         }
@@ -166,10 +166,10 @@ class FetchPositions:
     def on_committed(
         self, partition: TopicPartition, offset: int | None, leader_epoch: int = -1, *, asked_in: int | None = None
     ) -> None:
-        """The group's offset for this partition, or None when it has none.
+        """Take the group's committed offset, or None if there is none.
 
-        `asked_in` is the generation in which it was asked for: an answer from before the partition was given away and
-        came back is an old one, and somebody else may have read on since.
+        `asked_in` is the generation of the question. An answer from before the partition was revoked and assigned again
+        is too old: another member may have committed since.
         """
         entry = self.partitions.get(partition)
         if (
@@ -185,7 +185,7 @@ class FetchPositions:
         self._jump(entry, PositionEvent.COMMITTED_MISSING, -1)
 
     def on_offset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int = -1) -> None:
-        """The offset that was looked up by `timestamp`."""
+        """Take the offset that was looked up by `timestamp`."""
         entry = self.partitions.get(partition)
         if entry is not None and entry.reset_timestamp == timestamp:
             self._jump(entry, PositionEvent.OFFSET_FOUND, offset, leader_epoch)
@@ -193,7 +193,7 @@ class FetchPositions:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def fetchable(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Partitions that can be asked for data."""
+        """The partitions to fetch from."""
         return [
             (partition, entry)
             for partition, entry in self.partitions.items()
@@ -201,12 +201,12 @@ class FetchPositions:
         ]
 
     def is_current(self, partition: TopicPartition, generation: int) -> bool:
-        """Whether data asked for in this generation of the position may still be used."""
+        """Whether data that was fetched in this generation may still be used."""
         entry = self.partitions.get(partition)
         return entry is not None and entry.generation == generation and entry.state is PositionState.FETCHING
 
     def advance(self, partition: TopicPartition, position: int, leader_epoch: int) -> None:
-        """Everything below `position` was read."""
+        """Records up to `position` were returned to the caller."""
         entry = self[partition]
         if position > entry.position:
             if entry.before is None:
@@ -215,26 +215,26 @@ class FetchPositions:
             entry.position, entry.leader_epoch = position, leader_epoch
 
     def came_back(self) -> None:
-        """The caller asks for more, or says that it is done with what it was handed."""
+        """The caller is done with the records it was given: it asked for more, or said so."""
         for entry in self._in_hand:
             entry.before = None
         self._in_hand.clear()
 
     def take_back(self) -> None:
-        """What was handed out last has not reached the caller: it is to be read again."""
+        """The records returned last did not reach the caller: read them again."""
         for entry in self._in_hand:
             if entry.before is not None:
                 self._jump(entry, PositionEvent.SEEK, *entry.before)
         self._in_hand.clear()
 
     def on_commit(self, partition: TopicPartition, offset: int) -> None:
-        """The caller has committed this offset itself: so much of what it holds is done."""
+        """The caller has committed this offset: it is done with the records below it."""
         entry = self.partitions.get(partition)
         if entry is not None and entry.before is not None and offset > entry.before[0]:
             entry.before = None if offset >= entry.position else (offset, entry.leader_epoch)
 
     def on_out_of_range(self, partition: TopicPartition, generation: int) -> None:
-        """The broker does not hold the position. Raises `OffsetOutOfRange` when the policy is "none"."""
+        """The broker does not have the position. Raises `OffsetOutOfRange` if the policy is "none"."""
         if not self.is_current(partition, generation):
             return
         entry = self.partitions[partition]
@@ -242,7 +242,7 @@ class FetchPositions:
         self._jump(entry, PositionEvent.OUT_OF_RANGE, -1)
 
     def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
-        """Partitions whose position is known: what a commit writes down."""
+        """The partitions whose position is known: a commit stores these."""
         return {p: entry for p, entry in self.partitions.items() if entry.state is PositionState.FETCHING}
 
     def _jump(self, entry: PartitionPosition, event: PositionEvent, position: int, leader_epoch: int = -1) -> None:

@@ -1,8 +1,8 @@
 """Which batches of a fetch a reader sees.
 
-Guarantees: markers are never shown; under read_committed no batch of an aborted transaction is shown, every committed
-and every plain one is, in the order of the log. The broker sends what lies below the last stable offset together with
-the aborted transactions of that range: (producer id, first offset). Its producer's next marker ends each.
+Guarantees: markers are never returned. Under read_committed no batch of an aborted transaction is returned; all others
+are, in the order of the log. The broker sends the batches below the last stable offset, with a list of the aborted
+transactions among them: (producer id, first offset). Each ends at the next marker of its producer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 from semel.records.batch import Batch
 
-#: A transaction the broker says was aborted: the producer id, and the offset its first record has in this partition.
+#: An aborted transaction: the producer id, and the offset of its first record in this partition.
 Aborted = tuple[int, int]
 
 
 def committed_batches(batches: Iterable[Batch], aborted: Iterable[Aborted]) -> Iterator[Batch]:
-    """The batches a read_committed reader sees."""
+    """The batches that a read_committed reader gets."""
     coming = [(first_offset, producer_id) for producer_id, first_offset in aborted]
     heapq.heapify(coming)
     being_aborted: set[int] = set()
@@ -25,12 +25,12 @@ def committed_batches(batches: Iterable[Batch], aborted: Iterable[Aborted]) -> I
         while coming and coming[0][0] <= batch.last_offset:
             being_aborted.add(heapq.heappop(coming)[1])
         if batch.is_control:
-            # Whatever the marker says: it ends the transaction that is being skipped.
+            # Commit or abort, the marker ends the producer's transaction.
             being_aborted.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in being_aborted):
             yield batch
 
 
 def all_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches a read_uncommitted reader sees: everything but the markers."""
+    """The batches that a read_uncommitted reader gets: all but the markers."""
     return (batch for batch in batches if not batch.is_control)

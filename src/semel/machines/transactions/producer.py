@@ -1,12 +1,13 @@
-"""The producer's half of the transaction conversation: who it is, what it may do, what it must say next.
+"""The producer's half of a transaction: its identity, its state, and the next request.
 
-Guarantees: nothing is sent under an identity that was not given by the coordinator; a transaction is committed only
-when every record and offset in it was acknowledged; after an error the next step is always one of abort and close,
-and the table says which. Every request here may be repeated until it is answered.
+Guarantees: nothing is sent under an identity that the coordinator did not give. A transaction is committed only when
+every record and offset in it was acknowledged. After an error the producer must abort or close; the state table says
+which. Every request may be sent again until it is answered.
 
-Both protocols are spoken. V1: partitions and groups are announced (AddPartitionsToTxn, AddOffsetsToTxn) before they
-are written to, and the epoch stays. V2 (KIP-890): the first write announces, and every EndTxn answers with the identity
-for the next transaction. Without a transactional id the manager only keeps the identity of an idempotent producer.
+Both protocols are supported. V1: partitions and groups are added (AddPartitionsToTxn, AddOffsetsToTxn) before they are
+written to, and the epoch stays the same. V2 (KIP-890): the first write adds the partition, and the answer to EndTxn
+holds the identity for the next transaction. Without a transactional id, the manager only holds the identity of an
+idempotent producer.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ __all__ = [
 ]
 
 MAX_EPOCH = 2**15 - 1
-#: CONCURRENT_TRANSACTIONS passes quickly: the markers of the last transaction are being written.
+#: CONCURRENT_TRANSACTIONS does not last: the markers of the last transaction are being written.
 CONCURRENT_BACKOFF_MS = 20
-#: Answers to a batch that say this producer may never write.
+#: Errors of a batch after which this producer can never write again.
 _REFUSED_FOR_GOOD = (
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -81,7 +82,7 @@ class _PendingOffsets:
 
 @dataclass(slots=True)
 class TransactionManager:
-    """One producer's identity and transaction. `version` is the cluster's finalized `transaction.version`."""
+    """The identity and the transaction of one producer. `version` is the cluster's finalized `transaction.version`."""
 
     transactional_id: str | None
     transaction_timeout_ms: int = 60_000
@@ -91,9 +92,9 @@ class TransactionManager:
     identity: ProducerIdentity = NO_IDENTITY
     #: Why the producer is in an error state.
     error: KafkaError | None = None
-    #: Not before this time may the next request be sent.
+    #: The next request is not sent before this time.
     not_before_ms: int = 0
-    #: Whose transaction is prepared: what an outside coordinator writes down before it decides.
+    #: The identity of the prepared transaction. An external coordinator stores it before it decides.
     prepared: ProducerIdentity | None = None
     _keep_prepared: bool = False
     _in_flight: bool = False
@@ -103,16 +104,16 @@ class TransactionManager:
     _unannounced: set[TopicPartition] = field(default_factory=set)
     _pending_offsets: list[_PendingOffsets] = field(default_factory=list)
 
-    # --- what the user asks ---------------------------------------------------------------------------------------
+    # --- calls of the user ----------------------------------------------------------------------------------------
 
     @property
     def is_transactional(self) -> bool:
         return self.transactional_id is not None
 
     def initialize(self, *, keep_prepared: bool = False) -> None:
-        """Ask for an identity; whatever the predecessor of this transactional id left open is ended by it.
+        """Ask for an identity. This aborts a transaction that an earlier owner of the transactional id left open.
 
-        With `keep_prepared` a transaction that was prepared stays, for `complete` to decide on.
+        With `keep_prepared` a prepared transaction stays open, for `complete` to decide.
         """
         if keep_prepared and not self.two_phase_commit:
             raise self._needs_two_phase("init_transactions(keep_prepared=True)")
@@ -128,7 +129,7 @@ class TransactionManager:
         self._started = False
 
     def check_write(self) -> None:
-        """Raise if no record may join what is open. Changes nothing: the record may yet prove too large."""
+        """Raise if no record may be sent now. Changes no state: the record may still turn out to be too large."""
         if not self.is_transactional:
             if self.state is ProducerState.FATAL_ERROR:
                 raise self._why_not(ProducerEvent.WRITE)
@@ -136,7 +137,7 @@ class TransactionManager:
             raise self._why_not(ProducerEvent.WRITE)
 
     def write(self, partition: TopicPartition) -> None:
-        """A record for this partition joins the open transaction."""
+        """Add a partition to the open transaction, for a record that is sent to it."""
         if self.state is ProducerState.IN_TRANSACTION and partition in self._partitions:
             return
         if not self.is_transactional:
@@ -153,16 +154,16 @@ class TransactionManager:
             self._unannounced.add(partition)
 
     def add_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
-        """A group's progress joins the open transaction."""
+        """Add a group's offsets to the open transaction."""
         self._need_transactional_id(ProducerEvent.WRITE)
         self._step(ProducerEvent.WRITE)
         if offsets:
             self._pending_offsets.append(_PendingOffsets(group, dict(offsets)))
-            # The first commit of offsets opens a V2 transaction, whether or not its answer arrives.
+            # Under V2 the first TxnOffsetCommit opens the transaction, even if its answer is lost.
             self._started = self._started or self.version >= 2
 
     def prepare(self) -> None:
-        """Phase one of two (KIP-939): from here on only an outside coordinator's decision ends the transaction."""
+        """Phase one of two (KIP-939): after this, only the external coordinator's decision ends the transaction."""
         self._need_transactional_id(ProducerEvent.PREPARE)
         if not self.two_phase_commit:
             raise self._needs_two_phase("prepare_transaction()")
@@ -170,7 +171,7 @@ class TransactionManager:
         self.prepared = self.identity
 
     def complete(self, decided: ProducerIdentity) -> None:
-        """Phase two: commit if the outside coordinator decided on this very transaction, abort if on an earlier one."""
+        """Phase two: commit if the external coordinator decided for this transaction, else abort."""
         if self.prepared is None:
             raise self._why_not(ProducerEvent.COMMIT)
         if decided == self.prepared:
@@ -188,53 +189,54 @@ class TransactionManager:
         self._pending_offsets.clear()
         self._unannounced.clear()
 
-    # --- what the sender asks -------------------------------------------------------------------------------------
+    # --- calls of the sender --------------------------------------------------------------------------------------
 
     @property
     def may_write(self) -> bool:
-        """Whether records may join what is open: the transaction, or without one simply the log."""
+        """Whether records may be sent: into the open transaction, or without a transactional id at any time."""
         return self.state is ProducerState.IN_TRANSACTION or (self.transactional_id is None and self.error is None)
 
     def may_send_to(self, partition: TopicPartition) -> bool:
-        """Whether a batch for this partition may go out now."""
+        """Whether a batch for this partition may be sent now."""
         if self.identity == NO_IDENTITY or self.state in (ProducerState.INITIALIZING, ProducerState.FATAL_ERROR):
             return False
         return not self.is_transactional or (partition in self._partitions and partition not in self._unannounced)
 
     @property
     def offsets_pending(self) -> bool:
-        """Whether offsets given to this transaction are not acknowledged yet."""
+        """Whether offsets of this transaction are not acknowledged yet."""
         return bool(self._pending_offsets)
 
     def fail(self, error: KafkaError, *, renew: bool = False) -> None:
         """A batch of the open transaction could not be delivered.
 
-        With `renew`, the sequence numbers of a partition are in doubt: after the abort the epoch must be a new one.
+        With `renew`, the sequence numbers of a partition are uncertain: the producer needs a new epoch after the abort.
         """
         if renew and self.version < 2:
             self._bump_after_abort = True
         if error.code in _REFUSED_FOR_GOOD:
             self._fatal(error)
         elif self.is_transactional:
-            # The batch is lost, the producer is not: what could be tried again, or ends a request, costs a transaction.
+            # The batch is lost, the producer is not. An error that is retriable or fatal for a request costs only the
+            # transaction.
             mendable = isinstance(error, (Retriable, Fatal))
             self._abortable(AbortTransaction(error.code, error.why) if mendable else error)
 
     def bump_epoch(self) -> None:
-        """A new epoch for an idempotent producer (KIP-360): its own to take, until there is none left."""
-        invariant(not self.is_transactional, "the epoch of a transactional producer is the coordinator's to give")
+        """Take the next epoch (KIP-360). An idempotent producer does so by itself until the epochs run out."""
+        invariant(not self.is_transactional, "only the coordinator bumps the epoch of a transactional producer")
         if self.identity.producer_epoch < MAX_EPOCH:
             self.identity = ProducerIdentity(self.identity.producer_id, self.identity.producer_epoch + 1)
         else:
             self.identity = NO_IDENTITY
             self._step(ProducerEvent.INITIALIZE)
 
-    # --- the conversation -----------------------------------------------------------------------------------------
+    # --- requests and answers -------------------------------------------------------------------------------------
 
     def poll(self, now_ms: int, *, batches_left: bool) -> Send | None:
-        """The next thing to say, or None when there is nothing to say or it is not yet time.
+        """The next request, or None if there is none or it is too early.
 
-        `batches_left`: records of the transaction are still on their way, so it cannot be ended.
+        `batches_left`: some records of the transaction are not acknowledged, so it cannot be ended.
         """
         if self._in_flight or now_ms < self.not_before_ms:
             return None
@@ -253,28 +255,28 @@ class TransactionManager:
         if self.state in (ProducerState.COMMITTING, ProducerState.ABORTING) and not batches_left:
             if self._started:
                 return self._end()
-            self._ended(None)
+            self._on_ended(None)
             return self._next(batches_left)
         return None
 
     def on_disconnect(self, now_ms: int, backoff_ms: int) -> None:
-        """No answer came: the same request is asked again."""
+        """No answer came: the same request is sent again."""
         self._in_flight = False
         self.not_before_ms = now_ms + backoff_ms
 
     def on_error(self, error: KafkaError) -> None:
-        """The request could not even be sent, and never can (no common version, no authorization)."""
+        """The request can never be sent (no common version, no authorization)."""
         self._in_flight = False
         self._fatal(error)
 
     def on_response(self, request: Any, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:
-        """Take an answer in. The code it gave is returned, for the shell to look for the coordinator anew."""
+        """Take an answer. Returns its error code, so that the caller can look up the coordinator again."""
         self._in_flight = False
         code = deciding_code(request, response)
         if code is not ErrorCode.NONE:
-            self._refused(request, code, now_ms, backoff_ms, getattr(response, "error_message", None))
+            self._on_refusal(request, code, now_ms, backoff_ms, getattr(response, "error_message", None))
         elif isinstance(request, InitProducerIdRequest):
-            self._identified(response)
+            self._on_identity(response)
         elif isinstance(request, AddPartitionsToTxnRequest):
             self._started = True
             for topic in request.v3_and_below_topics:
@@ -288,10 +290,10 @@ class TransactionManager:
             if self._pending_offsets:
                 del self._pending_offsets[0]
         else:
-            self._ended(response)
+            self._on_ended(response)
         return code
 
-    def _refused(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
+    def _on_refusal(self, request: Any, code: ErrorCode, now_ms: int, backoff_ms: int, message: str | None) -> None:
         meaning = verdict(request, code)
         what = f"{type(request).__name__} of '{self.transactional_id}': {message or code.meaning}"
         if meaning is ProducerVerdict.RETRY:
@@ -301,15 +303,15 @@ class TransactionManager:
             why = f"{what}; another producer has used this transactional.id, or the transaction timed out"
             self._fatal(ProducerFenced(ErrorCode.PRODUCER_FENCED, why))
         elif meaning is ProducerVerdict.ABORTABLE and self.state is ProducerState.ABORTING:
-            # The coordinator knows nothing of what is to be aborted: a fresh identity is all that is left to ask for.
+            # The coordinator does not know the transaction, so there is nothing to abort: ask for a new identity.
             self._bump_after_abort = True
-            self._ended(None)
+            self._on_ended(None)
         elif meaning is ProducerVerdict.ABORTABLE:
             if self.version < 2:
                 self._bump_after_abort = True
             self._abortable(error_for(code, what))
         elif meaning is ProducerVerdict.NOT_ALLOWED:
-            # Whoever gives out permissions may do so yet: until then every attempt is refused anew, and said.
+            # The permission may still be granted: every attempt until then is refused with this error.
             self.error = AuthorizationFailed(code, what)
             self.not_before_ms = now_ms + backoff_ms
             self._step(ProducerEvent.NOT_ALLOWED)
@@ -346,7 +348,7 @@ class TransactionManager:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _identified(self, response: Any) -> None:
+    def _on_identity(self, response: Any) -> None:
         self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         self._forget_transaction()
         if response.ongoing_txn_producer_id < 0:
@@ -356,7 +358,7 @@ class TransactionManager:
         self._started = True
         self._step(ProducerEvent.FOUND_PREPARED)
 
-    def _ended(self, response: Any) -> None:
+    def _on_ended(self, response: Any) -> None:
         if response is not None and getattr(response, "producer_id", -1) >= 0:
             self.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         renew = self.state is ProducerState.ABORTING and (self._bump_after_abort or self.identity == NO_IDENTITY)

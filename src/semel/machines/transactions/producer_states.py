@@ -1,4 +1,4 @@
-"""The producer's table: where it stands, what may happen, and what each error code of a coordinator means for it."""
+"""The producer's state table, and what each error code of a coordinator means for the producer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.wire.messages.transactions import (
 
 
 class ProducerState(enum.Enum):
-    """Where a producer stands."""
+    """The states of a producer."""
 
     UNINITIALIZED = "uninitialized"
     INITIALIZING = "initializing"
@@ -32,7 +32,7 @@ class ProducerState(enum.Enum):
 
 
 class ProducerEvent(enum.Enum):
-    """What happens to a producer: calls of its user, and answers."""
+    """What happens to a producer: calls of its user, and answers. The value is the event's name on the page."""
 
     INITIALIZE = "init_transactions"
     INITIALIZED = "identity given"
@@ -50,7 +50,7 @@ class ProducerEvent(enum.Enum):
 
 S, E = ProducerState, ProducerEvent
 
-#: From (state, event) to the next state; a blank cell is a misuse of the producer and raises.
+#: From (state, event) to the next state; a blank cell is a misuse of the producer and raises `Misuse`.
 PRODUCER_STEPS: dict[ProducerState, dict[ProducerEvent, ProducerState]] = {
     S.UNINITIALIZED: {E.INITIALIZE: S.INITIALIZING, E.FATAL: S.FATAL_ERROR},
     S.INITIALIZING: {
@@ -121,7 +121,7 @@ class ProducerVerdict(enum.Enum):
 
 
 _FENCED = {ErrorCode.PRODUCER_FENCED: ProducerVerdict.FENCED, ErrorCode.INVALID_PRODUCER_EPOCH: ProducerVerdict.FENCED}
-#: A forgotten producer gets a new identity; one whose transactional id belongs to another by now does not.
+#: A producer that the broker has forgotten gets a new identity. One whose transactional id is used by another does not.
 _RENEWED_BY_ABORT = {
     ErrorCode.UNKNOWN_PRODUCER_ID: ProducerVerdict.ABORTABLE,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProducerVerdict.FATAL,
@@ -149,7 +149,7 @@ PRODUCER_VERDICTS: dict[type, dict[ErrorCode, ProducerVerdict]] = {
 
 
 def verdict(request: Any, code: ErrorCode) -> ProducerVerdict:
-    """What this code in the answer to this request means; codes without a cell follow their own row in `errors`."""
+    """What this code means in the answer to this request. A code without a cell follows its own row in `errors`."""
     found = PRODUCER_VERDICTS[type(request)].get(code)
     if found is not None:
         return found
@@ -159,7 +159,7 @@ def verdict(request: Any, code: ErrorCode) -> ProducerVerdict:
 
 
 def deciding_code(request: Any, response: Any) -> ErrorCode:
-    """The one code of an answer that decides: what cannot be mended before what can, in the answer's own order."""
+    """The code that decides over an answer with several: the first that cannot be retried, else the first."""
     rows = list(error_codes(response))
     for row in rows:
         if row is not ErrorCode.OPERATION_NOT_ATTEMPTED and verdict(request, row) is not ProducerVerdict.RETRY:

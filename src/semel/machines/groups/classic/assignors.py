@@ -1,8 +1,9 @@
-"""How the leader of a classic group shares partitions out: range, roundrobin, sticky and cooperative-sticky.
+"""How the leader of a classic group assigns partitions: range, roundrobin, sticky and cooperative-sticky.
 
-Guarantees: every partition of a subscribed topic goes to exactly one member that subscribed to it; shares differ by as
-little as the subscriptions allow (roundrobin, sticky) or per topic (range); the sticky ones move only what balance
-asks for; the cooperative one never gives a partition away before its owner has let go of it.
+Guarantees: every partition of a subscribed topic goes to exactly one member that is subscribed to it. The sizes of the
+shares differ by as little as the subscriptions allow (roundrobin, sticky), or by at most one per topic (range). The
+sticky assignors move a partition only to balance the shares. cooperative-sticky gives a partition to nobody until its
+owner has revoked it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from semel.machines.values import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member as the leader sees it."""
+    """A member of the group: what the leader knows of it."""
 
     member_id: str
     topics: frozenset[str]
     group_instance_id: str | None = None
     owned: frozenset[TopicPartition] = frozenset()
-    #: The generation in which `owned` was assigned: of two who claim a partition, the later one has it.
+    #: The generation in which `owned` was assigned. If two members claim a partition, the newer generation wins.
     generation_id: int = -1
 
     @property
     def order(self) -> tuple[bool, str]:
-        """Static members come first and under their own name, so that a restart does not reshuffle the group."""
+        """The sort key. Static members sort by their instance id, so that a restart does not move partitions."""
         return (self.group_instance_id is None, self.group_instance_id or self.member_id)
 
 
@@ -34,7 +35,7 @@ Shares = dict[str, list[TopicPartition]]
 
 
 def assign_range(members: list[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """Topic by topic, neighbouring partitions to each member: equal numbers of several topics meet in one member."""
+    """Topic by topic, a range of partitions to each member. Equal partition numbers of topics go to the same member."""
     shares: Shares = {member.member_id: [] for member in members}
     for topic in sorted(partition_counts):
         readers = sorted((m for m in members if topic in m.topics), key=lambda m: m.order)
@@ -50,7 +51,7 @@ def assign_range(members: list[Subscriber], partition_counts: Mapping[str, int])
 
 
 def assign_roundrobin(members: list[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """All partitions in order, dealt out like cards."""
+    """All partitions in order, one to each member in turn."""
     shares: Shares = {member.member_id: [] for member in members}
     circle = sorted(members, key=lambda m: m.order)
     place = 0
@@ -63,7 +64,7 @@ def assign_roundrobin(members: list[Subscriber], partition_counts: Mapping[str, 
 
 
 def assign_sticky(members: list[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """Everyone keeps what they have; what is free goes to the least loaded; then only imbalance is moved."""
+    """Members keep what they own. Free partitions go to the member with the fewest. Then the shares are balanced."""
     partitions = _all_partitions(members, partition_counts)
     by_id = {member.member_id: member for member in members}
     shares: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
@@ -85,7 +86,7 @@ def assign_sticky(members: list[Subscriber], partition_counts: Mapping[str, int]
 
 
 def assign_cooperative_sticky(members: list[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """As sticky, but a partition that changes hands rests with nobody until its owner has let go of it."""
+    """As sticky, but a partition that changes its owner is assigned to nobody until the old owner has revoked it."""
     target = assign_sticky(members, partition_counts)
     owner: dict[TopicPartition, str] = {}
     for member in sorted(members, key=lambda m: m.generation_id):
@@ -130,7 +131,7 @@ def _least_loaded(
 def _next_move(
     members: Mapping[str, Subscriber], shares: Mapping[str, set[TopicPartition]]
 ) -> tuple[TopicPartition, str, str] | None:
-    """One partition whose move brings two shares closer, or None when the shares are as even as they can be."""
+    """A partition to move from a larger to a smaller share, or None if the shares are balanced."""
     by_load = sorted(shares, key=lambda member_id: (len(shares[member_id]), members[member_id].order))
     for giver in reversed(by_load):
         for taker in by_load:

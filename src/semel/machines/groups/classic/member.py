@@ -1,10 +1,10 @@
-"""A consumer's half of the classic group conversation: join, sync, heartbeat, leave.
+"""The member's half of the classic group protocol: join, sync, heartbeat, leave.
 
-Guarantees: partitions are used only between the sync that gave them and the moment the group is known to have moved
-on; an eager member lets go of everything before it joins, a cooperative one only of what it lost, and then joins again;
-a member the group has forgotten drops its partitions as lost, without committing, before it joins as a new one. Only
-the group's word that it does not know a member makes it forget its id: one that joined as somebody else too early would
-have the group wait for its old self until the session ends.
+Guarantees: partitions are used only from the sync that assigned them until the member learns of a rebalance. An eager
+member revokes all partitions before it joins. A cooperative member revokes only what was taken from it, and joins
+again. A member that the group has removed drops its partitions as lost, without a commit, before it joins again. It
+drops its member id only on UNKNOWN_MEMBER_ID: if it joined under a new id too early, the group would wait for the old
+one until its session ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROTOCOL_TYPE = "consumer"
 
 
 class ClassicMembershipState(enum.Enum):
-    """Where a member stands."""
+    """The states of a member."""
 
     UNJOINED = "unjoined"
     JOINING = "joining"
@@ -45,7 +45,7 @@ class ClassicMembershipState(enum.Enum):
 
 
 class ClassicMembershipEvent(enum.Enum):
-    """What happens to a member."""
+    """What happens to a member. The value is the event's name on the page."""
 
     JOIN = "JoinGroup sent"
     JOINED = "JoinGroup answered"
@@ -60,7 +60,7 @@ class ClassicMembershipEvent(enum.Enum):
 
 S, E = ClassicMembershipState, ClassicMembershipEvent
 
-#: From (state, event) to the next state; a blank cell means that the answer comes too late and is dropped.
+#: From (state, event) to the next state; a blank cell means that the answer came too late and is ignored.
 CLASSIC_MEMBERSHIP_STEPS: dict[ClassicMembershipState, dict[ClassicMembershipEvent, ClassicMembershipState]] = {
     S.UNJOINED: {
         E.JOIN: S.JOINING,
@@ -115,13 +115,13 @@ class ClassicMembership:
     topics: frozenset[str] = frozenset()
     member_id: str = ""
     generation_id: int = -1
-    #: What this member may read: given by the last sync, less what it has let go of.
+    #: The partitions this member may read: assigned by the last sync, minus those it has revoked.
     owned: frozenset[TopicPartition] = frozenset()
-    #: The caller of `poll` has to be told: these are to be given up before the next join, in good order or as lost.
+    #: Partitions that were lost. The caller of `poll` must be told before the next join.
     lost: frozenset[TopicPartition] = frozenset()
     error: KafkaError | None = None
     next_heartbeat_ms: int = 0
-    #: As whom partitions were given to this member last.
+    #: The generation and member id of the last assignment.
     _assigned_as: GroupMetadata | None = None
     _protocol: str = ""
     _shares: dict[str, list[TopicPartition]] = field(default_factory=dict)
@@ -130,15 +130,15 @@ class ClassicMembership:
 
     @property
     def is_cooperative(self) -> bool:
-        """Partitions are kept over a rebalance only if every assignor on offer allows it."""
+        """Whether partitions are kept during a rebalance: every assignor must allow it."""
         return all(name in COOPERATIVE for name in self.assignors)
 
     @property
     def metadata(self) -> GroupMetadata:
-        """As whom to commit: as the one who was given the partitions.
+        """The group metadata for a commit: those of the last assignment.
 
-        Kept when the group moves on or the member leaves: a commit must then be refused, and one without a member and
-        a generation would not be.
+        Kept after a rebalance or a leave, so that a late commit is refused. Without member id and generation it would
+        be accepted.
         """
         return self._assigned_as or GroupMetadata(self.group_id)
 
@@ -148,13 +148,13 @@ class ClassicMembership:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the group counts on this member's heartbeats: not while it joins, which the coordinator watches."""
+        """Whether heartbeats are due. Not during a join: the coordinator waits for that by itself."""
         return (
             self.state in (ClassicMembershipState.STABLE, ClassicMembershipState.UNJOINED) and self.generation_id >= 0
         )
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Change what this member wants; the group hears of it by a rejoin."""
+        """Change the subscription. The member joins again to tell the group."""
         wanted = frozenset(topics)
         if wanted != self.topics:
             self.topics = wanted
@@ -163,16 +163,16 @@ class ClassicMembership:
 
     @property
     def has_news(self) -> bool:
-        """Whether the topics have changed since the group was told of them: by a call while a join was on its way."""
+        """Whether the subscription changed after the last JoinGroup was sent."""
         return self.topics != self._told_topics
 
     def rejoin(self) -> None:
-        """Ask for a rebalance: topics have changed, or something was let go of."""
+        """Join again: topics have changed, or partitions were revoked."""
         if self.state is ClassicMembershipState.STABLE:
             self._step(ClassicMembershipEvent.REBALANCE)
 
     def to_revoke(self) -> frozenset[TopicPartition]:
-        """What must be let go of, in good order, before joining."""
+        """The partitions to revoke before joining."""
         if self.is_cooperative:
             return frozenset(p for p in self.owned if p.topic not in self.topics)
         return self.owned
@@ -184,7 +184,7 @@ class ClassicMembership:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def join_request(self) -> JoinGroupRequest:
-        invariant(not self.to_revoke() and not self.lost, "a member lets go before it joins")
+        invariant(not self.to_revoke() and not self.lost, "a member revokes partitions before it joins")
         self._step(ClassicMembershipEvent.JOIN)
         self._told_topics = self.topics
         subscription = ConsumerProtocolSubscription(
@@ -226,7 +226,7 @@ class ClassicMembership:
         )
 
     def heartbeat_request(self, now_ms: int) -> HeartbeatRequest | None:
-        """A heartbeat if it is time for one: also while the group waits for this member to come back to `poll`."""
+        """A heartbeat if one is due: also while the group waits for this member to join again."""
         if not self.is_alive or now_ms < self.next_heartbeat_ms:
             return None
         self.next_heartbeat_ms = now_ms + self.heartbeat_interval_ms
@@ -238,7 +238,7 @@ class ClassicMembership:
         )
 
     def leave_request(self, reason: str) -> LeaveGroupRequest | None:
-        """A goodbye; None for one who is no member. A static member leaves silently, to come back."""
+        """Leave the group. None if there is nothing to send: no member, or a static member, which keeps its place."""
         known = self.member_id and self.state not in (ClassicMembershipState.LEFT, ClassicMembershipState.FAILED)
         member_id = self.member_id
         if self.state is not ClassicMembershipState.LEFT:
@@ -272,16 +272,16 @@ class ClassicMembership:
             self._step(ClassicMembershipEvent.LEADING if leads else ClassicMembershipEvent.JOINED)
 
     def topics_to_assign(self) -> frozenset[str]:
-        """As leader: every topic some member wants, whose partitions must be counted."""
+        """As leader: every subscribed topic. The caller looks up their partition counts."""
         return frozenset(topic for member in self._subscribers for topic in member.topics)
 
     def assign(self, partition_counts: Mapping[str, int]) -> None:
-        """As leader: share the partitions out by the protocol the group agreed on."""
+        """As leader: assign the partitions with the assignor that the group agreed on."""
         self._shares = ASSIGNORS[self._protocol](self._subscribers, partition_counts)
         self._step(ClassicMembershipEvent.ASSIGNED)
 
     def on_sync(self, response: Any, now_ms: int) -> tuple[frozenset[TopicPartition], frozenset[TopicPartition]]:
-        """The share of this generation: (added, to be let go of). What is let go of asks for another rejoin."""
+        """Take the assignment: (added, to be revoked). After a revocation the member joins again."""
         code = ErrorCode.of(response.error_code)
         nothing: frozenset[TopicPartition] = frozenset()
         if self.state is not ClassicMembershipState.SYNCING:
@@ -300,17 +300,17 @@ class ClassicMembership:
     def on_heartbeat(self, response: Any) -> None:
         code = ErrorCode.of(response.error_code)
         if not self.is_alive:
-            return  # sent before a join that is on its way by now, and whose answer says more
+            return  # sent before the join that is in progress, whose answer is newer
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._step(ClassicMembershipEvent.REBALANCE)
         elif code is not ErrorCode.NONE and not code.retriable:
             self._on_error(code, "a heartbeat")
 
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
-        """A commit was refused because the group has moved on.
+        """A commit was refused because the group has rebalanced.
 
-        That is news only to a member that is at rest, and only about the generation it is in. One that joins hears more
-        from the answer to its join, which must not be given up for this.
+        This matters only to a stable member, and only for its current generation. A member that is joining learns more
+        from the answer to its join, and must not drop that.
         """
         if self.state is not ClassicMembershipState.STABLE or committed_as != self.metadata:
             return
@@ -320,19 +320,19 @@ class ClassicMembership:
             self._on_error(code, "a commit")
 
     def on_silence(self) -> None:
-        """No word from the coordinator for a session: the group has probably given this member up."""
+        """No answer from the coordinator for a session timeout: the group has probably removed this member."""
         if self.is_alive:
             self._lose()
 
     def on_poll_interval_passed(self) -> LeaveGroupRequest | None:
-        """The user does not poll any more: others shall have the partitions, and a later poll joins anew."""
+        """The user has not polled in time: leave, so that others get the partitions. The next poll joins again."""
         owned = self.owned
         request = self.leave_request("no poll within max.poll.interval.ms")
         self.state, self.owned, self.lost = ClassicMembershipState.UNJOINED, owned, owned
         return request
 
     def on_disconnect(self) -> None:
-        """No answer to a join or a sync: begin again."""
+        """No answer to a join or a sync: start again."""
         if self.state in (
             ClassicMembershipState.JOINING,
             ClassicMembershipState.SYNCING,
@@ -342,7 +342,7 @@ class ClassicMembership:
 
     def _on_error(self, code: ErrorCode, doing: str) -> None:
         if code is ErrorCode.UNKNOWN_MEMBER_ID:
-            # A static member is known by its instance id and gets its member id back by joining.
+            # A static member is known by its instance id, and gets a member id by joining.
             self.member_id = ""
             self._lose()
         elif code is ErrorCode.ILLEGAL_GENERATION:
@@ -355,7 +355,7 @@ class ClassicMembership:
             self._step(ClassicMembershipEvent.FAIL)
 
     def _lose(self) -> None:
-        """Somebody else may have the partitions by now. The member id stays: the group may still count on it."""
+        """Other members may have the partitions now. Keep the member id: the group may still know it."""
         self.lost |= self.owned
         self.generation_id = -1
         self._step(ClassicMembershipEvent.FORGOTTEN)

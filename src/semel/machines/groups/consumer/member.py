@@ -1,8 +1,8 @@
-"""A consumer's half of the KIP-848 conversation: one heartbeat that joins, stays and leaves.
+"""The member's half of the consumer protocol (KIP-848): one heartbeat request joins, confirms and leaves.
 
-Guarantees: what the coordinator takes away is let go of before anything new is taken on, and both are acknowledged by
-the next heartbeat; a fenced member drops its partitions as lost, without committing, and joins again under its own id;
-after a heartbeat without an answer everything is said again, because nobody knows what was heard.
+Guarantees: partitions that the coordinator takes away are revoked before new ones are taken on, and the next heartbeat
+confirms both. A fenced member drops its partitions as lost, without a commit, and joins again under its own id. After a
+heartbeat without an answer the next one repeats everything, because it is unknown what arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 
 
 class ConsumerMembershipState(enum.Enum):
-    """Where a member stands."""
+    """The states of a member."""
 
     IDLE = "not subscribed"
     JOINING = "joining"
@@ -32,7 +32,7 @@ class ConsumerMembershipState(enum.Enum):
 
 
 class ConsumerMembershipEvent(enum.Enum):
-    """What happens to a member."""
+    """What happens to a member. The value is the event's name on the page."""
 
     SUBSCRIBE = "subscribe"
     ACCEPTED = "heartbeat answered"
@@ -43,7 +43,7 @@ class ConsumerMembershipEvent(enum.Enum):
 
 S, E = ConsumerMembershipState, ConsumerMembershipEvent
 
-#: From (state, event) to the next state; a blank cell means that the answer comes too late and is dropped.
+#: From (state, event) to the next state; a blank cell means that the answer came too late and is ignored.
 CONSUMER_MEMBERSHIP_STEPS: dict[ConsumerMembershipState, dict[ConsumerMembershipEvent, ConsumerMembershipState]] = {
     S.IDLE: {E.SUBSCRIBE: S.JOINING},
     S.JOINING: {
@@ -74,10 +74,10 @@ Share = frozenset[tuple[UUID, int]]
 
 @dataclass(slots=True)
 class ConsumerMembership:
-    """One member of one group whose coordinator assigns."""
+    """One member of one group. The coordinator assigns the partitions."""
 
     group_id: str
-    #: Made by the client, once for its whole life.
+    #: Chosen by the client once.
     member_id: str
     group_instance_id: str | None = None
     rack_id: str | None = None
@@ -86,7 +86,7 @@ class ConsumerMembership:
     state: ConsumerMembershipState = ConsumerMembershipState.IDLE
     topics: frozenset[str] = frozenset()
     member_epoch: int = JOIN_EPOCH
-    #: What the coordinator wants this member to read.
+    #: The partitions that the coordinator has assigned to this member.
     target: Share = frozenset()
     owned: frozenset[TopicPartition] = frozenset()
     lost: frozenset[TopicPartition] = frozenset()
@@ -101,17 +101,17 @@ class ConsumerMembership:
 
     @property
     def metadata(self) -> GroupMetadata:
-        """As whom to commit: in the last epoch of membership, also when that has passed, so as to be refused then."""
+        """The group metadata for a commit. It keeps the last epoch after the membership ended, to be refused then."""
         return GroupMetadata(self.group_id, self._last_epoch, self.member_id, self.group_instance_id)
 
     def subscribe(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
         self._step(ConsumerMembershipEvent.SUBSCRIBE)
 
-    # --- what is to be read ---------------------------------------------------------------------------------------
+    # --- the assignment -------------------------------------------------------------------------------------------
 
     def wanted(self, topic_names: Mapping[UUID, str]) -> frozenset[TopicPartition]:
-        """The target as partitions; topics whose name is not known yet are left out."""
+        """The assigned partitions. Topics whose name is not known yet are left out."""
         for topic_id, _ in self.target:
             if topic_id in topic_names:
                 self._topic_ids[topic_names[topic_id]] = topic_id
@@ -120,7 +120,7 @@ class ConsumerMembership:
         )
 
     def unnamed(self, topic_names: Mapping[UUID, str]) -> bool:
-        """Whether the target names topics by ids that are not known yet."""
+        """Whether the assignment has topic ids whose names are not known yet."""
         return any(topic_id not in topic_names for topic_id, _ in self.target)
 
     def take_on(self, partitions: Iterable[TopicPartition]) -> None:
@@ -130,10 +130,10 @@ class ConsumerMembership:
         self.owned -= frozenset(partitions)
         self.lost -= frozenset(partitions)
 
-    # --- the conversation -----------------------------------------------------------------------------------------
+    # --- requests and answers -------------------------------------------------------------------------------------
 
     def heartbeat_request(self, now_ms: int) -> ConsumerGroupHeartbeatRequest | None:
-        """A heartbeat when it is time, or when there is something to say. Only what changed is said."""
+        """A heartbeat if one is due, or if something changed. It holds only what changed."""
         if (
             self._in_flight
             or self.state not in (ConsumerMembershipState.JOINING, ConsumerMembershipState.MEMBER)
@@ -170,7 +170,7 @@ class ConsumerMembership:
         ]
 
     def on_response(self, response: Any, now_ms: int, backoff_ms: int) -> ErrorCode:
-        """Take an answer in; its code is returned, for the shell to look for the coordinator anew."""
+        """Take an answer. Returns its error code, so that the caller can look up the coordinator again."""
         self._in_flight = False
         code = ErrorCode.of(response.error_code)
         if self.state not in (ConsumerMembershipState.JOINING, ConsumerMembershipState.MEMBER):
@@ -196,12 +196,12 @@ class ConsumerMembership:
         return code
 
     def on_no_answer(self, now_ms: int, backoff_ms: int) -> None:
-        """Whether the heartbeat was heard is unknown."""
+        """No answer: it is unknown whether the heartbeat arrived."""
         self._in_flight = False
         self._say_all_again(now_ms + backoff_ms)
 
     def fence(self) -> None:
-        """The group has given this member's partitions away."""
+        """The group has removed this member and given its partitions to others."""
         self.lost |= self.owned
         self.target = frozenset()
         self.member_epoch = JOIN_EPOCH
@@ -209,7 +209,7 @@ class ConsumerMembership:
         self._step(ConsumerMembershipEvent.FENCED)
 
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
-        """A commit was refused because the group has moved on: news only if it was made in the epoch that counts."""
+        """A commit was refused because the group has changed. Ignored if it was made in an older epoch."""
         if self.state is not ConsumerMembershipState.MEMBER or committed_as != self.metadata:
             return
         if code is ErrorCode.STALE_MEMBER_EPOCH:
@@ -218,7 +218,7 @@ class ConsumerMembership:
             self.fence()
 
     def leave_request(self) -> ConsumerGroupHeartbeatRequest | None:
-        """The last heartbeat; None for one who is no member."""
+        """The last heartbeat; None if this is no member."""
         was_member = self.state is ConsumerMembershipState.MEMBER
         self._step(ConsumerMembershipEvent.LEAVE)
         self.owned = self.lost = frozenset()
