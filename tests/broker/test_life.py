@@ -255,7 +255,7 @@ def test_metrics_have_the_names_an_operator_of_kafka_knows(tmp_path: Path) -> No
     with Broker(tmp_path, settings={"semel.metrics.port": 0}) as broker, Raw(broker) as raw:
         raw.create("t")
         raw.produce("t", batch(b"a", b"b"))
-        address = f"http://127.0.0.1:{broker.server.metrics_port}"
+        address = f"http://127.0.0.1:{broker.server.listening.metrics_port}"
         with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         with pytest.raises(urllib.error.HTTPError):

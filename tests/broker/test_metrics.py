@@ -35,7 +35,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def scrape(broker: Broker) -> dict[str, float]:
-    address = f"http://127.0.0.1:{broker.server.metrics_port}/metrics"
+    address = f"http://127.0.0.1:{broker.server.listening.metrics_port}/metrics"
     with urllib.request.urlopen(address, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
@@ -45,7 +45,7 @@ def test_every_family_is_one_prometheus_can_read(broker: Broker, raw: Raw) -> No
     parser = pytest.importorskip("prometheus_client.parser")
     raw.create("t")
     raw.ask(InitProducerIdRequest(transactional_id="payments", transaction_timeout_ms=60_000))
-    address = f"http://127.0.0.1:{broker.server.metrics_port}/metrics"
+    address = f"http://127.0.0.1:{broker.server.listening.metrics_port}/metrics"
     with urllib.request.urlopen(address, timeout=10) as answer:
         families = {family.name: family for family in parser.text_string_to_metric_families(answer.read().decode())}
     assert families[TOTAL_TIME].type == "histogram"

@@ -218,9 +218,9 @@ def test_the_most_specific_quota_holds_and_says_who_shares_it(metered: Broker, r
         alter(raw, names, {PRODUCER: float(value)})
         quotas = metered.server.quotas
         assert quotas is not None
-        assert quotas._allowed(PRODUCER, "c") == (float(value), (PRODUCER, *shared_by))
+        assert quotas._quota_of(PRODUCER, "c") == (float(value), (PRODUCER, *shared_by))
         # Each kind of quota looks for itself: this one is not set anywhere.
-        assert quotas._allowed(CONSUMER, "c") is None
+        assert quotas._quota_of(CONSUMER, "c") is None
 
 
 # What is kept to

@@ -429,7 +429,7 @@ def test_partitions_are_described_page_by_page(semel_broker: Broker) -> None:
 def test_the_cluster_is_one_broker(broker: Broker, raw: Raw) -> None:
     answer = raw.ask(DescribeClusterRequest())
     assert [row.broker_id for row in answer.brokers] == [1]
-    assert answer.cluster_id == broker.server.cluster_id
+    assert answer.cluster_id == broker.server.data.cluster_id
     assert raw.ask(DescribeClusterRequest(endpoint_type=2)).error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
 
 
@@ -507,12 +507,12 @@ def test_topics_ids_settings_and_records_are_there_after_a_restart(tmp_path: Pat
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         topic_id = raw.create(topic, partitions=3, retention_ms="-1")
         raw.produce(topic, batch(b"kept"), partition=2)
-        cluster_id = broker.server.cluster_id
+        cluster_id = broker.server.data.cluster_id
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         assert raw.topic_id(topic) == topic_id
         assert setting(raw, topic, "retention.ms").value == "-1"
         assert raw.values(topic, partition=2) == [b"kept"]
-        assert broker.server.cluster_id == cluster_id
+        assert broker.server.data.cluster_id == cluster_id
 
 
 class FullDisk(Files):

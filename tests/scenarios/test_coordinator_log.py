@@ -130,7 +130,7 @@ def test_scenario_28_loading_ends_though_there_is_a_gap_before_the_end_of_the_lo
 
 def idle_since(scene: Scene, count: int, last_update_ms: int) -> None:
     """Many transactional ids that nobody used since."""
-    scene.on_loop(scene.broker.server.producer_ids.take)  # ids that are stored were given out
+    scene.on_loop(scene.broker.server.stores.producer_ids.take)  # ids that are stored were given out
     machine = scene.broker.server.transactions.coordinator
     for number in range(count):
         name = f"application-{number}"

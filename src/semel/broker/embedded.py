@@ -105,7 +105,7 @@ class Broker:
         """What a client needs to find this broker."""
         if self._thread is None:
             raise RuntimeError("the broker is not started: use `with Broker() as broker` or call start()")
-        return address_text(*self.server.endpoint)
+        return address_text(*self.server.listening.endpoint)
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the broker's loop and wait for it."""

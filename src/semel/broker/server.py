@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.broker.after_reply import AfterReply
 from semel.broker.background import Background
+from semel.broker.changes import Changes
 from semel.broker.connections import Connections
 from semel.broker.data_directory import DataDirectory
 from semel.broker.dispatch import Dispatcher
 from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
-from semel.broker.listeners import Listener, advertised_listener, bind_error, client_listeners, size_buffers
+from semel.broker.listening import Listening
 from semel.broker.meter import Meter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
@@ -36,11 +37,8 @@ from semel.broker.observability.metrics import Metrics
 from semel.broker.observability.request_times import RequestTimes
 from semel.broker.quotas import Quotas
 from semel.broker.record_checks import RecordChecks
-from semel.broker.stored.dynamic_settings import DynamicSettings
-from semel.broker.stored.group_settings import GroupSettingsStore
 from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
-from semel.broker.stored.producer_ids import ProducerIds
-from semel.broker.stored.quotas import QuotaStore
+from semel.broker.stored.stores import Stores
 from semel.broker.topics.internal import CONSUMER_OFFSETS, TRANSACTION_STATE, InternalTopics
 from semel.broker.topics.logs import TopicLogs
 from semel.broker.topics.partition import Partition
@@ -54,7 +52,6 @@ from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 if TYPE_CHECKING:
     from semel.broker.coordinators.groups import GroupShell
     from semel.broker.coordinators.transactions import TransactionShell
-    from semel.broker.stored.scram import ScramStore
 
 logger = logging.getLogger(__name__)
 
@@ -88,34 +85,25 @@ class BrokerServer:
         #: How the connections and the requests that take long share the thread.
         self.turns = Turns()
         self._beside: ThreadPoolExecutor | None = None
-        #: Held by whoever changes topics, settings, quotas or credentials; and the change that is being made.
-        self._changing = asyncio.Lock()
-        self._change: asyncio.Task[Any] | None = None
+        #: Makes changes to topics, settings, quotas and credentials, one at a time.
+        self.changes = Changes(self.handle_failure)
         self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
-        self.endpoint: tuple[str, int] = ("", 0)
-        self.metrics_port: int | None = None
         self.fatal_error: BaseException | None = None
         self._files = files or Files()
         #: What answered requests still have to do, before the next request.
         self.after_reply = AfterReply(lambda: self.fatal_error is None)
         self.dispatcher = Dispatcher(self)
         self.connections = Connections(self)
-        self._servers: list[asyncio.Server] = []
+        self.listening = Listening(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self.loop: asyncio.AbstractEventLoop
         self.stopped: asyncio.Event
-        self.data_path: Path
-        self.cluster_id: str
-        self.directory_id: str
+        self.data: DataDirectory
+        self.stores: Stores
         self.topics: TopicRegistry
         self.internal_topics: InternalTopics
-        self.producer_ids: ProducerIds
-        self.dynamic: DynamicSettings
-        self.group_settings: GroupSettingsStore
-        self._metadata_store: LocalMetadataStore
-        self.quota_store: QuotaStore
         #: What clients are held to; None while there are no quotas, so that serving need not look further.
         self.quotas: Quotas | None = None
         #: Measures requests, for the quotas and for the metrics port; None where there is neither.
@@ -140,34 +128,26 @@ class BrokerServer:
             raise ConfigError("group.coordinator.rebalance.protocols: the classic protocol cannot be left out")
         try:
             # The address first: a broker that cannot have it leaves nothing on the disk.
-            await self._bind()
+            await self.listening.bind()
             path = Path(directories[0])
-            self._data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
+            self.data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
             try:
                 await self._open()
             except BaseException:
-                self._data.unlock()
+                self.data.unlock()
                 raise
         except BaseException:
-            for server in self._servers:
-                server.close()
+            self.listening.close()
             raise
 
     async def _open(self) -> None:
-        data = self._data
-        self.data_path = data.path
-        self.cluster_id = data.cluster_id
-        self.directory_id = data.directory_id
+        data = self.data
         manifest = data.manifest()
         store = LocalMetadataStore(data.path / ".metadata", self._files)
         if manifest is not None:
             store.require(manifest.entries)
-        self.producer_ids = ProducerIds(store, self.node_id, lambda: self.topics.highest_producer_id())
-        self.dynamic = DynamicSettings(store, self.node_id, self.settings)
-        self.settings = self.dynamic.values
-        self.group_settings = GroupSettingsStore(store)
-        self.quota_store = QuotaStore(store)
-        self._metadata_store = store
+        self.stores = Stores(store, self.node_id, self.settings, lambda: self.topics.highest_producer_id())
+        self.settings = self.stores.broker_settings.values
         self.update_quotas()
         if self.settings["semel.durability"] == "fsync":
             self.durability = FsyncDurability(Flusher(), self.spawn)
@@ -185,46 +165,10 @@ class BrokerServer:
         data.open_for_writing()
         self.topics.load()
         self._background = Background(self)
-        for server in self._servers:
-            await server.start_serving()
+        await self.listening.start()
         self.spawn(self._load_coordinators())
         self.spawn(self.topics.compare_with_manifest())
         self._background.start()
-
-    async def _bind(self) -> None:
-        """Take the addresses; nobody is let in before the logs are open."""
-        listeners = client_listeners(self.settings)
-        for listener in listeners:
-            try:
-                server = await self._listen(listener)
-            except OSError as error:
-                raise bind_error(listener, error) from error
-            self._servers.append(server)
-        bound_port = self._servers[0].sockets[0].getsockname()[1]
-        self.endpoint = advertised_listener(self.settings, listeners[0], bound_port)
-        if self.settings["semel.metrics.port"] >= 0:
-            from semel.broker.observability.endpoint import serve_metrics
-
-            metrics = Listener("METRICS", self.settings["semel.metrics.host"], self.settings["semel.metrics.port"])
-            try:
-                server = await serve_metrics(self, metrics.host, metrics.port)
-            except OSError as error:
-                raise bind_error(metrics, error) from error
-            self._servers.append(server)
-            self.metrics_port = server.sockets[0].getsockname()[1]
-
-    async def _listen(self, listener: Listener) -> asyncio.Server:
-        host: str | None = listener.host
-        if not host:
-            # Every address of both families; any free port can only be one of one family.
-            host = None if listener.port else "0.0.0.0"
-        server = await self.loop.create_server(
-            self.connections.new, host, listener.port, backlog=512, start_serving=False
-        )
-        size_buffers(
-            server.sockets, self.settings["socket.send.buffer.bytes"], self.settings["socket.receive.buffer.bytes"]
-        )
-        return server
 
     @cached_property
     def transactions(self) -> TransactionShell:
@@ -240,13 +184,6 @@ class BrokerServer:
 
         return GroupShell(self)
 
-    @cached_property
-    def scram_store(self) -> ScramStore:
-        """SCRAM credentials, read when somebody asks for them: no listener does."""
-        from semel.broker.stored.scram import ScramStore
-
-        return ScramStore(self._metadata_store)
-
     async def _load_coordinators(self) -> None:
         """What the last run left must be finished or time out, whether or not anybody asks."""
         if CONSUMER_OFFSETS in self.topics.topics:
@@ -260,12 +197,10 @@ class BrokerServer:
             await self.stopped.wait()
             return
         self._stopping = True
-        for server in self._servers:
-            server.close()
+        self.listening.close()
         self._background.stop()
         await self.connections.close_all(STOP_TIMEOUT_S)
-        if self._change is not None:
-            await asyncio.wait([self._change], timeout=STOP_TIMEOUT_S)
+        await self.changes.finish(STOP_TIMEOUT_S)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -278,22 +213,22 @@ class BrokerServer:
             try:
                 left = self.topics.close()
                 if left is not None:
-                    self._data.close_cleanly(left)
+                    self.data.close_cleanly(left)
             except OSError:
                 logger.exception("the disk failed while stopping; the next start recovers")
-        self._metadata_store.close()
+        self.stores.metadata.close()
         self.durability.flusher.close()
         self.record_checks.close()
         if self._beside is not None:
             self._beside.shutdown(wait=False, cancel_futures=True)
-        self._data.unlock()
+        self.data.unlock()
         self.stopped.set()
 
     def look_after_data(self) -> None:
         """Stop serving from a data directory that was removed or replaced under us: what is written into files without
         a name is lost, and nobody would know."""
-        if self.topics.gone is None and not self._data.is_there():
-            why = DirectoryGone(str(self.data_path))
+        if self.topics.gone is None and not self.data.is_there():
+            why = DirectoryGone(str(self.data.path))
             logger.critical("%s", why.why)
             self.topics.give_up(why)
 
@@ -313,26 +248,6 @@ class BrokerServer:
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "semel-beside")
         return await self.loop.run_in_executor(self._beside, work)
-
-    async def change(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Change something that the metadata store keeps, when no other change is being made.
-
-        What has begun is carried out, whether or not the client that asked for it is still there.
-        """
-        try:
-            await self._changing.acquire()
-        except BaseException:
-            work.close()
-            raise
-        task = self._change = self.loop.create_task(work)
-        task.add_done_callback(self._change_done)
-        return await asyncio.shield(task)
-
-    def _change_done(self, task: asyncio.Task[Any]) -> None:
-        self._changing.release()
-        # Whoever waits for it is told; an invariant that broke concerns all, also when nobody waits.
-        if not task.cancelled() and isinstance(error := task.exception(), InvariantViolation):
-            self.handle_failure(error)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -386,9 +301,9 @@ class BrokerServer:
 
     def update_quotas(self) -> None:
         """Hold clients to the quotas there are now; what was counted so far goes on counting."""
-        if not self.quota_store:
+        if not self.stores.quotas:
             self.quotas = None
         elif self.quotas is None:
-            self.quotas = Quotas(self.quota_store, self.settings, self.metrics, self.now_ms)
+            self.quotas = Quotas(self.stores.quotas, self.settings, self.metrics, self.now_ms)
         is_measured = self.quotas is not None or self._times is not None
         self.meter = Meter(self.quotas, self._times) if is_measured else None

@@ -95,11 +95,11 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, broker.spawn_stop)
         print(
-            f"semel broker ready on {address_text(*broker.endpoint)}, data in {settings['log.dirs'][0]} "
+            f"semel broker ready on {address_text(*broker.listening.endpoint)}, data in {settings['log.dirs'][0]} "
             f"({time.monotonic() - began:.2f} s)",
             flush=True,
         )
-        if (note := advertised_note(settings, broker.endpoint)) is not None:
+        if (note := advertised_note(settings, broker.listening.endpoint)) is not None:
             print(note, flush=True)
         await broker.stopped.wait()
 

@@ -67,12 +67,12 @@ class GroupShell:
             replay_marker=self.marker_written,
         )
         broker.topics.listeners.append(self._topics_changed)
-        for group_id in broker.group_settings:
+        for group_id in broker.stores.group_settings:
             self.configure(group_id)
 
     def configure(self, group_id: str) -> None:
         """Apply a group's own settings."""
-        own = self._broker.group_settings
+        own = self._broker.stores.group_settings
         values = own.values(group_id, self._broker.settings)
         timeouts = GroupTimeouts(values["consumer.session.timeout.ms"], values["consumer.heartbeat.interval.ms"])
         self.coordinator.set_timeouts(group_id, timeouts if own.overrides_of(group_id) else None)

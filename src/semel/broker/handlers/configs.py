@@ -58,15 +58,15 @@ def describe_configs(
         results.append(result)
         try:
             if resource.resource_type == TOPIC_RESOURCE:
-                rows = describe_topic_settings(broker.dynamic, broker.topics.get(resource.resource_name))
+                rows = describe_topic_settings(broker.stores.broker_settings, broker.topics.get(resource.resource_name))
             elif resource.resource_type == BROKER_RESOURCE:
                 _check_broker(broker, resource.resource_name)
                 described = describe_broker_settings if resource.resource_name else describe_defaults
-                rows = described(broker.dynamic)
+                rows = described(broker.stores.broker_settings)
             elif resource.resource_type == GROUP_RESOURCE:
                 _check_group(resource.resource_name)
-                own = broker.group_settings.overrides_of(resource.resource_name)
-                rows = describe_group_settings(broker.dynamic, own)
+                own = broker.stores.group_settings.overrides_of(resource.resource_name)
+                rows = describe_group_settings(broker.stores.broker_settings, own)
             elif resource.resource_type in (CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
                 rows = []
             else:
@@ -108,7 +108,7 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
     """Replace all settings of its own that a topic, a group or a broker has."""
 
     def replaced(resource: Any) -> dict[str, str]:
-        _present(broker, resource)
+        _settings_of(broker, resource)
         _check_named_once(resource.configs)
         overrides = {}
         for config in resource.configs:
@@ -117,20 +117,20 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
             overrides[config.name] = config.value
         return overrides
 
-    return broker.change(_alter(broker, request, call, AlterConfigsResponse, replaced))
+    return broker.changes.run(_alter(broker, request, call, AlterConfigsResponse, replaced))
 
 
 def incremental_alter_configs(broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
     """Change some of the settings that a topic, a group or a broker has of its own."""
 
     def changed(resource: Any) -> dict[str, str]:
-        find, overrides, present = _present(broker, resource)
+        find, overrides, present = _settings_of(broker, resource)
         _check_named_once(resource.configs)
         for config in resource.configs:
             _change(find, present, overrides, config)
         return overrides
 
-    return broker.change(_alter(broker, request, call, IncrementalAlterConfigsResponse, changed))
+    return broker.changes.run(_alter(broker, request, call, IncrementalAlterConfigsResponse, changed))
 
 
 def _check_named_once(configs: list[Any]) -> None:
@@ -161,11 +161,11 @@ async def _alter(
                 broker.topics.values_with(overrides)
                 topics.append((broker.topics.get(name), overrides))
             elif kind_of == GROUP_RESOURCE:
-                broker.group_settings.check(overrides, broker.settings)
+                broker.stores.group_settings.check(overrides, broker.settings)
                 groups[name] = overrides
             else:
-                broker.dynamic.replace(name, overrides, validate_only=request.validate_only)
-                broker.settings = broker.dynamic.values
+                broker.stores.broker_settings.replace(name, overrides, validate_only=request.validate_only)
+                broker.settings = broker.stores.broker_settings.values
                 await broker.topics.change_defaults(broker.settings, pace.rest)
                 continue
             written[kind_of].append(response)
@@ -174,7 +174,7 @@ async def _alter(
     if not request.validate_only:
         if topics:
             await _try_to_write(broker.topics.configure_all(topics, pace.rest), written[TOPIC_RESOURCE])
-        if groups and await _try_to_write(broker.group_settings.replace(groups), written[GROUP_RESOURCE]):
+        if groups and await _try_to_write(broker.stores.group_settings.replace(groups), written[GROUP_RESOURCE]):
             for group_id in groups:
                 broker.groups.configure(group_id)
                 await pace.rest()
@@ -192,17 +192,18 @@ async def _try_to_write(change: Coroutine[Any, Any, None], responses: list[Any])
     return True
 
 
-def _present(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str], Present]:
-    """How to find a setting of a resource, those it has of its own, and how to find what holds for it."""
+def _settings_of(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str], Present]:
+    """How to find the row of a resource's setting, the resource's own settings, and how to find the value in force."""
     if resource.resource_type == TOPIC_RESOURCE:
         topic = broker.topics.get(resource.resource_name)
         return TOPIC.row, dict(topic.overrides), topic.values.text
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
-        return dynamic_setting, dict(broker.dynamic.overrides_of(resource.resource_name)), broker.dynamic.text
+        settings = broker.stores.broker_settings
+        return dynamic_setting, dict(settings.overrides_of(resource.resource_name)), settings.text
     if resource.resource_type == GROUP_RESOURCE:
         _check_group(resource.resource_name)
-        own = broker.group_settings
+        own = broker.stores.group_settings
         values = own.values(resource.resource_name, broker.settings)
         return GROUP.row, dict(own.overrides_of(resource.resource_name)), values.text
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
@@ -251,7 +252,7 @@ def list_config_resources(
     if BROKER_RESOURCE in wanted:
         found.append(row(resource_name=str(broker.node_id), resource_type=BROKER_RESOURCE))
     if GROUP_RESOURCE in wanted:
-        for name in sorted(broker.group_settings):
+        for name in sorted(broker.stores.group_settings):
             found.append(row(resource_name=name, resource_type=GROUP_RESOURCE))
             yield
     return ListConfigResourcesResponse(config_resources=found)

@@ -30,7 +30,7 @@ def describe_log_dirs(
     broker: BrokerServer, request: DescribeLogDirsRequest, call: Call
 ) -> Generator[None, None, DescribeLogDirsResponse]:
     """The one data directory and the partitions asked for in it, each once."""
-    directory = broker.data_path.resolve()
+    directory = broker.data.path.resolve()
     try:
         usage = shutil.disk_usage(directory)
     except OSError:
@@ -117,7 +117,7 @@ def alter_replica_log_dirs(
     broker: BrokerServer, request: AlterReplicaLogDirsRequest, call: Call
 ) -> Generator[None, None, AlterReplicaLogDirsResponse]:
     """A partition may be moved into the one data directory, where it is already."""
-    directory = broker.data_path.resolve()
+    directory = broker.data.path.resolve()
     answers: dict[str, dict[int, AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for asked in request.dirs:
         is_ours = Path(asked.path).is_absolute() and Path(asked.path).resolve() == directory

@@ -49,11 +49,11 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
             yield
     else:
         topics, missing = yield from _requested_topics(broker, wanted, call, request)
-    host, port = broker.endpoint
+    host, port = broker.listening.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     response = MetadataResponse(
         brokers=[node],
-        cluster_id=broker.cluster_id,
+        cluster_id=broker.data.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
         cluster_authorized_operations=(
@@ -124,7 +124,7 @@ def _unknown_name(name: str) -> MetadataResponse.MetadataResponseTopic:
 async def _after_creating(
     broker: BrokerServer, names: list[str], call: Call, response: MetadataResponse
 ) -> MetadataResponse:
-    await broker.change(_create(broker, names, call))
+    await broker.changes.run(_create(broker, names, call))
     return response
 
 
@@ -247,12 +247,12 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             error_message="this endpoint serves brokers",
             endpoint_type=request.endpoint_type,
         )
-    host, port = broker.endpoint
+    host, port = broker.listening.endpoint
     node = DescribeClusterResponse.DescribeClusterBroker(
         broker_id=broker.node_id, host=host, port=port, rack=broker.rack
     )
     return DescribeClusterResponse(
-        cluster_id=broker.cluster_id,
+        cluster_id=broker.data.cluster_id,
         controller_id=broker.node_id,
         brokers=[node],
         cluster_authorized_operations=(

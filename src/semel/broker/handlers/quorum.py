@@ -37,7 +37,7 @@ def describe_quorum(
             row.high_watermark = broker.topics.metadata_changes
             row.current_voters = [_this_node(broker)]
         topics.append(DescribeQuorumResponse.TopicData(topic_name=topic.topic_name, partitions=partitions))
-    host, port = broker.endpoint
+    host, port = broker.listening.endpoint
     listener = DescribeQuorumResponse.Listener(name=SERVED_PROTOCOL, host=host, port=port)
     node = DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])
     return DescribeQuorumResponse(error_message=None, topics=topics, nodes=[node])
@@ -47,7 +47,7 @@ def _this_node(broker: BrokerServer) -> DescribeQuorumResponse.ReplicaState:
     now_ms = broker.now_ms()
     return DescribeQuorumResponse.ReplicaState(
         replica_id=broker.node_id,
-        replica_directory_id=topic_id_from_text(broker.directory_id),
+        replica_directory_id=topic_id_from_text(broker.data.directory_id),
         log_end_offset=broker.topics.metadata_changes,
         last_fetch_timestamp=now_ms,
         last_caught_up_timestamp=now_ms,

@@ -33,7 +33,7 @@ def describe_client_quotas(
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.why, entries=None)
     response = DescribeClientQuotasResponse
     entries = []
-    for entity, quotas in broker.quota_store.matching(wanted, strict=request.strict):
+    for entity, quotas in broker.stores.quotas.matching(wanted, strict=request.strict):
         yield
         if quotas is not None:
             entries.append(
@@ -67,7 +67,7 @@ def _matches(request: DescribeClientQuotasRequest) -> dict[str, Match]:
 
 def alter_client_quotas(broker: BrokerServer, request: AlterClientQuotasRequest, call: Call) -> Any:
     """Set and take back quotas. An entity that is refused stays as it was, the others change."""
-    return broker.change(_alter(broker, request, call))
+    return broker.changes.run(_alter(broker, request, call))
 
 
 async def _alter(broker: BrokerServer, request: AlterClientQuotasRequest, call: Call) -> AlterClientQuotasResponse:
@@ -95,7 +95,7 @@ async def _alter(broker: BrokerServer, request: AlterClientQuotasRequest, call: 
             row.error_code, row.error_message = error.code, error.why
     if not request.validate_only:
         try:
-            await broker.quota_store.replace(changes)
+            await broker.stores.quotas.replace(changes)
         except Refused as error:
             for row in rows.values():
                 row.error_code, row.error_message = error.code, error.why

@@ -31,11 +31,11 @@ def describe_user_scram_credentials(
     """Mechanism and iterations of each user asked for, or of all."""
     times = Counter(row.name for row in request.users or ())
     results = []
-    for user in times or dict.fromkeys(user for user, _ in broker.scram_store):
+    for user in times or dict.fromkeys(user for user, _ in broker.stores.scram):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)
         results.append(result)
         yield
-        found = broker.scram_store.of_user(user)
+        found = broker.stores.scram.of_user(user)
         if times[user] > 1:
             result.error_code = ErrorCode.DUPLICATE_RESOURCE
             result.error_message = f"{user} is asked for more than once"
@@ -56,7 +56,7 @@ def alter_user_scram_credentials(
     broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
 ) -> Any:
     """One change for each user; a user who is refused stays as before, the others change."""
-    return broker.change(_alter(broker, request, call))
+    return broker.changes.run(_alter(broker, request, call))
 
 
 async def _alter(
@@ -82,7 +82,7 @@ async def _alter(
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     try:
-        await broker.scram_store.replace(dict(changes.values()))
+        await broker.stores.scram.replace(dict(changes.values()))
     except Refused as error:
         for result in results.values():
             result.error_code, result.error_message = error.code, error.why
@@ -96,7 +96,7 @@ def _credential(broker: BrokerServer, change: _Change) -> ScramCredential | None
     if change.mechanism not in MECHANISMS:
         raise Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, f"there is no SCRAM mechanism {change.mechanism}")
     if isinstance(change, AlterUserScramCredentialsRequest.ScramCredentialDeletion):
-        if (change.name, change.mechanism) not in broker.scram_store:
+        if (change.name, change.mechanism) not in broker.stores.scram:
             raise Refused(ErrorCode.RESOURCE_NOT_FOUND, f"{change.name} has no such credential")
         return None
     if not MIN_ITERATIONS <= change.iterations <= MAX_ITERATIONS:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> Any:
     """Create each topic, or say why not."""
-    return broker.change(_create_topics(broker, request, call))
+    return broker.changes.run(_create_topics(broker, request, call))
 
 
 async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
@@ -138,7 +138,7 @@ def _describe(
     result.num_partitions, result.replication_factor = partition_count, 1
     result.configs = [
         CreateTopicsResponse.CreatableTopicConfigs(name=row.name, value=row.value, config_source=row.source)
-        for row in describe_topic_settings(broker.dynamic, topic)
+        for row in describe_topic_settings(broker.stores.broker_settings, topic)
     ]
 
 
@@ -155,7 +155,7 @@ def _assigned_count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTo
 
 def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> Any:
     """Delete by name or by id."""
-    return broker.change(_delete_topics(broker, request, call))
+    return broker.changes.run(_delete_topics(broker, request, call))
 
 
 def _doomed_by_request(
@@ -211,7 +211,7 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
 
 def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> Any:
     """Topics only ever grow."""
-    return broker.change(_create_partitions(broker, request, call))
+    return broker.changes.run(_create_partitions(broker, request, call))
 
 
 async def _create_partitions(

@@ -62,7 +62,8 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
     keys = () if request.transactional_id is None else (request.transactional_id,)
 
     def serve() -> Any:
-        decision = shell.coordinator.init_producer_id(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        take_id = broker.stores.producer_ids.take
+        decision = shell.coordinator.init_producer_id(request, call.version, broker.now_ms(), take_id)
         return shell.host.answer(decision, *keys)
 
     return once_settled(broker, keys, serve)
@@ -162,7 +163,7 @@ def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
     shell = broker.transactions
 
     def serve() -> Any:
-        decision = shell.coordinator.end_txn(request, call.version, broker.now_ms(), broker.producer_ids.take)
+        decision = shell.coordinator.end_txn(request, call.version, broker.now_ms(), broker.stores.producer_ids.take)
         return shell.host.answer(decision, request.transactional_id)
 
     return once_settled(broker, (request.transactional_id,), serve)

@@ -1,0 +1,38 @@
+"""Everything that the broker stores about itself except its topics, by subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from semel.broker.stored.dynamic_settings import DynamicSettings
+from semel.broker.stored.group_settings import GroupSettingsStore
+from semel.broker.stored.metadata_store import LocalMetadataStore
+from semel.broker.stored.producer_ids import ProducerIds
+from semel.broker.stored.quotas import QuotaStore
+
+if TYPE_CHECKING:
+    from semel.broker.stored.scram import ScramStore
+    from semel.config import Values
+
+
+class Stores:
+    """The stores of one broker, over one metadata store."""
+
+    def __init__(
+        self, metadata: LocalMetadataStore, node_id: int, settings: Values, highest_producer_id: Callable[[], int]
+    ) -> None:
+        """`settings`: what the broker was started with."""
+        self.metadata = metadata
+        self.producer_ids = ProducerIds(metadata, node_id, highest_producer_id)
+        self.broker_settings = DynamicSettings(metadata, node_id, settings)
+        self.group_settings = GroupSettingsStore(metadata)
+        self.quotas = QuotaStore(metadata)
+
+    @cached_property
+    def scram(self) -> ScramStore:
+        """SCRAM credentials, read when somebody asks for them: no listener does."""
+        from semel.broker.stored.scram import ScramStore
+
+        return ScramStore(self.metadata)
