@@ -15,7 +15,8 @@ import pytest
 from semel.broker.dispatch import Call, Pace
 from semel.broker.embedded import Broker
 from semel.broker.fetch_sessions import EVICTION_MS, FetchSessions
-from semel.broker.net.connection import SMALL_BYTES, SMALL_FRAME_BYTES, UNREAD_BYTES, Served, ServerConnection
+from semel.broker.net.connection import UNREAD_BYTES, Served, ServerConnection
+from semel.broker.net.framing import SMALL_BYTES, SMALL_FRAME_BYTES
 from semel.broker.net.memory import (
     RECEIVE_BUFFER_BYTES,
     STEP_BYTES,

@@ -1,12 +1,12 @@
-"""What all connections together may hold: requests that are arriving, and answers that nobody reads.
+"""The memory that all connections together may hold: requests that are arriving, and answers that are not read.
 
 Guarantees:
 
-- Small requests need nothing from here: whatever others hold, they are read and served.
-- Nobody can take all there is. A connection may hold as much as is left for the others; only one at a time may go
-  beyond that, so that frames that each hold a part do not wait for each other.
-- Who holds memory has to go on. A request that stalls is given up, and sooner where others wait for its memory. So is
-  a reader that takes nothing of its answer, but only where others wait.
+- Small requests need none of it: they are read and served whatever others hold.
+- Nobody can take all of it. A connection may hold as much as is left for the others. Only one at a time may hold more,
+  so that half-read frames do not wait for each other.
+- A request that stalls while it holds memory is refused, earlier if others wait for the memory. A client that does not
+  read its answer is disconnected, but only if others wait.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from itertools import islice
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Protocol
 
-#: What a connection reads into: one for all of them, kept by one only while it needs it.
+#: The size of a receive buffer. All connections read into one; a connection takes its own only while it needs it.
 RECEIVE_BUFFER_BYTES = 128 * 1024
-#: How many receive buffers that came back are kept for the next who needs one.
+#: How many returned receive buffers are kept for reuse.
 SPARE_BUFFERS = 8
-#: What a request has to bring within the timeout, unless it is whole by then.
+#: How many bytes of a request must arrive within the timeout, unless it is complete by then.
 STEP_BYTES = 64 * 1024
-#: Where others wait, who holds memory has to move this part of it ...
+#: If others wait, a connection that holds memory must receive or read this part of it (one 16th) ...
 HURRIED_PART = 16
-#: ... within this part of the timeout.
+#: ... within this part of the timeout (one 6th).
 HURRIED_TIME = 6
-#: The most of what is left that a single answer may take.
+#: A single answer may take this part (a quarter) of what is left.
 ANSWER_PART = 4
-#: How many of those who wait are tried when something comes back; the next look tries all.
+#: How many waiting connections are tried when memory is returned. The timer tries all.
 WOKEN_TOGETHER = 16
 
 NO_LIMIT = 2**63 - 1
 
 
 def new_buffer(size_bytes: int) -> memoryview:
-    """A buffer of its own pages: they are taken when something is read into them, and given back with it, where an
-    allocator would keep the holes that connections leave."""
+    """A buffer of its own pages, which the system takes back when it is freed. An allocator would keep the holes that
+    connections leave."""
     return memoryview(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS))
 
 
 def grown(buffer: memoryview, used_bytes: int, size_bytes: int) -> memoryview:
-    """The same buffer with more room. Its pages move as they are: to copy a large one would hold up everybody.
+    """The same buffer, enlarged. Its pages are moved, not copied: a copy of a large buffer would block the loop.
 
-    Not where somebody still looks into it, or where the system cannot do that.
+    It is copied all the same if somebody holds a view of it, or if the system cannot move it.
     """
     pages = buffer.obj
     try:
@@ -62,13 +62,13 @@ class Sender(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What it took from the pool."""
+        """How many bytes it holds of the pool."""
 
     def room_came_back(self) -> bool:
-        """Try again to take what was refused; whether that ended the waiting."""
+        """Try again to get what was refused. Returns False if it still has to wait."""
 
     def look_after(self, now_s: float, timeout_s: float, hurried: bool) -> bool:
-        """Give up a request that stalls, give back what is not needed; whether to look again next time."""
+        """Refuse a request that stalls, return what is not needed. Returns whether to look again next time."""
 
 
 class MemoryPool:
@@ -87,34 +87,34 @@ class MemoryPool:
     )
 
     def __init__(self, limit_bytes: int, timeout_s: float = 30.0) -> None:
-        #: While less is used, somebody who holds nothing may take a receive buffer.
+        #: While less than this is used, a connection that holds nothing may take a receive buffer.
         self.limit_bytes = limit_bytes if limit_bytes > 0 else NO_LIMIT
         self._timeout_s = timeout_s
-        #: Who waits for memory, the longest first.
+        #: The connections that wait for memory, the longest waiting first.
         self._waiting: dict[Sender, None] = {}
-        #: Who goes on although it holds more than is left.
+        #: The one connection that may hold more than is left.
         self._ahead: Sender | None = None
         self._spare: list[memoryview] = []
-        #: What every connection that holds nothing reads into.
+        #: The buffer that every connection without its own reads into.
         self.scratch = new_buffer(RECEIVE_BUFFER_BYTES)
-        #: Who holds a buffer or a part of a request.
+        #: The connections that hold a buffer or a part of a request.
         self.watched: set[Sender] = set()
         self.used_bytes = 0
-        #: How often somebody had to wait, since the start.
+        #: How often a connection had to wait, since the start.
         self.refusals = 0
 
     @property
     def waiting(self) -> int:
-        """How many wait for something to come back."""
+        """How many connections wait for memory."""
         return len(self._waiting)
 
     @property
     def is_low(self) -> bool:
-        """Whether half is gone: the time to give back what is only kept for later."""
+        """Whether half of it is used: then buffers are not kept for later."""
         return self.limit_bytes <= 2 * self.used_bytes
 
     def take(self, size_bytes: int, taker: Sender) -> bool:
-        """Take `size_bytes` more for a buffer, or be refused when that leaves too little for others."""
+        """Take more bytes for a buffer. Returns False if that leaves too little for others."""
         held_bytes = taker.held_bytes
         if held_bytes + size_bytes > self.limit_bytes - self.used_bytes:
             if self._ahead not in (None, taker):
@@ -124,7 +124,7 @@ class MemoryPool:
         return True
 
     def take_scratch(self) -> memoryview:
-        """The buffer that was just read into, for good; everybody else goes on with another."""
+        """Take the scratch buffer; the other connections get a new one."""
         taken, self.scratch = self.scratch, self.take_buffer()
         return taken
 
@@ -134,7 +134,7 @@ class MemoryPool:
         return self._spare.pop() if self._spare else new_buffer(RECEIVE_BUFFER_BYTES)
 
     def give_back(self, size_bytes: int, holder: Sender | None = None, buffer: memoryview | None = None) -> None:
-        """Return what was taken and let those go on who were refused."""
+        """Return memory, and let waiting connections continue."""
         self.used_bytes -= size_bytes
         if buffer is not None and len(buffer) == RECEIVE_BUFFER_BYTES and len(self._spare) < SPARE_BUFFERS:
             self._spare.append(buffer)
@@ -144,12 +144,12 @@ class MemoryPool:
             self._wake(WOKEN_TOGETHER)
 
     def wait(self, sender: Sender) -> None:
-        """Have it called when something was given back."""
+        """Call this connection's `room_came_back` when memory is returned."""
         self.refusals += 1
         self._waiting[sender] = None
 
     def forget(self, sender: Sender) -> None:
-        """It is gone, and waits for nothing."""
+        """The connection is closed."""
         self._waiting.pop(sender, None)
         self.watched.discard(sender)
 
@@ -157,11 +157,11 @@ class MemoryPool:
         for sender in list(islice(self._waiting, count)):
             del self._waiting[sender]
             if not sender.room_came_back():
-                # Behind those who have not been tried.
+                # Behind those that were not tried yet.
                 self._waiting[sender] = None
 
     def look(self, now_s: float) -> None:
-        """Give up what stalls, take back what nobody needs; for a timer to call, every second or so."""
+        """Refuse requests that stall, take back unused buffers. A timer calls this about every second."""
         hurried = bool(self._waiting)
         for sender in tuple(self.watched):
             if not sender.look_after(now_s, self._timeout_s, hurried):
@@ -171,33 +171,33 @@ class MemoryPool:
 
 
 class Reader(Protocol):
-    """A connection that has not read its answers."""
+    """A connection whose client has not read its answers."""
 
     @property
     def unread_bytes(self) -> int:
-        """What is left of them."""
+        """How many bytes are not read."""
 
     def give_up_reading(self) -> None:
-        """End the connection: others need the memory."""
+        """Close the connection: others need the memory."""
 
 
 class _Unread:
-    """What one reader was sent, and how it gets on with it."""
+    """What one client was sent, and how fast it reads."""
 
     __slots__ = ("left_bytes", "since_s", "size_bytes")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.left_bytes = size_bytes
-        #: Since when it took so little.
+        #: Since when it has read too little.
         self.since_s: float | None = None
 
 
 class UnreadAnswers:
-    """Bounds what all connections together leave unread (`semel.queued.max.response.bytes`).
+    """Bounds the answers that all clients together have not read (`semel.queued.max.response.bytes`).
 
-    An answer of records is made no larger than a part of what is left. With nothing left, requests for such answers
-    wait, and readers who do not go on lose their connection.
+    An answer with records is built no larger than a part of what is left. With nothing left, requests for such answers
+    wait, and clients that do not read are disconnected.
     """
 
     __slots__ = ("_limit_bytes", "_readers", "_timeout_s", "_waiting", "is_full", "used_bytes")
@@ -213,7 +213,7 @@ class UnreadAnswers:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for others to read."""
+        """How many requests wait until others have read."""
         return len(self._waiting)
 
     @property
@@ -222,18 +222,18 @@ class UnreadAnswers:
         return max(self._limit_bytes - self.used_bytes, 0) // ANSWER_PART
 
     def left_unread(self, reader: Reader, size_bytes: int) -> None:
-        """It did not take its answer of this size at once."""
+        """A client did not read its answer of this size at once."""
         self._readers[reader] = _Unread(size_bytes)
         self._add(size_bytes)
 
     def was_read(self, reader: Reader) -> None:
-        """It took its answer after all, or is gone."""
+        """A client has read its answer, or its connection ended."""
         unread = self._readers.pop(reader, None)
         if unread is not None:
             self._add(-unread.size_bytes)
 
     def reserve(self, size_bytes: int) -> None:
-        """Count an answer that is made and will be written in a later turn of the loop; less than 0 takes it back."""
+        """Count an answer that will be written in a later turn of the loop; a negative size takes it back."""
         self._add(size_bytes)
 
     def _add(self, size_bytes: int) -> None:
@@ -255,20 +255,20 @@ class UnreadAnswers:
         while self.is_full:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             enqueue(waiter)
-            # Whoever was woken too early keeps its place.
+            # Woken too early, it keeps its place.
             enqueue = self._waiting.appendleft
             try:
                 await waiter
             except asyncio.CancelledError:
-                # It may have been woken already: its turn goes to the next.
+                # It may have been woken already: then the next one is woken instead.
                 if not self.is_full:
                     self._wake()
                 raise
-        # Whoever comes next sees first what this one takes: it runs a turn of the loop later.
+        # The next one runs a turn of the loop later, and sees what this one takes.
         self._wake()
 
     def look(self, now_s: float) -> None:
-        """See who reads; with nothing left, give up those who do not, the largest first; for a timer to call."""
+        """See who reads. With nothing left, disconnect those who do not, the largest first. A timer calls this."""
         window_s = self._timeout_s / HURRIED_TIME
         stalled = []
         for reader, unread in self._readers.items():

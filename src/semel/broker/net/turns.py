@@ -1,14 +1,13 @@
-"""Shares the one thread: how much work is done in one turn of the event loop, and who goes on in the next.
+"""Shares the one thread: how much work is done in one turn of the event loop, and who continues in the next.
 
 Guarantees:
 
-- What all connections and all requests do in one turn is bounded together: once a turn has been worked in for `TURN_S`,
-  whoever asks is told that it is over and comes again in a later turn.
-- Who asks for little is not kept waiting by those who ask for much: the first half of a turn is for connections that
-  had nothing left to ask, the other half for those who did not get done with their share, `SHARE_S`, and for requests
-  that take longer than a turn. Neither half is left unused.
-- Nobody waits for ever: in each half, those who have waited longest go first.
-- A turn that is short costs nobody anything but a look at a clock.
+- The work of all connections and requests in one turn is bounded: after `TURN_S` everybody else waits for a later turn.
+- Connections that ask for little do not wait for those that ask for much. The first half of a turn is for connections
+  that had nothing left to do. The other half is for those that did not finish within their share, `SHARE_S`, and for
+  requests that take longer than a turn. Neither half is left unused.
+- Nobody waits for ever: in each half, those that waited longest go first.
+- A short turn costs no more than reading a clock.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-#: So long may one turn be worked in. What is done in one piece comes on top of it.
+#: The work of one turn. A piece of work that cannot be split may exceed it.
 TURN_S = 0.010
-#: So long may one connection work in it while others wait.
+#: How long one connection may work in a turn while others wait.
 SHARE_S = 0.002
-#: Work of less than this is not worth a callback that ends its turn.
+#: After less work than this no callback is scheduled to end the turn.
 _WORTH_ENDING_S = 0.001
 
 
@@ -36,7 +35,7 @@ class Turns:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._spent_s = 0.0
         self._is_ending = False
-        #: What goes on later; one that says True has only been woken, and will work after it was called.
+        #: Callbacks of those who wait. One that returns True has only woken a task, which will work later.
         self._modest: deque[Callable[[], bool]] = deque()
         self._others: deque[Callable[[], bool]] = deque()
         #: How often somebody had to wait for a later turn, since the start.
@@ -44,28 +43,28 @@ class Turns:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether this turn is over for those who have not begun."""
+        """Whether nobody may begin to work in this turn."""
         return self._spent_s >= TURN_S
 
     def is_over(self, since: float) -> bool:
-        """Whether this turn is over for somebody who works since then, by `clock`."""
+        """Whether the turn is over for somebody who has worked since then, by `clock`."""
         return self._spent_s + self.clock() - since >= TURN_S
 
     def share_is_over(self, since: float) -> bool:
-        """The same for a connection, which works for less long while others wait."""
+        """The same for a connection, which gets less time while others wait."""
         spent_s = self.clock() - since
         return self._spent_s + spent_s >= TURN_S or (spent_s >= SHARE_S and bool(self._others or self._modest))
 
     def worked(self, since: float) -> None:
-        """Count a stretch of work that began at `since` and ends now."""
+        """Count work that began at `since` and ends now."""
         self._spent_s += self.clock() - since
         if self._spent_s >= _WORTH_ENDING_S and not self._is_ending:
             self._end_soon()
 
     def later(self, go_on: Callable[[], bool], *, is_modest: bool = False) -> None:
-        """Call this in a later turn. It says whether its work is still to come, in a task that it woke.
+        """Call this in a later turn. It returns True if it only woke a task that will do the work.
 
-        `is_modest`: it has not worked since it last had nothing to do.
+        `is_modest`: it has done no work since it last had nothing to do.
         """
         self.put_off += 1
         (self._modest if is_modest else self._others).append(go_on)
@@ -73,9 +72,9 @@ class Turns:
             self._end_soon()
 
     async def rest(self, since: float) -> float:
-        """Between two pieces of work that began at `since`: wait for a later turn if this one is over.
+        """Call this between two pieces of work: it waits for a later turn if this one is over.
 
-        Returns since when the next piece counts.
+        `since` is when the work began. Returns when the next piece begins.
         """
         if not self.is_over(since):
             return since
@@ -104,7 +103,7 @@ class Turns:
         self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        """A new turn of the loop has begun: those who wait go first."""
+        """Begin a new turn with those who wait."""
         self._is_ending = False
         self._spent_s = 0.0
         modest, others = self._modest, self._others
@@ -117,9 +116,9 @@ class Turns:
                 self._end_soon()
 
     def _go_on(self, waiting: deque[Callable[[], bool]], until_s: float) -> bool:
-        """Let those who wait work until so much of this turn is spent; whether anything is left of it."""
+        """Let those who wait work until this much of the turn is spent. Returns whether any of it is left."""
         while waiting and self._spent_s < until_s:
             if waiting.popleft()():
-                # It works only after this. So it is woken alone, and the next of its kind in the next turn.
+                # Its work comes later, and cannot be counted here. So only one of its kind is woken in a turn.
                 return False
         return True
