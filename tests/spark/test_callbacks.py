@@ -59,7 +59,7 @@ def test_a_process_that_cannot_be_called_back_is_told_so_and_nothing_hangs(
     stage: Stage, too_many_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = stage.source()
-    with pytest.raises(CallbacksImpossible, match=r"cannot use one from 1024 on.*close what is not needed"):
+    with pytest.raises(CallbacksImpossible, match=r"cannot use one above 1023.*close what is not needed"):
         stage.start(frame)
     monkeypatch.undo()  # what was not needed is closed
     values = stage.put_numbers(3)

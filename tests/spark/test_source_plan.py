@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from semel.machines.values import TopicPartition
 from semel.spark.range_reader import OffsetRange
-from semel.spark.source_plan import as_spark, behind, not_before, places_of, share, split_ranges
+from semel.spark.source_plan import as_spark, ends_not_before, ends_within_limit, places_of, split_ranges, unread_spans
 
 spans = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted).map(tuple)
 waiting_maps = st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 12)), spans, min_size=1)
@@ -17,7 +17,7 @@ waiting_maps = st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), 
 def test_a_share_moves_every_partition_that_waits_and_never_past_its_end(
     waiting: dict[TopicPartition, tuple[int, int]], most: int
 ) -> None:
-    shared = share(waiting, most)
+    shared = ends_within_limit(waiting, most)
     steps = {}
     for place, (since, until) in waiting.items():
         end = shared[place.topic][str(place.partition)]
@@ -42,12 +42,15 @@ def test_cutting_ranges_covers_every_offset_once(
 
 
 def test_what_was_read_never_moves_back_and_never_vanishes() -> None:
-    assert not_before({"a": {"0": 5, "1": 7}}, {"a": {"0": 3}, "b": {"0": 1}}) == {"a": {"0": 5, "1": 7}, "b": {"0": 1}}
+    assert ends_not_before({"a": {"0": 5, "1": 7}}, {"a": {"0": 3}, "b": {"0": 1}}) == {
+        "a": {"0": 5, "1": 7},
+        "b": {"0": 1},
+    }
 
 
 def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
     new = TopicPartition("a", 1)
-    assert behind({"a": {"0": 5}}, {"a": {"0": 9, "1": 4}}, {new: 2})[new] == (2, 4)
+    assert unread_spans({"a": {"0": 5}}, {"a": {"0": 9, "1": 4}}, {new: 2})[new] == (2, 4)
 
 
 def test_offsets_are_written_in_one_order_because_spark_compares_their_text() -> None:

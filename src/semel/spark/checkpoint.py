@@ -1,7 +1,8 @@
-"""What Spark wrote down before it ran a micro-batch: the query's id, and where each source ends.
+"""What Spark stores before it runs a micro-batch: the query's id, and the end offsets of each source.
 
-Spark writes `<checkpoint>/offsets/<batch id>` before a batch runs and gives a rerun the same offsets, so this is the
-batch's identity. Files are read through Hadoop, as Spark itself does: the checkpoint may lie anywhere it can.
+Spark writes `<checkpoint>/offsets/<batch id>` before a batch runs, and gives a rerun the same offsets. So these offsets
+identify the batch. Files are read through Hadoop, as Spark does: the checkpoint may be on any file system that Spark
+supports.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ class CheckpointUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchOffsets:
-    """Where a micro-batch's sources end, as text for the fingerprint and as offsets where the source has them."""
+    """The end offsets of a micro-batch: as text for the fingerprint, and parsed if the source has Kafka offsets."""
 
     texts: tuple[str, ...]
-    #: One for each source, in the order of the plan; for named sources in the order of the file.
+    #: One per source, in the order of the plan; for named sources in the order of the file.
     by_source: tuple[dict[TopicPartition, int], ...]
     named: bool = False
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        """Where all sources end, taken together."""
+        """The end offsets of all sources."""
         return self.among([True] * len(self.by_source))
 
     def among(self, chosen: Sequence[bool]) -> dict[TopicPartition, int]:
-        """Where the chosen sources end. Where it is not clear which line belongs to which source: all, or none."""
+        """The end offsets of the chosen sources. If it is unclear which line belongs to which source: all or none."""
         if len(chosen) != len(self.by_source) or self.named:
             chosen = [bool(chosen) and all(chosen)] * len(self.by_source)
         ends: dict[TopicPartition, int] = {}
@@ -44,9 +45,9 @@ class BatchOffsets:
 
 
 def parse_offsets(content: str) -> BatchOffsets:
-    """Read one file of Spark's offset log: a version, a line of metadata, then a line for each source.
+    """Parse a file of Spark's offset log: a version, a line of metadata, then one line per source.
 
-    In version 1 a line is the source's offset or a dash; in version 2 (named sources) its name stands before it.
+    In version 1 a line is the source's offset or a dash. In version 2 (named sources) the source's name comes first.
 
     >>> parse_offsets('v1\\n{"batchWatermarkMs":0}\\n{"payments":{"0":42}}').ends
     {TopicPartition(topic='payments', partition=0): 42}
@@ -62,7 +63,7 @@ def parse_offsets(content: str) -> BatchOffsets:
 
 
 def _kafka_offsets(text: str) -> list[tuple[TopicPartition, int]]:
-    """Offsets in the form Spark's Kafka source and ours write: {"topic": {"0": 42}}; anything else has none."""
+    """Parse {"topic": {"0": 42}}, the format of Spark's Kafka source and ours. Other sources have no such offsets."""
     try:
         found = json.loads(text)
         return [
@@ -84,15 +85,15 @@ class Checkpoint:
         self.location = location.rstrip("/")
 
     def query_id(self) -> str:
-        """The id that stays with the checkpoint over restarts."""
+        """The query's id. It stays the same over restarts."""
         return str(json.loads(self._read("metadata"))["id"])
 
     def offsets(self, batch_id: int) -> BatchOffsets:
-        """Where the sources of a micro-batch end."""
+        """The end offsets of a micro-batch."""
         return parse_offsets(self._read(f"offsets/{batch_id}"))
 
     def where_batch_begins(self, batch_id: int) -> str:
-        """Where the sources stood before a micro-batch: their offsets if that is short, else the file that has them."""
+        """The start offsets of a micro-batch, for a message: the offsets if they are short, else their file."""
         name = f"offsets/{batch_id - 1}"
         if self._exists(name):
             texts = self.offsets(batch_id - 1).texts
@@ -101,7 +102,7 @@ class Checkpoint:
         return f"what stands in {self.location}/{name}"
 
     def next_batch(self) -> tuple[str, int] | None:
-        """The query's id and the first batch that Spark will run from here; None in a directory not used before."""
+        """The query's id and the next batch that Spark will run; None if the directory is new."""
         if not self._exists("metadata"):
             return None
         last = max(self._batches("offsets"), default=-1)

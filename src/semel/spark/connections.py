@@ -1,4 +1,4 @@
-"""One connection to a cluster for each process: Spark reuses its Python workers, and so do we."""
+"""One connection to a cluster per process. Spark reuses its Python workers, so tasks share it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
 from semel.config import CONSUMER
 
-#: Client settings in a form that travels to the executors and can be a key.
+#: Client settings as tuples: they can be pickled for the executors, and be a dictionary key.
 ClientSettings = tuple[tuple[str, str], ...]
 
 _clusters: dict[ClientSettings, tuple[LoopThread, Cluster]] = {}
 
 
 def cluster_of(settings: ClientSettings) -> tuple[LoopThread, Cluster]:
-    """This process's connection to the cluster that the settings name."""
+    """This process's connection to the cluster of these settings."""
     if settings not in _clusters:
         loop = LoopThread("semel-spark-task")
         try:
@@ -28,7 +28,7 @@ def cluster_of(settings: ClientSettings) -> tuple[LoopThread, Cluster]:
 
 
 async def connect(settings: Mapping[str, Any]) -> Cluster:
-    """A cluster that was reached once: its brokers, versions and features are known."""
+    """Connect to a cluster: its brokers, versions and features are known afterwards."""
     cluster = Cluster(CONSUMER.parse(settings))
     try:
         await cluster.connect()

@@ -1,4 +1,4 @@
-"""What a streaming frame is made of, read from its plan: its sources, whether it keeps state, its constants."""
+"""What the plan of a streaming DataFrame says: its sources, whether it keeps state, its constant columns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-#: Streaming steps that remember nothing from one micro-batch to the next. Whatever is not here is taken to remember.
-_FORGETFUL = frozenset(
+#: Plan nodes that keep no state between micro-batches. Any other node is taken to keep state.
+_STATELESS = frozenset(
     {
         "CollectMetrics", "DataFrameDropColumns", "DeserializeToObject", "Filter", "Generate", "MapElements",
         "MapInArrow", "MapInPandas", "MapPartitions", "Project", "Repartition", "RepartitionByExpression",
@@ -21,14 +21,14 @@ _KAFKA_SOURCES = ("semel", "kafka")
 
 @dataclass(frozen=True, slots=True)
 class StreamingSource:
-    """One source of a streaming query: its format, and the options it was given (names in lower case)."""
+    """One source of a streaming query: its format and its options (names in lower case)."""
 
     format: str
     options: dict[str, str]
 
     @property
     def has_kafka_offsets(self) -> bool:
-        """Whether its offsets are those of topics: true of this package's source and of Spark's own."""
+        """Whether its offsets are offsets of topics: true for this package's source and for Spark's Kafka source."""
         return self.format in _KAFKA_SOURCES
 
     @property
@@ -44,7 +44,7 @@ class StreamingSource:
 
 
 def sources_of(frame: Any) -> list[StreamingSource]:
-    """The sources a streaming frame reads, in the order in which Spark writes their offsets down."""
+    """The sources of a streaming DataFrame, in the order in which Spark stores their offsets."""
     found = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         if node.nodeName() == "StreamingRelationV2":
@@ -56,19 +56,19 @@ def sources_of(frame: Any) -> list[StreamingSource]:
 
 
 def keeps_state(frame: Any) -> bool:
-    """Whether the query remembers something between micro-batches: state, or how far event time has come."""
+    """Whether the query keeps something between micro-batches: state, or a watermark."""
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         name = node.nodeName()
         if name == "Join":
             if all(child.isStreaming() for child in _children(node)):
                 return True
-        elif name not in _FORGETFUL and node.isStreaming():
+        elif name not in _STATELESS and node.isStreaming():
             return True
     return False
 
 
 def constant_in(frame: Any, column: str) -> Any:
-    """The value a column has in every row, where the query itself says so; else None."""
+    """The value of a column that is constant in the query; None if it is not."""
     from py4j.protocol import Py4JError
 
     try:
@@ -80,7 +80,7 @@ def constant_in(frame: Any, column: str) -> Any:
         if not value.foldable():
             return None
         found = value.eval(None)
-    except Py4JError:  # not an alias, or a plan that is optimized in another way: the rows will tell
+    except Py4JError:  # not an alias, or another plan than expected: the rows will tell
         return None
     return found if found is None or isinstance(found, int) else str(found)
 

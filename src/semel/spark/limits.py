@@ -1,4 +1,4 @@
-"""What the cluster has and allows: asked of the brokers, because a limit in our code would be wrong somewhere."""
+"""Topics and limits of the cluster. The brokers are asked, because a limit in our code could be wrong for a cluster."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .connections import ClientSettings, cluster_of
 
 _TOPIC, _BROKER = 2, 4
 
-#: Kafka's own default, for brokers that do not say.
+#: Kafka's default, for brokers that do not tell.
 DEFAULT_LARGEST_BATCH = 1_048_588
-#: A limit may be changed while a pipeline runs: it is asked for again after this time, and when it was met.
+#: A limit may change while a pipeline runs: ask again after this time, and when a batch was refused.
 _REMEMBERED_S = 60.0
 
 _largest: dict[tuple[ClientSettings, str], tuple[float, int]] = {}
 
 
 def largest_batch(settings: ClientSettings, topic: str) -> int:
-    """The topic's max.message.bytes: how large a batch, and so a row, may be. Runs in a task."""
+    """The topic's max.message.bytes: the largest batch, and so the largest row. Runs in a task."""
     known = _largest.get((settings, topic))
     if known is None or time.monotonic() - known[0] > _REMEMBERED_S:
         loop, cluster = cluster_of(settings)
@@ -34,7 +34,7 @@ def largest_batch(settings: ClientSettings, topic: str) -> int:
 
 
 def forget_largest_batch(settings: ClientSettings) -> None:
-    """Ask again before the next batch: a broker refused one for its size."""
+    """Ask again before the next batch, because a broker refused one for its size."""
     for key in [key for key in _largest if key[0] == settings]:
         del _largest[key]
 
@@ -42,11 +42,11 @@ def forget_largest_batch(settings: ClientSettings) -> None:
 async def find_topic(
     cluster: Cluster, name: str, *, patience_ms: float, allow_auto_create: bool = False
 ) -> TopicMetadata | None:
-    """A topic and its partitions; None where it is not there after a while: brokers may not all know of it yet."""
+    """A topic and its partitions; None if it does not exist. Waits a while: not all brokers may know it yet."""
     loop = asyncio.get_running_loop()
     deadline, tries = loop.time() + patience_ms / 1000, 0
     while True:
-        # Each look has the client's own timeout: a broker that is slow to answer has not said that there is none.
+        # Each request has the client's own timeout: a slow answer does not mean that there is no topic.
         await cluster.refresh_metadata((name,), allow_auto_create=allow_auto_create)
         if name in cluster.metadata.topics:
             return cluster.metadata.topics[name]
@@ -57,12 +57,12 @@ async def find_topic(
 
 
 async def topic_settings(cluster: Cluster, topic: str, *names: str) -> dict[str, str]:
-    """Settings of a topic; a name that the brokers keep to themselves is missing."""
+    """Settings of a topic. A setting that the brokers do not tell is missing."""
     return await _settings(cluster, None, _TOPIC, topic, names)
 
 
 async def broker_settings(cluster: Cluster, *names: str) -> dict[str, str]:
-    """Settings of a broker, whichever is known: brokers of one cluster agree on what is asked for here."""
+    """Settings of any broker: the brokers of a cluster agree on those that are asked for here."""
     for node_id in cluster.metadata.nodes:
         return await _settings(cluster, node_id, _BROKER, str(node_id), names)
     return {}
@@ -82,5 +82,5 @@ async def _settings(cluster: Cluster, to: int | None, kind: int, name: str, name
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
         raise
-    # Without the right to look, a pipeline may still write: the answer then holds an error and no settings.
+    # Without permission the answer has an error and no settings. The pipeline may still be allowed to write.
     return {row.name: row.value for result in answer.results for row in result.configs if row.value is not None}

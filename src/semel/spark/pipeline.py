@@ -1,7 +1,7 @@
-"""Starting an exactly-once pipeline from Python.
+"""Start an exactly-once pipeline.
 
-Everything that could break the promise is refused before the first row moves, and so is every mistake that can be seen
-by then: `preflight` looks for them. What a pipeline opens is closed when its query ends.
+Guarantees: what would break exactly-once, and every mistake that can be found beforehand, is refused before the query
+starts (`preflight`). All connections and threads of a pipeline are closed when its query ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register(spark: Any) -> None:
 
 
 def _nothing(step: Step, batch_id: int) -> None:
-    """The observer of a pipeline nobody watches."""
+    """The default observer."""
 
 
 def start(
@@ -71,16 +71,16 @@ def start(
     options: Mapping[str, Any] | None = None,
     observer: Observer = _nothing,
 ) -> PipelineQuery:
-    """Start a streaming query whose every micro-batch is one transaction; returns Spark's StreamingQuery.
+    """Start a streaming query in which every micro-batch is one transaction. Returns Spark's StreamingQuery.
 
-    `frame` has the columns of Spark's Kafka sink: `value`, and as you like `key`, `headers`, `partition`, `topic`.
-    `transactional_id` is the pipeline's name on the broker: a second pipeline with the same one fences the first.
+    `frame` has the columns of Spark's Kafka sink: `value`, and optionally `key`, `headers`, `partition`, `topic`.
+    `transactional_id` is the pipeline's name on the broker: a second pipeline with the same name fences the first.
     Progress is committed to the group of the same name. `output_mode` is Spark's: append, update or complete. `writers`
-    is how many tasks write (one for each core, at most one for each output partition), `attempts` how often a
-    micro-batch is tried before the query fails.
+    is the number of tasks that write (by default one per core, at most one per output partition). `attempts` is how
+    often a micro-batch is tried before the query fails.
 
-    A mistake that can be seen beforehand is a `PipelineMistake`; a checkpoint that does not belong to the progress on
-    the broker is a `MarkerConflict`.
+    Raises `PipelineMistake` for a mistake that can be found beforehand, and `MarkerConflict` for a checkpoint that does
+    not belong to the progress on the broker.
     """
     check_arguments(
         transactional_id=transactional_id, topic=topic, marker_topic=marker_topic, output_mode=output_mode,
@@ -124,7 +124,7 @@ def start(
 
 
 class _DriverSide:
-    """What a pipeline holds open on the driver while its query runs."""
+    """What a pipeline has open on the driver while its query runs."""
 
     def __init__(self, spark: Any, bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -143,7 +143,7 @@ class _DriverSide:
     def look_at_the_cluster(
         self, frame: Any, topic: str | None, marker_topic: str | None, sources: list[StreamingSource]
     ) -> tuple[bool, ...]:
-        """Hold topics, partitions and limits against the cluster; says which sources are on it."""
+        """Check topics, partitions and limits with the cluster. Returns which sources are on it."""
         named, partition = constants_of(frame, topic)
         check = check_cluster(
             self._cluster, self._bootstrap_servers, named, partition, marker_topic, self.transaction.timeout_ms
@@ -155,11 +155,11 @@ class _DriverSide:
         return here
 
     def refuse_a_foreign_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Refuse before the query starts what its first batch would refuse, where that can be seen without fencing."""
+        """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver."""
         try:
             progress = self.loop.run(self.client.progress(patient=False))
         except Retriable:
-            return  # a transaction is about to decide: the first batch settles it, and then looks at the progress
+            return  # a commit is not settled yet: the first batch settles it, and then reads the progress
         query_id, batch_id = checkpoint.next_batch() or (None, 0)
         refuse_foreign_checkpoint(
             progress.marker,
@@ -175,10 +175,10 @@ class _DriverSide:
             self.loop.run(self.client.add_partition(topic, partition))
 
     def close_after(self, query: Any) -> None:
-        """Wait for the query's end, however it comes, and close."""
+        """Wait until the query ends, in whatever way, and close."""
         try:
             query.awaitTermination()
-        except Exception as error:  # the query's own error reaches whoever looks at the query; here it is only its end
+        except Exception as error:  # the user gets the error from the query; here only the end matters
             log.debug("the query ended: %s", error)
         finally:
             self.close()

@@ -1,7 +1,7 @@
-"""What can be known before the first row moves: a mistake is told here, in one sentence, and not by a failed query.
+"""Checks before the query starts: arguments, columns, topics, and limits of the cluster.
 
-Spark runs a micro-batch in a thread of its own and wraps what goes wrong there in pages of its own; so arguments,
-columns, topics and limits of the cluster are looked at before the query starts.
+Guarantees: a mistake that can be found beforehand raises one sentence here. Spark would run a micro-batch in its own
+thread and wrap the error in a long stack trace.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _TRIGGERS = ("processingTime", "availableNow", "once")
 _NO_BATCHES = ("continuous", "realTime")
 _INT32_MAX = 2**31 - 1
 
-#: How long a topic is waited for that the brokers may just be making, or have made and not yet told each other of.
+#: How long to wait for a topic that may be created on demand, and for one that not all brokers may know yet.
 _NEW_TOPIC_MS, _ANY_TOPIC_MS = 10_000, 2_000
 
 
 class PipelineMistake(ValueError):
-    """An argument, a column or a topic with which no micro-batch can be written: which, and what to do about it."""
+    """A wrong argument, column or topic. The text says which, and what to do."""
 
 
 class NotExactlyOnce(PipelineMistake):
-    """This combination of settings cannot keep the promise; the text says which one and what to change."""
+    """Settings that would break exactly-once. The text says which, and what to change."""
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
 
 
 def bootstrap_text(given: Any) -> str:
-    """Addresses as one text, from a text or a list of them."""
+    """The addresses as one string, from a string or a list."""
     text = given if isinstance(given, str) else None
     if isinstance(given, (list, tuple)) and all(isinstance(item, str) for item in given):
         text = ",".join(given)
@@ -63,7 +63,7 @@ def bootstrap_text(given: Any) -> str:
 
 
 def location_text(given: Any) -> str:
-    """The checkpoint's location as text."""
+    """The checkpoint's location as a string."""
     if isinstance(given, os.PathLike):
         given = os.fspath(given)
     if not isinstance(given, str):
@@ -86,7 +86,7 @@ def check_arguments(
     options: Any,
     observer: Any,
 ) -> None:
-    """Refuse an argument that cannot mean anything, by name."""
+    """Refuse an argument of the wrong type or with an impossible value, by its name."""
     if not isinstance(transactional_id, str) or not transactional_id.strip():
         raise PipelineMistake(f"transactional_id={transactional_id!r}: must be a text that is not empty")
     if len(transactional_id.encode()) > 30_000:
@@ -111,7 +111,7 @@ def check_arguments(
 
 
 def check_topic_name(argument: str, name: Any) -> None:
-    """Refuse a name that no topic can have."""
+    """Refuse an invalid topic name."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
         raise PipelineMistake(
             f"{argument}={name!r}: must be the name of a topic: letters, digits, '.', '_' and '-', at most 249"
@@ -152,7 +152,7 @@ def _check_options(options: Any) -> None:
 def refuse_what_breaks_the_promise(
     frame: Any, checkpoint: str, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> None:
-    """Refuse what would make a micro-batch visible in part, twice, or not at all."""
+    """Refuse what could make a micro-batch visible in part, twice, or never."""
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         raise NotExactlyOnce(
             "this DataFrame belongs to a Spark Connect session, whose driver is another process: the transaction must "
@@ -177,7 +177,7 @@ def refuse_what_breaks_the_promise(
 
 
 def check_columns(frame: Any, topic: str | None) -> None:
-    """The columns and types of Spark's own Kafka sink."""
+    """Check the columns and their types: those of Spark's Kafka sink."""
     from pyspark.sql import types
 
     given = [(field.name, field.dataType) for field in frame.schema.fields]
@@ -230,7 +230,7 @@ def _are_headers(kind: Any) -> bool:
 
 
 def check_sources(frame: Any) -> list[StreamingSource]:
-    """What the frame reads; the options of our own source are held against the rules of a streaming query."""
+    """The sources of the frame. The options of our own source are checked for a streaming query."""
     sources = sources_of(frame)
     for source in sources:
         if source.format == "semel":
@@ -252,7 +252,7 @@ async def check_cluster(
     marker_topic: str | None,
     transaction_timeout_ms: int,
 ) -> None:
-    """Hold what was given against the cluster: its topics and its limits. `partition` is the one every row names."""
+    """Check topics and limits with the cluster. `partition` is given if every row names the same one."""
     limits = await broker_settings(cluster, "transaction.max.timeout.ms", "auto.create.topics.enable")
     longest = limits.get("transaction.max.timeout.ms")
     if longest is not None and transaction_timeout_ms > int(longest):
@@ -285,9 +285,9 @@ async def _require_topic(cluster: Cluster, bootstrap: str, name: str, made_on_de
 
 
 async def sources_here(sources: Iterable[StreamingSource], cluster: Cluster, bootstrap: str) -> tuple[bool, ...]:
-    """For each source whether it reads from this very cluster: only then do its offsets mean anything here.
+    """For each source, whether it reads from this cluster. Only then can its offsets be committed here.
 
-    Names say nothing: two clusters may well have a topic of the same name. Each cluster has an id.
+    The cluster ids are compared: two clusters may have topics of the same name.
     """
     known: dict[str, bool] = {bootstrap: True}
     found = []
@@ -301,7 +301,7 @@ async def sources_here(sources: Iterable[StreamingSource], cluster: Cluster, boo
 
 async def _is_this(cluster: Cluster, source: StreamingSource) -> bool:
     if source.options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
-        return False  # this client cannot ask there; the pipeline's progress does without the source's offsets
+        return False  # this client cannot connect there; progress is stored without the source's offsets
     other = await connect({"bootstrap.servers": source.bootstrap_servers, "client.id": "semel-pipeline"})
     try:
         return cluster.metadata.cluster_id is not None and cluster.metadata.cluster_id == other.metadata.cluster_id
@@ -310,7 +310,7 @@ async def _is_this(cluster: Cluster, source: StreamingSource) -> bool:
 
 
 def constants_of(frame: Any, topic: str | None) -> tuple[str | None, int | None]:
-    """The topic and the partition that every row names, where the query itself says so."""
+    """The topic and the partition of all rows, if they are constants in the query."""
     named, partition = topic, None
     if topic is None:
         value = constant_in(frame, "topic")

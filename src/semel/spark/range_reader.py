@@ -1,6 +1,6 @@
-"""Reading one range of offsets in a task: fetch, leave out what was aborted, decode into Arrow columns.
+"""Read one range of offsets in a task: fetch, drop aborted records, decode into Arrow columns.
 
-The next fetch is on its way while the columns of the last one are being made.
+The next fetch is sent before the columns of the last one are decoded.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .source_options import EARLIEST, SourceOptions
 
 
 class DataLost(Exception):
-    """Records that were to be read are gone; failOnDataLoss=false reads on from what is left."""
+    """Records that should be read are gone. With failOnDataLoss=false the read goes on with what is left."""
 
 
 @dataclass
 class OffsetRange(InputPartition):
-    """What one task reads: offsets from `start` up to, not including, `end`."""
+    """What one task reads: the offsets from `start` up to, not including, `end`."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class OffsetRange(InputPartition):
 
 
 def read_range(wanted: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a range that a reader may see, as Arrow record batches."""
+    """The visible records of a range, as Arrow record batches."""
     loop, cluster = cluster_of(options.client_settings)
     place = TopicPartition(wanted.topic, wanted.partition)
     verify = bool(cluster.config["check.crcs"])
@@ -102,7 +102,7 @@ def _columns(
 def _after_loss(
     loop: LoopThread, cluster: Cluster, place: TopicPartition, position: int, end: int, options: SourceOptions
 ) -> int:
-    """Where to read on when an offset is not in the log any more, if that is allowed."""
+    """The offset to go on from when an offset is no longer in the log, or `DataLost`."""
     timeout_ms = cluster.config["default.api.timeout.ms"]
     left = loop.run(list_offsets(cluster, {place: EARLIEST}, timeout_ms=timeout_ms))[place].offset
     if options.fail_on_data_loss:

@@ -1,8 +1,8 @@
-"""Where each row goes: the columns Kafka knows, the output partition, and the task that writes it.
+"""Where each row goes: its output partition, and the task that writes it.
 
-A row's partition is its own `partition` column, else Kafka's hash of its key, else a hash of its value. Never its
-place in the stream: Spark may compute a lost task again with its rows in another order, and a row must then go where
-it went before. Only keys travel to Python for this; everything else stays in the JVM.
+Guarantees: a row always goes to the same partition, also when Spark computes a lost task again with the rows in another
+order. The partition is the row's `partition` column, else Kafka's hash of the key, else a hash of the value; it never
+depends on the order of rows. Only keys are sent to Python for this; everything else stays in the JVM.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TARGET = "__semel_target"
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 
-#: How long a topic that a row names is waited for: a broker may be about to make it.
+#: How long to wait for a topic that a row names: a broker may be creating it.
 _TOPIC_PATIENCE_MS = 10_000
 
 
 def kafka_columns(frame: Any, topic: str | None) -> Any:
-    """The columns Kafka knows, in its types; the same ones Spark's own Kafka sink takes."""
+    """The columns of Spark's Kafka sink, cast to Kafka's types."""
     from pyspark.sql.functions import col
 
     names = set(frame.columns)
@@ -48,10 +48,10 @@ def kafka_columns(frame: Any, topic: str | None) -> Any:
 def rows_by_partition(
     rows: Any, partitions: int | None, settings: ClientSettings, writers: int, refuse_row: Callable[[str], NoReturn]
 ) -> Any:
-    """The rows with their output partition, shuffled so that each output partition is in one task.
+    """Add the output partition to each row, and shuffle so that each output partition is in one task.
 
-    `partitions` is how many the one topic has; None where a column names the topic. A task that meets a row which can
-    go nowhere calls `refuse_row`.
+    `partitions` is the topic's partition count; None if a column names the topic. A task calls `refuse_row` for a row
+    whose topic is missing or does not exist.
     """
     from pyspark.sql.functions import coalesce, col, lit, when, xxhash64
     from pyspark.sql.functions import hash as hash_of
@@ -86,7 +86,7 @@ def _partition_by_topic(settings: ClientSettings, refuse_row: Callable[[str], No
 
 
 def _as_udf(function: Any) -> Any:
-    """An Arrow UDF. Spark tells its kind by the annotations, which must be types and not their names."""
+    """An Arrow UDF. Spark reads the annotations, which must be types and not strings."""
     import pyarrow as pa
     import pyspark.sql.functions as spark_functions
 
@@ -98,7 +98,7 @@ def _as_udf(function: Any) -> Any:
 def partitions_for(
     topics: pa.Array, keys: pa.Array, values: pa.Array, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]
 ) -> pa.Array:
-    """Each row's partition in the topic it names; runs in a task."""
+    """The partition of each row in the topic that it names. Runs in a task."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

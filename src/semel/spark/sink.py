@@ -1,7 +1,7 @@
-"""One micro-batch, one transaction: the sink that runs inside foreachBatch.
+"""The sink that runs inside foreachBatch: one micro-batch is one transaction.
 
-Guarantees: a micro-batch becomes visible whole, with its source offsets and its marker, or not at all; a batch that
-was committed is never written again; a failed attempt is aborted and fenced before the next one starts.
+Guarantees: a micro-batch becomes visible whole, with its source offsets and its marker, or not at all. A committed
+batch is never written again. A failed attempt is aborted and fenced before the next one starts.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = logging.getLogger("semel.spark")
 
 T = TypeVar("T")
 
-#: Past this share of its timeout a batch is worth a word.
+#: A batch that takes a larger share of its timeout is logged as a warning.
 _NEAR_TIMEOUT = 0.8
 
-#: Said of a pipeline whose progress has no place on the output's cluster.
+#: The message for a pipeline that has no partition on the output's cluster to store its progress in.
 WHERE_TO_KEEP_PROGRESS = (
     "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the progress"
 )
 
 
 class Step(Enum):
-    """The steps of a micro-batch, in order, as an observer sees them."""
+    """The steps of a micro-batch, in order. An observer is called after each."""
 
     BEGUN = "begun"
     SKIPPED = "skipped"
@@ -55,7 +55,7 @@ Observer = Callable[[Step, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """What a pipeline was started with."""
+    """The arguments that a pipeline was started with, and what was found out about its sources."""
 
     client_settings: ClientSettings
     transactional_id: str
@@ -64,14 +64,14 @@ class SinkSettings:
     writers: int | None
     attempts: int
     marker_topic: str | None
-    #: For each source of the query, in order, whether its offsets are those of topics of the output's cluster.
+    #: For each source of the query, in order: whether it reads topics of the output's cluster.
     sources_here: tuple[bool, ...]
-    #: Whether the query remembers something from one micro-batch to the next.
+    #: Whether the query keeps state between micro-batches.
     keeps_state: bool
 
 
 class ExactlyOnceSink:
-    """Call it with a micro-batch: it returns when the batch is visible, or was before."""
+    """Called with each micro-batch. Returns when the batch is committed, now or before."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ExactlyOnceSink:
         self._topics_seen: dict[str, bool] = {}
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Write one micro-batch, trying again under a new epoch where that is safe, and raise the first error."""
+        """Write one micro-batch. A failed attempt is repeated in a new epoch. The last one raises the first error."""
         offsets = self._checkpoint.offsets(batch_id)
         marker = BatchMarker(self._checkpoint.query_id(), batch_id, fingerprint_of(list(offsets.texts)))
         first_error: Exception | None = None
@@ -102,7 +102,7 @@ class ExactlyOnceSink:
             except RowRefused:
                 self._abort(marker)
                 raise
-            except Exception as error:  # any failure, Spark's or ours: abort, fence, and run the batch again
+            except Exception as error:  # Spark's or ours: abort, fence, and run the batch again
                 first_error = first_error or error
                 log.warning("batch %d, attempt %d of %d failed: %s", batch_id, attempt, self._settings.attempts, error)
                 self._stop_if_another_driver_took_over(error, marker)
@@ -118,12 +118,12 @@ class ExactlyOnceSink:
         fresh = transaction.identity is None
         identity = self._wait(client.begin())
         if fresh or self._committed is None:
-            # Only now is the marker stable: InitProducerId settled whatever was left half-finished.
+            # Only now is the marker stable: InitProducerId has settled a commit that was left half-finished.
             self._committed = self._wait(client.progress())
         committed = self._committed
         if self._verdict_on(committed, marker, offsets) is BatchVerdict.SKIP:
             if self._settings.keeps_state:
-                # The next batch stands on the state this one leaves, and on the event time it has seen.
+                # Compute it, but do not write it: the next batch needs its state and its event time.
                 frame.write.format("noop").mode("overwrite").save()
             self._observer(Step.SKIPPED, marker.batch_id)
             return
@@ -177,8 +177,8 @@ class ExactlyOnceSink:
         )
         rows = kafka_columns(frame, settings.topic)
         session = rows.sparkSession
-        session.conf.set("spark.sql.adaptive.enabled", "false")  # it may give one output partition to two tasks
-        # Counted once, here: a topic that grows meanwhile must not send one key to two partitions of one batch.
+        session.conf.set("spark.sql.adaptive.enabled", "false")  # it could split one output partition over two tasks
+        # Count once: if the topic grows meanwhile, one key must not go to two partitions within one batch.
         partitions = self._partition_count(settings.topic) if settings.topic else None
         parallelism = session.sparkContext.defaultParallelism
         writers = settings.writers or min(parallelism, partitions or parallelism)
@@ -190,32 +190,32 @@ class ExactlyOnceSink:
         check_reports(self._claims.claimed, [WriteReport(*row) for row in reports])
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Everything the transaction does has a deadline of its own; this one is for what nobody foresaw."""
+        """Run on the event loop. Each step has its own deadline; this one is a safety net above them."""
         return self._loop.run(work, timeout_ms=self._client.longest_wait_ms)
 
     def _partition_count(self, topic: str) -> int:
         return len(self._wait(self._client.topic(topic)).partitions)
 
     def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
-        """The offsets to commit: where the batch ends in the sources that are on this cluster."""
+        """The source offsets to commit: the ends of the sources that are on this cluster."""
         ends = offsets.among(self._settings.sources_here)
         return {where: end for where, end in ends.items() if self._exists(where.topic)}
 
     def _place_for(self, marker: BatchMarker) -> dict[TopicPartition, int]:
-        """Where no source is on this cluster: the batch id, in a partition that is, to carry the marker."""
+        """No source is on this cluster: commit the batch id in an output partition, to carry the marker."""
         topic = self._settings.marker_topic or self._settings.topic
         if topic is None:
             raise ValueError(WHERE_TO_KEEP_PROGRESS)
         return {TopicPartition(topic, 0): marker.batch_id}
 
     def _exists(self, topic: str) -> bool:
-        """Whether a topic of this cluster is still there: offsets of one that was deleted cannot be committed."""
+        """Whether the topic still exists: offsets of a deleted topic cannot be committed."""
         if topic not in self._topics_seen:
             self._topics_seen[topic] = self._wait(self._client.has_topic(topic))
         return self._topics_seen[topic]
 
     def _stop_if_another_driver_took_over(self, error: Exception, marker: BatchMarker) -> None:
-        """Two drivers that fence each other in turn would both crawl: the one that was fenced gives up."""
+        """Stop if another driver fenced this one. If both went on, they would fence each other for ever."""
         if self._transaction.is_fenced_by_another(error, self._client.now_ms):
             self._committed = None
             self._transaction.forget_identity()
@@ -226,11 +226,11 @@ class ExactlyOnceSink:
             ) from error
 
     def _abort(self, marker: BatchMarker) -> None:
-        """Best effort: what counts is the new epoch, which fences every straggler of the old one."""
+        """Try to abort. What counts is the new epoch of the next attempt: it fences all tasks of this one."""
         if self._transaction.identity is not None:
             try:
                 self._wait(self._client.end(commit=False))
-            except Exception as error:  # the InitProducerId that follows aborts it for certain
+            except Exception as error:  # the next InitProducerId aborts it in any case
                 self._stop_if_another_driver_took_over(error, marker)
                 log.warning("could not abort, InitProducerId will: %s", error)
         self._transaction.forget_identity()

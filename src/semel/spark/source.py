@@ -1,8 +1,8 @@
-"""Reading a topic into Spark: committed records, as Arrow columns, in the form of Spark's own Kafka source.
+"""Read a topic into Spark: committed records as Arrow columns, with the schema of Spark's Kafka source.
 
-Guarantees: a micro-batch covers exactly the offsets between its start and its end, so a rerun reads the same records;
-planning goes up to the last stable offset, so no task ever waits for an open transaction; gaps that markers and
-aborted records leave are not taken for data loss, which is judged by the log start offset alone.
+Guarantees: a micro-batch covers exactly the offsets between its start and its end, so a rerun reads the same records. A
+batch ends at the last stable offset at most, so no task waits for an open transaction. The gaps of markers and aborted
+records are not taken for data loss: only the log start offset decides that.
 """
 
 from __future__ import annotations
@@ -34,12 +34,21 @@ from .connections import cluster_of, connect
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, read_range
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
-from .source_plan import SparkOffsets, as_spark, behind, enough, not_before, places_of, share, split_ranges
+from .source_plan import (
+    SparkOffsets,
+    as_spark,
+    ends_not_before,
+    ends_within_limit,
+    is_batch_due,
+    places_of,
+    split_ranges,
+    unread_spans,
+)
 
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
 
-#: How long `load()` waits for a topic: brokers may not have told each other of it yet.
+#: How long `load()` waits for a topic: not all brokers may know it yet.
 _TOPIC_PATIENCE_MS = 2_000
 
 
@@ -50,46 +59,46 @@ _NO_WRITER = (
 
 
 class SemelDataSource(DataSource):
-    """`format("semel")`: a drop-in for Spark's Kafka source, by batch or as a stream."""
+    """`format("semel")`: a replacement for Spark's Kafka source, for batch and streaming queries."""
 
     @classmethod
     def name(cls) -> str:
-        """The name to give to `format`."""
+        """The name for `format`."""
         return "semel"
 
     def schema(self) -> str:
-        """The columns of Spark's own Kafka source. Asked for by `load()`, which is when mistakes are told."""
+        """The columns of Spark's Kafka source. `load()` calls this, so mistakes in the options are raised here."""
         with _without_stack():
             options = SourceOptions.parse(self.options, streaming=None)
             check_topics(options)
         return _SCHEMA + (_HEADERS if options.include_headers else "")
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """Read a bounded range."""
+        """The reader of a batch query."""
         with _without_stack():
             return SemelBatchReader(SourceOptions.parse(self.options, streaming=False))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """Read on and on."""
+        """The reader of a streaming query."""
         with _without_stack():
             return SemelStreamReader(SourceOptions.parse(self.options))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
-        """There is none: a write in parts cannot be one transaction."""
+        """Refused: Spark would write in parts, which cannot be one transaction."""
         with _without_stack():
             raise OptionError(_NO_WRITER)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
-        """There is none: Spark gives such a writer no way to run a batch again."""
+        """Refused: Spark gives such a writer no way to run a batch again."""
         with _without_stack():
             raise OptionError(_NO_WRITER)
 
 
 @contextmanager
 def _without_stack() -> Iterator[None]:
-    """A user's mistake is told in one sentence: Spark would print this worker's stack before it.
+    """Raise a user's mistake as one sentence. Otherwise Spark prints this worker's stack trace before it.
 
-    The worker ends with the error, so the wish ends with it too.
+    The worker ends with the error, so the environment variable needs no reset.
     """
     try:
         yield
@@ -99,7 +108,7 @@ def _without_stack() -> Iterator[None]:
 
 
 def check_topics(options: SourceOptions) -> None:
-    """Refuse a topic or a partition that is not there, while whoever named it is still looking."""
+    """Refuse a topic or a partition that does not exist, at `load()`."""
     loop = LoopThread("semel-source-check")
     try:
         loop.run(_check_topics(options))
@@ -135,13 +144,13 @@ async def _partition_count(cluster: Cluster, topic: str, bootstrap_servers: str)
 
 
 class _RangeReader:
-    """What both readers share: asking for offsets on the driver, reading ranges in the tasks."""
+    """Common to both readers: offsets are looked up on the driver, ranges are read in the tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def _offsets_at(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets by timestamp, or the ends of the log by -2 and -1; -1 where no record is that young."""
+        """Offsets by timestamp, or by -2 and -1 for the start and the end of the log. -1 if no record is that young."""
         if not wanted:
             return {}
         loop, cluster = cluster_of(self._options.client_settings)
@@ -160,7 +169,7 @@ class _RangeReader:
         return loop.run(_wanted_partitions(cluster, self._options))
 
     def _resolve(self, bound: Bound, places: list[TopicPartition]) -> SparkOffsets:
-        """Turn a bound into an offset for each partition."""
+        """The offset of a bound for each partition."""
         wanted = {place: bound.for_partition(place) for place in places}
         if not bound.by_timestamp:
             special = {place: offset for place, offset in wanted.items() if offset in (EARLIEST, LATEST)}
@@ -192,23 +201,23 @@ class _RangeReader:
         return split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range as Arrow record batches; runs in a task."""
+        """Read one range as Arrow record batches. Runs in a task."""
         assert isinstance(partition, OffsetRange)
         return read_range(partition, self._options)
 
 
 class SemelBatchReader(_RangeReader, DataSourceReader):
-    """A bounded read."""
+    """The reader of a batch query."""
 
     def partitions(self) -> list[OffsetRange]:
         """The ranges between the starting and the ending offsets."""
         places = self._partitions_of_topics()
         start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
-        return self._ranges(start, not_before(start, end) if self._options.end.by_timestamp else end)
+        return self._ranges(start, ends_not_before(start, end) if self._options.end.by_timestamp else end)
 
 
 class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """An unbounded read, planned batch by batch."""
+    """The reader of a streaming query. Spark plans one micro-batch after the other."""
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(options)
@@ -217,29 +226,29 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         self._last_batch_at: float | None = None
 
     def initialOffset(self) -> SparkOffsets:
-        """Where a query without a checkpoint starts."""
+        """Where a query with a new checkpoint starts."""
         return self._resolve(self._options.start, self._partitions_of_topics())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxOffsetsPerTrigger, where it is given."""
+        """maxOffsetsPerTrigger, if it is given."""
         most = self._options.max_offsets_per_trigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:
-        """Where the next batch ends: the last stable offsets, or a fair share of the way there."""
-        # What was read before never moves back, nor does it vanish.
-        latest = not_before(start, self._latest() if self._until is None else self._until)
+        """Where the next batch ends: at the last stable offsets, or before them if maxOffsetsPerTrigger is less."""
+        # An offset never moves back, and no partition of the start is dropped.
+        latest = ends_not_before(start, self._latest() if self._until is None else self._until)
         new = [place for place in places_of(latest) if str(place.partition) not in start.get(place.topic, {})]
-        waiting = behind(start, latest, self._offsets_at(dict.fromkeys(new, EARLIEST)))
+        waiting = unread_spans(start, latest, self._offsets_at(dict.fromkeys(new, EARLIEST)))
         if self._until is None and not self._is_due(sum(until - since for since, until in waiting.values())):
-            return not_before(start, {})
-        return share(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+            return ends_not_before(start, {})
+        return ends_within_limit(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
 
     def _is_due(self, waiting: int) -> bool:
-        """Whether there is enough for a batch (minOffsetsPerTrigger), or has been waited long enough for it."""
+        """Whether a batch is due: minOffsetsPerTrigger is reached, or maxTriggerDelay has passed."""
         least, now = self._options.min_offsets_per_trigger, self._clock()
         since_last_ms = None if self._last_batch_at is None else (now - self._last_batch_at) * 1000
-        if not enough(waiting, least, since_last_ms, self._options.max_trigger_delay_ms):
+        if not is_batch_due(waiting, least, since_last_ms, self._options.max_trigger_delay_ms):
             return False
         self._last_batch_at = now
         return True
@@ -248,7 +257,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         return as_spark(self._offsets_at(dict.fromkeys(self._partitions_of_topics(), LATEST)))
 
     def reportLatestOffset(self) -> SparkOffsets:
-        """What is there now, for the query's progress report."""
+        """The latest offsets, for the query's progress report."""
         return self._latest()
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -1,4 +1,4 @@
-"""The options of `format("semel")`, under the names and with the rules that Spark's own Kafka source has for them."""
+"""The options of `format("semel")`: the names and rules of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.machines.values import TopicPartition
 
 from .connections import ClientSettings
 
-#: What is understood. Spark lowers the case of option names, so they are compared without it.
+#: All options. Names are compared in lower case, because Spark passes them so.
 KNOWN = (
     "subscribe",
     "subscribePattern",
@@ -45,20 +45,20 @@ _UNITS_MS = {
 
 
 class OptionError(ValueError):
-    """An option that is missing, unknown, or cannot mean what it says."""
+    """An option that is missing, unknown, or has an impossible value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading starts or ends: at offsets (-2 and -1 are the ends of the log), or at timestamps.
+    """Where reading starts or ends: at offsets (-2 is the start of the log, -1 its end), or at timestamps.
 
-    One number for every partition, or one for each.
+    `at` is one number for all partitions, or one for each.
     """
 
     option: str
     at: int | dict[TopicPartition, int]
     by_timestamp: bool = False
-    #: Whether a timestamp that no record has reached means the end of the log, rather than a mistake.
+    #: Whether a timestamp newer than every record means the end of the log. Otherwise it is an error.
     latest_if_unmatched: bool = True
 
     def for_partition(self, place: TopicPartition) -> int:
@@ -75,7 +75,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What to read, from where, and how much at once."""
+    """What to read, from where, and how much at a time."""
 
     client_settings: ClientSettings
     topics: tuple[str, ...] = ()
@@ -95,9 +95,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = True) -> SourceOptions:
-        """Read the options a user gave; everything that cannot be honoured is refused by name.
+        """Parse the options of a user, or raise `OptionError` with the option's name.
 
-        `streaming` is None while it is not known: what one of the two kinds of query allows is then let pass.
+        `streaming` is None if it is not known yet: then options of batch and of streaming queries are accepted.
 
         >>> SourceOptions.parse({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "a, b"}).topics
         ('a', 'b')
@@ -134,9 +134,9 @@ class SourceOptions:
 
 
 def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
-    """The kafka.* options, checked against the client's own table, and the isolation level among them.
+    """The kafka.* options, checked against the client's settings, and the isolation level among them.
 
-    Spark's source would make up a consumer group here. This one needs none, so a groupIdPrefix names the client.
+    Spark's source needs a consumer group for each query. This one needs none: groupIdPrefix becomes the client id.
     """
     kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
     if "bootstrap.servers" not in kafka:
@@ -179,7 +179,7 @@ def _end(given: Mapping[str, str], streaming: bool | None) -> Bound:
 
 
 def _bound(given: Mapping[str, str], which: str, default: str, latest_if_unmatched: bool) -> Bound:
-    """The first that is given of: a timestamp for all, timestamps, offsets. Spark has the same order."""
+    """The first that is given: one timestamp, timestamps per partition, offsets. Spark has the same order."""
     if (text := given.get(f"{which}timestamp")) is not None:
         if not text.isdigit():
             raise OptionError(f"{which}Timestamp={text}: must be milliseconds since 1970")

@@ -1,4 +1,4 @@
-"""Planning a read: offsets in Spark's form, fair shares, and ranges of the right size. No broker, no clock."""
+"""Plan a read: offsets in Spark's format, the share of each partition, the ranges for the tasks. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from semel.machines.values import TopicPartition
 
 from .range_reader import OffsetRange
 
-#: Offsets as Spark's Kafka source writes them into its checkpoint: {"topic": {"0": 42}}.
+#: Offsets as Spark's Kafka source stores them in the checkpoint: {"topic": {"0": 42}}.
 SparkOffsets = dict[str, dict[str, int]]
 
 
 def as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
-    """Offsets in Spark's form, always in the same order: Spark compares them as text to see whether there is news.
+    """Offsets in Spark's format, always in the same order: Spark compares them as text to detect new data.
 
     >>> as_spark({TopicPartition("b", 10): 1, TopicPartition("b", 2): 3, TopicPartition("a", 0): 7})
     {'a': {'0': 7}, 'b': {'2': 3, '10': 1}}
@@ -26,12 +26,12 @@ def as_spark(offsets: Mapping[TopicPartition, int]) -> SparkOffsets:
 
 
 def places_of(offsets: SparkOffsets) -> list[TopicPartition]:
-    """The partitions that offsets speak of."""
+    """The partitions of the offsets."""
     return [TopicPartition(topic, int(number)) for topic, partitions in offsets.items() for number in partitions]
 
 
-def not_before(start: SparkOffsets, end: SparkOffsets) -> SparkOffsets:
-    """The end offsets, none of them smaller than its start, and no partition of the start missing."""
+def ends_not_before(start: SparkOffsets, end: SparkOffsets) -> SparkOffsets:
+    """The end offsets, but none before its start, and with every partition of the start."""
     ends = {place: end[place.topic][str(place.partition)] for place in places_of(end)}
     for place in places_of(start):
         since = start[place.topic][str(place.partition)]
@@ -39,10 +39,10 @@ def not_before(start: SparkOffsets, end: SparkOffsets) -> SparkOffsets:
     return as_spark(ends)
 
 
-def behind(
+def unread_spans(
     start: SparkOffsets, end: SparkOffsets, beginnings: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """What is still to be read of each partition: from, until. New partitions are read from their beginning."""
+    """The unread span of each partition: (from, until). New partitions are read from their beginning."""
     waiting = {}
     for place in places_of(end):
         until = end[place.topic][str(place.partition)]
@@ -51,17 +51,17 @@ def behind(
     return waiting
 
 
-def enough(waiting: int, least: int | None, since_last_ms: float | None, longest_ms: int) -> bool:
-    """Whether a batch is due: the first one always, then when enough waits or enough time has passed.
+def is_batch_due(waiting: int, least: int | None, since_last_ms: float | None, longest_ms: int) -> bool:
+    """Whether a batch is due: always for the first one, then when enough records wait or the delay has passed.
 
-    >>> enough(5, 10, None, 1000), enough(5, 10, 999, 1000), enough(5, 10, 1000, 1000), enough(10, 10, 0, 1000)
-    (True, False, True, True)
+    >>> is_batch_due(5, 10, None, 1000), is_batch_due(5, 10, 999, 1000), is_batch_due(5, 10, 1000, 1000)
+    (True, False, True)
     """
     return not least or waiting >= least or since_last_ms is None or since_last_ms >= longest_ms
 
 
-def share(waiting: Mapping[TopicPartition, tuple[int, int]], most: int) -> SparkOffsets:
-    """Give each partition its part of `most` offsets, in proportion to how far behind it is, and at least one."""
+def ends_within_limit(waiting: Mapping[TopicPartition, tuple[int, int]], most: int) -> SparkOffsets:
+    """The end offsets of a batch of about `most` records: in proportion to what waits, at least one per partition."""
     total = sum(until - since for since, until in waiting.values())
     shared = {}
     for place, (since, until) in waiting.items():
@@ -75,7 +75,7 @@ def share(waiting: Mapping[TopicPartition, tuple[int, int]], most: int) -> Spark
 def split_ranges(
     ranges: Iterable[OffsetRange], most_records: int | None, least_partitions: int | None
 ) -> list[OffsetRange]:
-    """Cut ranges to at most `most_records` each, then the long ones until there are about `least_partitions`."""
+    """Cut ranges to at most `most_records` each, then cut the long ones until there are about `least_partitions`."""
     pieces = []
     for one in ranges:
         length = one.end - one.start

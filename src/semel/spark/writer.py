@@ -1,8 +1,8 @@
-"""What a task does: write its share of the micro-batch into the driver's transaction.
+"""What a task does: write its rows of the micro-batch into the driver's transaction.
 
 Guarantees: a task produces to a partition only after it has claimed it, with sequences from 0 and one request at a
-time, so that order holds; a batch that must be sent again is sent with the same sequence and the same bytes; what is
-reported was acknowledged by the broker. Rows are encoded while earlier ones are on their way.
+time, which keeps the order. A batch that must be sent again has the same sequence and the same bytes. A task reports
+only what the broker has acknowledged. Rows are encoded while earlier ones are being sent.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _REPORT = pa.schema(
 )
 _UNSENT_BYTES = 16 << 20
 
-#: The broker's word that a batch is larger than the topic takes.
+#: The broker's errors for a batch that is too large for the topic.
 _LIMITS = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """All a task needs to know; travels from the driver to the executors."""
+    """What a task needs to know. Pickled by the driver for the executors."""
 
     client_settings: ClientSettings
     transactional_id: str
@@ -61,23 +61,23 @@ class WritePlan:
     implicit_add: bool
     topic: str | None
     compression: str = "none"
-    #: About how large batches become. One row alone may be as large as the topic takes it.
+    #: The target size of a batch. A single row may be as large as the topic allows.
     batch_bytes: int = 900_000
     deadline_ms: int = 120_000
 
     @property
     def epoch(self) -> tuple[int, int]:
-        """Under what number tasks claim partitions."""
+        """The epoch in which tasks claim partitions."""
         return self.identity.producer_id, self.identity.producer_epoch
 
     @property
     def refuse_row(self) -> Callable[[str], NoReturn]:
-        """What a task calls when it meets a row that cannot be written; travels with the plan."""
+        """What a task calls for a row that can never be written. Pickled with the plan."""
         return functools.partial(refuse_row, self.desk, self.epoch)
 
 
 def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.RecordBatch]:
-    """Write this task's rows and report what the broker acknowledged, per output partition."""
+    """Write this task's rows. Yields a report per output partition: what the broker acknowledged."""
     loop, cluster = cluster_of(plan.client_settings)
     writers: dict[tuple[str, int], _PartitionWriter] = {}
     outbox = _Outbox(loop)
@@ -97,7 +97,7 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
         outbox.wait_for_all()
     except Misuse as error:
         if error.code in _LIMITS:
-            forget_largest_batch(plan.client_settings)  # it was lowered meanwhile: the next try asks for it again
+            forget_largest_batch(plan.client_settings)  # it was lowered meanwhile: the next attempt asks again
             raise
         plan.refuse_row(str(error))
     finally:
@@ -106,7 +106,7 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
 
 
 def _by_destination(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The rows of a batch by topic and partition; rows of one destination keep their order."""
+    """The rows of a batch by topic and partition, in their order."""
     if topic is None:
         topics = batch.column("topic")
         for name in pc.unique(topics).to_pylist():
@@ -126,17 +126,17 @@ def _by_destination(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[
 
 
 def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int, plan: WritePlan) -> None:
-    """A partition that does not exist is said at once; the broker would only ask to try again later."""
+    """Refuse a partition that does not exist. The broker would answer with a retriable error."""
     count = len(loop.run(cluster.topic(topic)).partitions)
     if not 0 <= partition < count:
-        cluster.forget_topic(topic)  # it may have grown since it was looked at
+        cluster.forget_topic(topic)  # the topic may have grown since
         count = len(loop.run(cluster.topic(topic)).partitions)
     if not 0 <= partition < count:
         plan.refuse_row(no_such_partition(topic, partition, count))
 
 
 def no_such_partition(topic: str, partition: int, count: int) -> str:
-    """What is said of a row that names a partition its topic does not have."""
+    """The message for a row that names a partition its topic does not have."""
     return (
         f"the column 'partition' says {partition}, and topic '{topic}' has partitions 0 to {count - 1}: correct the "
         "column, or drop it to let the key decide"
@@ -144,7 +144,7 @@ def no_such_partition(topic: str, partition: int, count: int) -> str:
 
 
 class _Outbox:
-    """Encoded batches on their way. Holds the encoder back when too much waits, and tells it of the first failure."""
+    """Encoded batches that are being sent. Blocks the encoder if too much waits, and raises the first failure."""
 
     def __init__(self, loop: LoopThread) -> None:
         self._loop = loop
@@ -167,13 +167,13 @@ class _Outbox:
             self._take_first()
 
     def cancel(self) -> None:
-        """Let nothing follow a failure."""
+        """Send nothing more after a failure."""
         for future, _ in self._sending:
             future.cancel()
 
 
 class _PartitionWriter:
-    """Sole writer of one partition in this epoch."""
+    """The only writer of one partition in this epoch."""
 
     def __init__(self, cluster: Cluster, plan: WritePlan, topic: str, partition: int) -> None:
         self._cluster, self._plan, self._topic, self._partition = cluster, plan, topic, partition
@@ -192,7 +192,7 @@ class _PartitionWriter:
         self.waiting_bytes += rows.nbytes
 
     def encode_into(self, outbox: _Outbox) -> None:
-        """Turn what waits into batches and hand them over to be sent, in order."""
+        """Encode the rows that wait, and put the batches into the outbox in order."""
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting)
@@ -221,7 +221,7 @@ class _PartitionWriter:
                 raise
             forget_largest_batch(self._plan.client_settings)
             before, self._largest = self._largest, largest_batch(self._plan.client_settings, self._topic)
-            if self._largest > before:  # it was raised meanwhile
+            if self._largest > before:  # the limit was raised meanwhile
                 return self._encode(rows)
             self._plan.refuse_row(
                 f"a row for {self._topic}-{self._partition} is too large: {refused.why}; make it smaller, compress, or "
@@ -229,9 +229,9 @@ class _PartitionWriter:
             )
 
     async def _send(self, encoded: bytes, records: int) -> None:
-        async with self._turn:  # given in the order of asking, so batches go out in the order of their sequences
+        async with self._turn:  # the lock is fair, so batches are sent in the order of their sequences
             if self._failed:
-                return  # whoever waits for this one hears of the failure before it
+                return  # the outbox raises the failure of the earlier batch
             try:
                 await self._produce(encoded, records)
             except BaseException:
