@@ -1,1 +1,1 @@
-"""The producer: `producer` is what users call, `send_loop` is the one task that sends."""
+"""The producer. Users call `producer`; `send_loop` is the one task that sends, the others are parts of the producer."""

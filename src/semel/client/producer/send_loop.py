@@ -16,7 +16,7 @@ from semel.client.cluster.cluster import Cluster, Coordinator, Target
 from semel.client.producer.delivery import Deliveries
 from semel.config import Values
 from semel.config.codecs import CODECS
-from semel.errors import ClientClosed, ErrorCode, KafkaError, Retriable, error_for
+from semel.errors import ClientClosed, ErrorCode, KafkaError, Misuse, Retriable, error_for
 from semel.machines.producing.accumulator import Accumulator
 from semel.machines.producing.sender import BatchAnswer, Produce, Sender
 from semel.machines.transactions.producer import ProducerState, Send, TransactionManager
@@ -63,8 +63,10 @@ class SendLoop:
         )
         self.deliveries = Deliveries(cluster.origin)
         self.lock = self.deliveries.lock
-        #: What went wrong last with a coordinator, for the person who waits for it.
-        self.trouble = ""
+        #: The last error of a coordinator, for the message to a caller who waits for it.
+        self.coordinator_error = ""
+        #: Nothing more is taken in.
+        self.closing = False
         self._clock_ms = clock_ms
         self._acks = -1 if values["acks"] in ("all", "-1") else int(values["acks"])
         self._coordinator_tries = 0
@@ -92,12 +94,29 @@ class SendLoop:
             self._wake_asked = True
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    async def changed(self) -> None:
-        """Wait until the machines were asked once more."""
+    async def wait_for_change(self) -> None:
+        """Wait until the machines have been polled again."""
         await asyncio.shield(self._change)
 
+    async def flush(self) -> None:
+        """Wait until every record taken in so far is delivered or has failed."""
+        with self.lock:
+            self.accumulator.close_all()
+            pending = list(self.accumulator.batches()) + self.sender.unfinished_batches()
+        self.wake()
+        for batch in pending:
+            await self.deliveries.wait_async(batch)
+
+    def check_open(self) -> None:
+        """Raise if nothing can be sent: after a fork, after closing, or after an unexpected error."""
+        if self.cluster.origin.lost:
+            raise self.cluster.origin.refusal("the producer")
+        if self.closing:
+            raise Misuse(ErrorCode.INVALID_REQUEST, "the producer is closed")
+        self.check_running()
+
     def check_running(self) -> None:
-        """Raise what stopped the sending, if anything did: nobody shall wait for it in vain."""
+        """Raise the unexpected error that stopped the sending, if there was one."""
         if self._failure is not None:
             raise self._failure
 
@@ -260,7 +279,7 @@ class SendLoop:
                 manager.version = self.cluster.transaction_version
             response = await self.cluster.request(to, send.message, version=send.version, newest=send.newest)
         except KafkaError as error:
-            self.trouble = error.why
+            self.coordinator_error = error.why
             with self.lock:
                 if isinstance(error, Retriable):
                     manager.on_disconnect(self._clock_ms(), self._backoff_ms())
@@ -272,7 +291,7 @@ class SendLoop:
                 code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
                 if manager.state is ProducerState.UNINITIALIZED and manager.error is not None:
                     self.sender.give_up(manager.error, sent_too=True)
-            self.trouble = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
+            self.coordinator_error = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
             if code is ErrorCode.NONE:
                 self._coordinator_tries = 0
             if code in _COORDINATOR_IN_DOUBT:
