@@ -1,4 +1,4 @@
-"""What the broker does on its own: retention, compaction, expiry of producers, idle connections."""
+"""What the broker does periodically: retention, compaction, expiry of producers, idle connections."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long writes may go into a directory that somebody has removed.
+#: How often the broker looks whether its data directory was removed.
 WATCH_INTERVAL_S = 1.0
 
 
 class Background:
-    """Periodic work, each kind at its own interval under Kafka's name for it."""
+    """Periodic work. Each kind has its interval in a setting with Kafka's name."""
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
@@ -30,12 +30,12 @@ class Background:
         self._watching: asyncio.TimerHandle | None = None
         self._stopped = False
         self._compacting = False
-        #: Partitions that hold something unreadable: it does not get better by being read again.
+        #: Partitions that could not be compacted because something in them is unreadable: not tried again.
         self._uncleanable: set[Partition] = set()
         self._unflushed_since: dict[Partition, int] = {}
 
     def start(self) -> None:
-        """Begin."""
+        """Start the timers."""
         settings = self._broker.settings
         self._every("log.retention.check.interval.ms", self._retain)
         if settings["log.cleaner.enable"]:
@@ -51,13 +51,13 @@ class Background:
         self._watch()
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         self._stopped = True
         for timer in self._timers:
             timer.cancel()
 
     def _watch(self) -> None:
-        """Look every second whether the data directory is still there."""
+        """Look every second whether the data directory still exists."""
         if not self._stopped:
             self._broker.look_after_data()
             if self._watching is not None:
@@ -66,7 +66,7 @@ class Background:
             self._timers.add(self._watching)
 
     def _every(self, setting: str, work: Callable[[], None]) -> None:
-        """Do the work again and again, with the setting of this name between; it may change meanwhile."""
+        """Repeat the work. The pause is this setting, read again each time because it may change."""
 
         def run() -> None:
             self._timers.discard(timer)
@@ -81,7 +81,7 @@ class Background:
         self._timers.add(timer)
 
     def _look_after_connections(self) -> None:
-        """Every second, or more often where less than that is allowed."""
+        """Look every second, or more often with a short `semel.request.arrival.timeout.ms`."""
         pause_s = min(1.0, self._broker.settings["semel.request.arrival.timeout.ms"] / 4000)
 
         def run() -> None:
@@ -96,12 +96,12 @@ class Background:
         self._timers.add(timer)
 
     async def _each(self, what: str, work: Callable[[Partition], object]) -> None:
-        """Partition by partition, with requests served in between. One partition's trouble is its own: it is logged."""
+        """Do the work for one partition after the other, with requests served in between. A failure is logged."""
         for partition in list(self._broker.topics.all_partitions()):
             if self._stopped:
                 return
             if partition.open_log is None and (partition.offline is not None or not partition.directory.exists()):
-                continue  # what is offline was told once; whoever asks for it tries again
+                continue  # being offline was logged once; the next request tries to open it again
             try:
                 work(partition)
             except (OSError, Refused):
@@ -118,7 +118,7 @@ class Background:
             self._broker.spawn(self._compact_all())
 
     async def _compact_all(self) -> None:
-        """Partition by partition; the long part of each runs on a thread while clients are served."""
+        """Compact one partition after the other. The long part runs on a thread while clients are served."""
         try:
             for partition in list(self._broker.topics.all_partitions()):
                 if self._stopped:
@@ -130,7 +130,7 @@ class Background:
                 try:
                     await self._compact_one(partition, partition.open_log)
                 except OSError:
-                    # The old segments are untouched until the new ones are whole.
+                    # The old segments are kept until the new ones are complete.
                     logger.exception("compaction of %s failed", partition)
                 except Refused:
                     logger.exception("compaction of %s failed; it is left alone until the next start", partition)
@@ -139,7 +139,7 @@ class Background:
             self._compacting = False
 
     async def _compact_one(self, partition: Partition, log: PartitionLog) -> None:
-        """Round by round, while the keys of one round do not cover all that is dirty."""
+        """Run rounds until one has covered all dirty records: a round is bounded by the keys it can remember."""
         stopped_short = True
         while stopped_short and not self._stopped and partition.open_log is log:
             buffer_bytes = self._broker.settings["log.cleaner.dedupe.buffer.size"]
@@ -154,7 +154,7 @@ class Background:
                 compaction.abandon()
                 raise
             except asyncio.CancelledError:
-                # The thread would keep the process alive until it had read the whole log.
+                # Else the thread would keep the process alive until it has read the whole log.
                 compaction.cancel()
                 raise
             stopped_short = compaction.stopped_short
@@ -164,10 +164,10 @@ class Background:
         try:
             self._broker.topics.checkpoint_recovery_points()
         except OSError as error:
-            logger.error("recovery points cannot be written down, a crash will take longer to recover from: %s", error)
+            logger.error("recovery points cannot be written; recovery after a crash will take longer: %s", error)
 
     def _flush_what_waited(self) -> None:
-        """Fsync what `flush.ms` does not want to wait any longer, as seen at the scheduler's interval."""
+        """Fsync partitions whose `flush.ms` is over, checked every `log.flush.scheduler.interval.ms`."""
         now_ms = self._broker.now_ms()
         due = []
         for partition in self._broker.topics.all_partitions():

@@ -1,12 +1,12 @@
-"""The data directory as a whole: who owns it, which cluster it belongs to, and whether it was closed cleanly.
+"""The data directory: which process owns it, which cluster it belongs to, and whether it was closed cleanly.
 
 Guarantees:
 
-- One broker at a time: the lock is held by the process, so it is gone when the process is, however it ended.
-- `meta.properties` carries the ids under Kafka's names and is written once; a directory of another node is refused.
-- The clean-shutdown mark, and the manifest of what a clean stop left, are removed before anything is written, so that
-  only an orderly stop can leave them behind.
-- A directory that holds data is not given a new identity: a damaged or missing `meta.properties` is told, with what to
+- One broker at a time: the process holds a lock, which the system releases when the process ends.
+- `meta.properties` holds the ids under Kafka's names and is written once. A directory of another node is refused.
+- The clean-shutdown mark and the manifest of a clean stop are removed before anything is written. So only a clean stop
+  can leave them.
+- A directory with data never gets a new identity: a damaged or missing `meta.properties` is an error that says what to
   do.
 """
 
@@ -48,7 +48,7 @@ class DataDirectoryInUse(Exception):
 
 
 def new_id() -> str:
-    """A fresh id as Kafka writes it: base64 of a UUID, never starting with a dash (it would look like an option)."""
+    """A new id as Kafka writes it: base64 of a UUID, without a leading dash, which would look like an option."""
     while True:
         text = topic_id_text(uuid.uuid4())
         if not text.startswith("-"):
@@ -56,7 +56,7 @@ def new_id() -> str:
 
 
 def partition_directories(path: Path) -> Iterator[Path]:
-    """The directories in a data directory that are, by their names and what is in them, those of partitions."""
+    """The directories of partitions, recognised by their names and by the log files in them."""
     for entry in sorted(path.iterdir()):
         if _PARTITION.fullmatch(entry.name) and entry.is_dir() and any(entry.glob("*.log")):
             yield entry
@@ -97,7 +97,7 @@ class DataDirectory:
         cluster, directory = cluster_id or new_id(), new_id()
         lines = (f"cluster.id={cluster}", f"directory.id={directory}", f"node.id={node_id}", "version=1", "")
         body = "\n".join(lines).encode()
-        # A comment to Kafka; to us what tells one flipped character.
+        # A comment for Kafka; for us it detects a changed character.
         self._files.replace(path, f"# crc32c={crc32c(body):08x}\n".encode() + body)
         return cluster, directory
 
@@ -121,15 +121,15 @@ class DataDirectory:
 
     @property
     def was_closed_cleanly(self) -> bool:
-        """Whether the last stop was clean; asked before `open_for_writing`."""
+        """Whether the last stop was clean. Valid until `open_for_writing`."""
         return (self.path / CLEAN_SHUTDOWN).exists()
 
     def manifest(self) -> Manifest | None:
-        """What the last stop left, if it was clean and Semel's own: Apache Kafka changes files and not the manifest."""
+        """What the last stop left, if it was clean and by Semel: Apache Kafka does not update the manifest."""
         return read_manifest(self._files, self.path) if marked_by_semel(self._files, self.path) else None
 
     def is_there(self) -> bool:
-        """Whether this is still the directory that was opened: somebody may have removed or replaced it."""
+        """Whether the directory that was opened is still there: it may have been removed or replaced."""
         try:
             ours, now = os.fstat(self._lock), os.stat(self.path / ".lock")
             return (ours.st_dev, ours.st_ino) == (now.st_dev, now.st_ino) and (self.path / META_PROPERTIES).exists()
@@ -137,17 +137,17 @@ class DataDirectory:
             return False
 
     def open_for_writing(self) -> bool:
-        """Whether the last stop was clean. From here on, only `close_cleanly` makes the next start a clean one."""
+        """Remove the marks of a clean stop, and return whether there was one. Only `close_cleanly` sets them again."""
         remove_manifest(self._files, self.path)
         return take_clean_shutdown_mark(self._files, self.path)
 
     def close_cleanly(self, manifest: Manifest) -> None:
-        """Everything is flushed: the next start need not look for torn writes, and knows what it has to find."""
+        """Mark a clean stop, after everything is flushed: the next start need not recover, and can compare files."""
         write_manifest(self._files, self.path, manifest)
         mark_clean_shutdown(self._files, self.path)
 
     def unlock(self) -> None:
-        """Let another broker have the directory."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

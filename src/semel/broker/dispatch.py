@@ -2,15 +2,14 @@
 
 Guarantees:
 
-- A frame that cannot be decoded, or asks for what is not served, closes its connection; ApiVersions alone is
-  answered in version 0, so that a newer client can learn what to speak. A name that is too long is answered with
-  INVALID_REQUEST where the answer has room for a code.
-- `Refused` becomes the protocol's error code here, and nowhere else, unless a handler has one answer per partition.
-- However much a request asks for, it has the thread for a bounded time in one turn of the loop: one with very many
-  elements is decoded beside the loop, a handler that is a generator goes on in later turns, and a long answer
-  is encoded beside the loop.
-- A failure nobody foresaw answers UNKNOWN_SERVER_ERROR and is logged with its traceback. `InvariantViolation` is not
-  caught: whoever serves the connection stops the broker.
+- A frame that cannot be decoded, or an API or version that is not served, closes the connection. Only ApiVersions is
+  answered in version 0, so that a newer client can learn which versions to use. A name that is too long is answered
+  with INVALID_REQUEST if the answer has a field for a code.
+- `Refused` becomes the protocol's error code here and nowhere else, unless a handler has one code per partition.
+- A request uses the thread for a bounded time in one turn of the loop. A request with very many elements is decoded on
+  another thread, a handler that is a generator continues in later turns, a long answer is encoded on another thread.
+- An unexpected failure is answered with UNKNOWN_SERVER_ERROR and logged with its traceback. `InvariantViolation` is not
+  caught here: it stops the broker.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A request with more elements than this in its arrays is decoded beside the loop.
+#: A request with more elements than this in its arrays is decoded on a thread.
 ELEMENTS_AT_ONCE = 2000
 
 
-#: Requests whose answers may be far larger than they are themselves.
+#: Requests whose answers may be much larger than they are.
 LARGE_ANSWERS = frozenset(
     {
         ApiKey.FETCH,
@@ -62,12 +61,12 @@ LARGE_ANSWERS = frozenset(
 
 
 def _may_have_a_large_answer(key: int, request: Any) -> bool:
-    # A client that names its topics wants to produce, and is told little.
+    # The answer to a client that names its topics is small.
     return key in LARGE_ANSWERS and not (key == ApiKey.METADATA and request.topics)
 
 
 class Call:
-    """Who asks, and how: what a handler may need besides the request itself."""
+    """What a handler may need besides the request: the client, its connection, the version."""
 
     __slots__ = ("api_key", "client_id", "connection", "correlation_id", "is_long", "version")
 
@@ -79,12 +78,12 @@ class Call:
         self.correlation_id = correlation_id
         self.client_id = client_id or ""
         self.connection = connection
-        #: Whether it takes more than one turn of the loop: then its answer is long as well.
+        #: Whether it takes more than one turn of the loop. Then its answer is encoded on a thread.
         self.is_long = False
 
 
 class Pace:
-    """Lets others have the thread between the pieces of a request's work, in a handler that is a coroutine."""
+    """Lets a handler that is a coroutine give up the thread between two pieces of its work."""
 
     __slots__ = ("_call", "_since", "_turns")
 
@@ -94,7 +93,7 @@ class Pace:
         self._since = self._turns.clock()
 
     async def rest(self) -> None:
-        """A piece is done. What was looked up before may have changed after this."""
+        """Call this after each piece. What was looked up before may have changed afterwards."""
         if self._turns.is_over(self._since):
             self._call.is_long = True
             self._since = await self._turns.rest(self._since)
@@ -104,7 +103,7 @@ Handler = Callable[["BrokerServer", Any, Call], Any]
 
 
 class Route:
-    """One API as it is served: its messages, its versions and its handler."""
+    """One API: its request class, its versions and its handler."""
 
     __slots__ = ("api", "count", "handler", "max_version", "min_version", "request")
 
@@ -120,7 +119,7 @@ class Route:
 
 
 class Dispatcher:
-    """Serves frames with the handlers of `broker.handlers`, each imported when it is first asked for."""
+    """Serves frames with the handlers in `broker.handlers`. A handler is imported at its first request."""
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
@@ -160,7 +159,7 @@ class Dispatcher:
         return self._handle(route, request, call, measured)
 
     def _handle(self, route: Route, request: Any, call: Call, measured: Measurement | None) -> Served:
-        """Call the handler: every request comes through here, whether it is measured or not."""
+        """Call the handler. Every request comes through here, measured or not."""
         route.count += 1
         if measured is not None:
             measured.start()
@@ -205,10 +204,10 @@ class Dispatcher:
             partial(response_frame, call.api_key, call.version, call.correlation_id, reply)
         )
 
-    # What takes longer than a turn of the loop
+    # Requests that take longer than a turn of the loop
 
     def _first_steps(self, steps: Generator[None, None, Any], call: Call) -> Any:
-        """As much as this turn of the loop has room for: the reply, or a coroutine that goes on."""
+        """Run a handler's steps until this turn is over. Returns the reply, or a coroutine that continues."""
         turns = self._broker.turns
         since = turns.clock()
         try:

@@ -2,10 +2,10 @@
 
 Guarantees:
 
-- A session is bound to its id and the next epoch; any other epoch is refused, so that a lost or repeated request can
-  never leave client and broker with different ideas of what is being fetched.
-- The cache is bounded, in sessions and in the partitions they name together. A full cache gives no session, which
-  costs the client bytes and never correctness; a session nobody used for two minutes makes way.
+- A request must carry the session's next epoch. Any other epoch is refused, so that after a lost or repeated request
+  client and broker still agree on what is being fetched.
+- The number of sessions and of all their partitions is bounded. With a full cache a client gets no session: its
+  requests are larger, but correct. A session that was not used for two minutes is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TopicName = str | uuid.UUID
 
 EVICTION_MS = 120_000
-#: What all sessions together may name, for each session that there may be; and that much in any case.
+#: All sessions together may hold this many partitions per slot, and at least this many.
 PARTITIONS_PER_SLOT = 200
 LEAST_PARTITIONS = 10_000
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1
@@ -33,7 +33,7 @@ _LAST_EPOCH = 2**31 - 1
 
 
 class FetchedPartition:
-    """One partition of a fetch, and what its client was last told of it."""
+    """One partition of a fetch, and what its client was last told about it."""
 
     __slots__ = (
         "current_leader_epoch",
@@ -53,7 +53,7 @@ class FetchedPartition:
         self.update(asked)
 
     def update(self, asked: FetchRequest.FetchPartition) -> None:
-        """Take over what the client asks now."""
+        """Take over what the client asks for now."""
         self.fetch_offset = asked.fetch_offset
         self.partition_max_bytes = asked.partition_max_bytes
         self.current_leader_epoch = asked.current_leader_epoch
@@ -76,7 +76,7 @@ class FetchSession:
         self.last_used_ms = now_ms
 
     def move_to_back(self, key: tuple[TopicName, int]) -> None:
-        """A partition that had its turn goes to the back, so that none starves behind a full response."""
+        """Read this partition last next time, so that no partition starves behind a full response."""
         self.partitions[key] = self.partitions.pop(key)
 
 
@@ -88,9 +88,9 @@ class FetchSessions:
         self._now_ms = now_ms
         self._draw = draw
         self._most_partitions = max(PARTITIONS_PER_SLOT * slots, LEAST_PARTITIONS)
-        #: The one that was used longest ago comes first.
+        #: The least recently used comes first.
         self._sessions: dict[int, FetchSession] = {}
-        #: How many partitions they name together.
+        #: How many partitions all sessions hold.
         self.partition_count = 0
 
     def __len__(self) -> int:
@@ -98,15 +98,15 @@ class FetchSessions:
 
     @classmethod
     def partitions_of(cls, request: FetchRequest, version: int) -> Fetched:
-        """The partitions that a request names; this looks at nothing else, so it may be done beside the loop."""
+        """The partitions that a request names. Uses no shared state, so it may run on a thread."""
         return cls._merge({}, request, version >= 13)
 
     def begin(
         self, request: FetchRequest, version: int, named: Fetched | None = None
     ) -> tuple[Fetched, FetchSession | None, bool]:
-        """What to fetch, the session if there is one, and whether the answer may leave out what did not change.
+        """What to fetch, the session if there is one, and whether the answer may leave out unchanged partitions.
 
-        `named` is what the request names, where somebody has found it out already.
+        `named`: the result of `partitions_of`, if it is known already.
         """
         uses_topic_ids = version >= 13
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -124,7 +124,7 @@ class FetchSessions:
                 ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"expected epoch {session.epoch}, got {request.session_epoch}"
             )
         if session.uses_topic_ids != uses_topic_ids:
-            raise Refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, "a session is by name or by topic id, not both")
+            raise Refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, "a session uses topic names or topic ids, not both")
         named_before = len(session.partitions)
         for topic in request.forgotten_topics_data:
             for index in topic.partitions:
@@ -134,7 +134,7 @@ class FetchSessions:
         self.partition_count += grown_by
         if grown_by > 0 and self.partition_count > self._most_partitions:
             self._drop(session.session_id)
-            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "fetch sessions name too many partitions as it is")
+            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "all fetch sessions together hold too many partitions")
         session.epoch = 1 if session.epoch == _LAST_EPOCH else session.epoch + 1
         session.last_used_ms = self._now_ms()
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)
@@ -144,7 +144,7 @@ class FetchSessions:
         return session.partitions, session, True
 
     def forget(self, session: FetchSession) -> None:
-        """End a session that its client never heard of."""
+        """End a session that its client was not told about."""
         self._drop(session.session_id)
 
     def _drop(self, session_id: int) -> None:

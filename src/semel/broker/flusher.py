@@ -1,7 +1,7 @@
-"""Grouped fsync: everything written before an fsync began is served by it, however many are waiting.
+"""Grouped fsync: one fsync serves everybody whose records were written before it began.
 
-A round takes all partitions that somebody waits for and fsyncs them on a thread. Who comes while it runs waits for the
-next round, together with everybody else who came meanwhile.
+A round fsyncs all partitions that somebody waits for, on a thread. Requests that arrive while it runs wait together for
+the next round.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Flusher:
         self.rounds = 0
 
     async def flush(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
-        """Return once everything these partitions hold now is on disk; those where that failed come back.
+        """Wait until everything that these partitions hold now is on disk. Returns those where that failed.
 
-        A partition that is deleted meanwhile has nothing left to make durable: that is no failure.
+        A partition that is deleted meanwhile has not failed: nothing of it is left to flush.
         """
         mine = frozenset(partitions)
         if not mine:
@@ -61,7 +61,7 @@ class Flusher:
         return frozenset(partition for partition in wanted - reached.keys() if partition.open_log is not None)
 
     def close(self) -> None:
-        """Let the running round end."""
+        """Wait for the running round."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
 
@@ -83,7 +83,7 @@ def _flush_all(jobs: list[_Job]) -> dict[Partition, int]:
         try:
             reached[partition] = flush()
         except OSError as error:
-            # What the disk did with it is unknown: the partition takes no more writes until a restart has looked.
+            # Nobody knows what is on disk now: the partition takes no more writes until a restart has recovered it.
             log.failed = error
             logger.exception("fsync of %s failed", partition)
     return reached

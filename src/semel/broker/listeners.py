@@ -1,10 +1,10 @@
-"""Where a broker listens and what it tells clients, from Kafka's own settings.
+"""Where a broker listens and which address it advertises, from Kafka's own settings.
 
 Guarantees:
 
-- A listener has a name, `NAME://host:port`; what it speaks is said by `listener.security.protocol.map`. PLAINTEXT is
-  served, and a listener for anything else is refused: nobody believes in a lock that is not there.
-- Listeners of the controller (`controller.listener.names`) are left out: one node has nobody to elect.
+- A listener has a name, `NAME://host:port`, and `listener.security.protocol.map` gives its protocol. PLAINTEXT is
+  served. A listener with any other protocol is refused: it would promise security that is not there.
+- Listeners of the controller (`controller.listener.names`) are left out: a single node holds no elections.
 - `NAME://:9092` listens on every address, as in Kafka.
 """
 
@@ -32,7 +32,7 @@ class Listener:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it listens on all addresses, so that its own is none a client could connect to."""
+        """Whether it listens on all addresses: then its own address is none that a client could connect to."""
         return self.host in _EVERYWHERE
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Listener:
 
 
 def address_text(host: str, port: int) -> str:
-    """An address as people and clients write it: an IPv6 host in brackets."""
+    """HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -56,7 +56,7 @@ def parse_listener(text: str) -> Listener:
 
 
 def client_listeners(settings: Values, setting: str = "listeners") -> list[Listener]:
-    """The listeners clients use: those of the controller are left out, those that cannot be served are refused."""
+    """The listeners for clients, without those of the controller. Refuses those that cannot be served."""
     controllers = {name.upper() for name in settings["controller.listener.names"]}
     protocols: dict[str, str] = {}
     for pair in settings["listener.security.protocol.map"]:
@@ -79,7 +79,7 @@ def client_listeners(settings: Values, setting: str = "listeners") -> list[Liste
 
 
 def advertised_listener(settings: Values, listener: Listener, bound_port: int) -> tuple[str, int]:
-    """What clients are told to connect to: the advertised listener of the same name, or the address listened on."""
+    """The address that clients are told: the advertised listener of the same name, or the address listened on."""
     for told in client_listeners(settings, "advertised.listeners"):
         if told.name == listener.name:
             if told.is_everywhere:
@@ -89,7 +89,7 @@ def advertised_listener(settings: Values, listener: Listener, bound_port: int) -
 
 
 def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
-    """A line for whoever started a broker that listens everywhere: which address its clients are told."""
+    """A hint for the operator of a broker that listens on all addresses: which address its clients are told."""
     if settings["advertised.listeners"] or not client_listeners(settings)[0].is_everywhere:
         return None
     return (
@@ -99,9 +99,9 @@ def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
 
 
 def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_bytes: int) -> None:
-    """Give connections kernel buffers of these sizes (-1: the system's own); they inherit them from the listener."""
+    """Set the kernel buffers of connections (-1: the system's default). They inherit them from the listener."""
     for listener in listening:
-        # A socket of ours over the same file: an event loop's own may not let its options be set.
+        # A second socket object over the same file: an event loop's own may not let its options be set.
         with socket.socket(fileno=os.dup(listener.fileno())) as same:
             for option, size in ((socket.SO_SNDBUF, send_bytes), (socket.SO_RCVBUF, receive_bytes)):
                 if size != -1:
@@ -109,7 +109,7 @@ def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_by
 
 
 def bind_error(listener: Listener, error: OSError) -> ConfigError:
-    """Why an address could not be had, and what to do about it."""
+    """The error for an address that cannot be bound: why, and what to do."""
     if isinstance(error, socket.gaierror):
         return ConfigError(
             f"cannot listen on {listener}: there is no host {listener.host!r}; check the name in --listen"

@@ -1,12 +1,12 @@
-"""Quotas kept: what a client may send, read, make the broker do and change, and how long it waits when it took more.
+"""Enforces quotas: how much clients may send, read, let the broker work and change, and how long they wait after more.
 
 Guarantees:
 
-- The most specific quota holds, in Kafka's order. The clients of a user share the user's quota; a client id's is shared
-  by all who go by that id; one of both is theirs alone.
-- A client above its quota is answered at once, with the time it has to wait, and its connection is not read meanwhile.
-  A fetch above it is answered without records, which the client will ask for again.
-- Where no quota is set there is no `Quotas` object, and nobody pays for one.
+- The most specific quota holds, in Kafka's order. A user's quota is shared by all clients of the user, a client id's
+  quota by all clients with that id. A quota for both is for that pair alone.
+- A client above its quota is answered at once with the time it has to wait, and its connection is not read meanwhile.
+  A fetch above the quota is answered without records; the client asks for them again.
+- Without quotas there is no `Quotas` object, and a request costs nothing more.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from semel.config import Values
     from semel.wire.messages.fetch import FetchRequest
 
-#: Nobody authenticates on a PLAINTEXT listener, so this is who everybody is.
+#: The user of every client: nobody authenticates on a PLAINTEXT listener.
 ANONYMOUS = "ANONYMOUS"
-#: Past this many clients, those that were silent for as long as quotas look back are forgotten.
+#: With more clients than this, those that were silent for all windows of a quota are forgotten.
 MANY_CLIENTS = 1000
 _NANOSECONDS_PER_PERCENT = 1e7
 
-#: A quota, and who shares what it allows.
+#: A quota, and the user and client id that share it.
 _Account = tuple[str, str, str]
 
 
 class MutationQuota:
-    """What one request may change, in partitions made and removed (KIP-599)."""
+    """What one request may change, counted in partitions created and deleted (KIP-599)."""
 
     __slots__ = ("_bucket", "_is_strict", "_now_ms", "throttle_time_ms")
 
@@ -54,11 +54,11 @@ class MutationQuota:
         self._bucket = bucket
         self._is_strict = is_strict
         self._now_ms = now_ms
-        #: How long the client has to wait afterwards.
+        #: How long the client has to wait after this request.
         self.throttle_time_ms = 0
 
     def take(self, partitions: int) -> None:
-        """Count a change before it is made. A client that can be told to come again is told so, any other waits."""
+        """Count a change before it is made. New clients are refused above the quota, old ones wait after the answer."""
         bucket = self._bucket
         if bucket is None:
             return
@@ -68,7 +68,7 @@ class MutationQuota:
             if self.throttle_time_ms:
                 raise Refused(
                     ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-                    f"{CONTROLLER_MUTATION_RATE} is used up for another {self.throttle_time_ms} ms",
+                    f"{CONTROLLER_MUTATION_RATE} is used up; try again in {self.throttle_time_ms} ms",
                 )
         bucket.record(partitions, now_ms)
         if not self._is_strict:
@@ -76,7 +76,7 @@ class MutationQuota:
 
 
 class Quotas:
-    """Counts what clients do, and holds it against their quotas."""
+    """Counts what clients do and compares it with their quotas."""
 
     def __init__(self, store: QuotaStore, settings: Values, metrics: Metrics, now_ms: Callable[[], int]) -> None:
         self._store = store
@@ -91,10 +91,10 @@ class Quotas:
         self._buckets: dict[tuple[_Account, float], TokenBucket] = {}
         self._many_buckets = MANY_CLIENTS
 
-    # What is allowed
+    # Finding the quota
 
     def _quota_of(self, quota: str, client_id: str) -> tuple[float, _Account] | None:
-        """The quota that holds for a client, and the account it is counted on."""
+        """The quota of a client, and the account it is counted on; None without one."""
         get = self._store.get
         for user in (ANONYMOUS, None):
             for entity, shared_by in (
@@ -120,7 +120,7 @@ class Quotas:
         return rate
 
     def _wait_ms_after(self, quota: str, client_id: str, amount: float) -> int:
-        """Count `amount`, and say how long the client has to wait for it."""
+        """Count `amount`. Returns how long the client has to wait after it."""
         found = self._quota_of(quota, client_id)
         if found is None:
             return 0
@@ -128,10 +128,10 @@ class Quotas:
         rate.record(amount, now_ms)
         return rate.wait_ms(found[0], now_ms)
 
-    # What clients do
+    # Counting
 
     def bound_fetch(self, request: FetchRequest, call: Call) -> None:
-        """A fetch asks for no more than its quota ever allows, else it would never be answered."""
+        """Limit a fetch to what its quota allows at all. A larger one would never be answered with records."""
         found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
         if found is not None:
             most_bytes = int(found[0] * self._windows.whole_s)
@@ -139,7 +139,7 @@ class Quotas:
             request.min_bytes = min(request.min_bytes, request.max_bytes)
 
     def fetch_wait_ms(self, call: Call, size_bytes: int) -> int:
-        """How long a client has to wait instead of getting these bytes; 0 when it may have them."""
+        """How long a client has to wait instead of getting these bytes; 0 if it gets them."""
         found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
         if found is None:
             return 0
@@ -155,12 +155,12 @@ class Quotas:
         return self._wait_ms_after(PRODUCER_BYTE_RATE, call.client_id, size_bytes)
 
     def work_wait_ms(self, call: Call, spent_ns: int) -> int:
-        """How long a client has to wait after it had the broker's thread for so long; at most one window."""
+        """How long a client has to wait after using the broker's thread for this long; at most one window."""
         wait_ms = self._wait_ms_after(REQUEST_PERCENTAGE, call.client_id, spent_ns / _NANOSECONDS_PER_PERCENT)
         return min(wait_ms, self._windows.size_ms)
 
     def mutation(self, call: Call, strict_since: int) -> MutationQuota:
-        """What a request may change. From version `strict_since` on clients know that they may have to come again."""
+        """What a request may change. Clients of version `strict_since` and later know how to try again."""
         found = self._quota_of(CONTROLLER_MUTATION_RATE, call.client_id)
         bucket = None
         if found is not None:
@@ -175,7 +175,7 @@ class Quotas:
         return MutationQuota(bucket, call.version >= strict_since, self._now_ms)
 
     def connection_wait_ms(self, address: str) -> int:
-        """How long a new connection waits before it is closed again; 0 when it may stay."""
+        """How long a new connection waits before it is closed; 0 if it may stay."""
         allowed = self._store.get(((IP, address),), CONNECTION_CREATION_RATE)
         if allowed is None:
             allowed = self._store.get(((IP, None),), CONNECTION_CREATION_RATE)
@@ -189,7 +189,7 @@ class Quotas:
         return min(wait_ms, self._windows.size_ms)
 
     def throttle(self, call: Call, reply: Any, wait_ms: int) -> None:
-        """Tell a client to wait, and do not listen to it meanwhile."""
+        """Tell a client to wait, and do not read its connection meanwhile."""
         wait_ms = max(wait_ms, reply.throttle_time_ms if hasattr(reply, "throttle_time_ms") else 0)
         if wait_ms > 0:
             self._metrics.quota_throttles += 1

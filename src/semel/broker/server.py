@@ -1,12 +1,11 @@
-"""The broker as a whole: listeners, limits, and the life from start to stop.
+"""The broker as a whole: its parts, and its life from start to stop.
 
 Guarantees:
 
 - Nothing is served before every log that needs recovery is recovered.
-- Connections, their idleness, the size of a request, the bytes of all requests in hand and those of all answers that
-  nobody reads are bounded.
-- A clean stop answers what is being served, flushes every log and leaves the clean-shutdown mark. A stop for a broken
-  invariant leaves neither: the next start recovers from what is on disk.
+- The number of connections, the size of a request, and the memory of all requests and all unread answers are bounded.
+- A clean stop answers the requests being served, flushes every log and leaves the clean-shutdown mark. A stop after a
+  broken invariant does neither: the next start recovers from what is on disk.
 """
 
 from __future__ import annotations
@@ -76,13 +75,13 @@ class BrokerServer:
         if settings["broker.id"] is not None and "node.id" not in settings.explicit and settings["broker.id"] >= 0:
             self.node_id = settings["broker.id"]
         self.rack: str | None = settings["broker.rack"]
-        #: One node leads everything from the first start on; elections come with the cluster.
+        #: One node leads everything. There are no elections.
         self.leader_epoch = 0
         self.metrics = Metrics()
         arrival_timeout_s = settings["semel.request.arrival.timeout.ms"] / 1000
         self.pool = MemoryPool(settings["queued.max.request.bytes"], arrival_timeout_s)
         self.unread = UnreadAnswers(settings["semel.queued.max.response.bytes"], arrival_timeout_s)
-        #: How the connections and the requests that take long share the thread.
+        #: How connections and long requests share the thread.
         self.turns = Turns()
         self._beside: ThreadPoolExecutor | None = None
         #: Makes changes to topics, settings, quotas and credentials, one at a time.
@@ -91,7 +90,7 @@ class BrokerServer:
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
         self.fatal_error: BaseException | None = None
         self._files = files or Files()
-        #: What answered requests still have to do, before the next request.
+        #: Steps that come after a reply and before the next request.
         self.after_reply = AfterReply(lambda: self.fatal_error is None)
         self.dispatcher = Dispatcher(self)
         self.connections = Connections(self)
@@ -104,30 +103,30 @@ class BrokerServer:
         self.stores: Stores
         self.topics: TopicRegistry
         self.internal_topics: InternalTopics
-        #: What clients are held to; None while there are no quotas, so that serving need not look further.
+        #: Enforces quotas; None while there are none, so that serving costs nothing more.
         self.quotas: Quotas | None = None
         #: Measures requests, for the quotas and for the metrics port; None where there is neither.
         self.meter: Meter | None = None
         self._times: dict[int, RequestTimes] | None = {} if settings["semel.metrics.port"] >= 0 else None
-        #: Looks into large batches, off the loop.
+        #: Checks large batches on threads.
         self.record_checks = RecordChecks()
-        #: What "written" means, and in which order a decision is flushed, carried out and answered.
+        #: Decides when a write counts as durable, and the order of disk, effects and reply.
         self.durability: Durability
 
     # Life
 
     async def start(self) -> None:
-        """Open the data, recover what needs it, listen."""
+        """Open the data, recover it if needed, listen."""
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._callback_failed)
         self.stopped = asyncio.Event()
         directories = self.settings["log.dirs"]
         if len(directories) != 1:
-            raise ConfigError(f"log.dirs={','.join(directories)}: one data directory is served")
+            raise ConfigError(f"log.dirs={','.join(directories)}: give one directory, more are not supported")
         if "classic" not in self.settings["group.coordinator.rebalance.protocols"]:
             raise ConfigError("group.coordinator.rebalance.protocols: the classic protocol cannot be left out")
         try:
-            # The address first: a broker that cannot have it leaves nothing on the disk.
+            # The address first: a broker that cannot bind it leaves nothing on disk.
             await self.listening.bind()
             path = Path(directories[0])
             self.data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
@@ -161,7 +160,7 @@ class BrokerServer:
         self.internal_topics = InternalTopics(self.topics, lambda: self.settings)
         self.topics.read_stored()
         store.check_rest(read=(TOPICS, PRODUCER_ID_BLOCK))
-        # What is refused up to here leaves everything as it was, for the next start to refuse again.
+        # A start that is refused up to here has changed nothing, so the next one is refused as well.
         data.open_for_writing()
         self.topics.load()
         self._background = Background(self)
@@ -172,27 +171,27 @@ class BrokerServer:
 
     @cached_property
     def transactions(self) -> TransactionShell:
-        """The transaction coordinator, made when it is first needed: a start does not wait for it."""
+        """The transaction coordinator, created at its first use: a start does not wait for it."""
         from semel.broker.coordinators.transactions import TransactionShell
 
         return TransactionShell(self)
 
     @cached_property
     def groups(self) -> GroupShell:
-        """The group coordinator, made when it is first needed."""
+        """The group coordinator, created at its first use."""
         from semel.broker.coordinators.groups import GroupShell
 
         return GroupShell(self)
 
     async def _load_coordinators(self) -> None:
-        """What the last run left must be finished or time out, whether or not anybody asks."""
+        """Load what the last run left: prepared transactions must be finished, open ones must time out."""
         if CONSUMER_OFFSETS in self.topics.topics:
             await self.groups.host.load_stored()
         if TRANSACTION_STATE in self.topics.topics:
             await self.transactions.host.load_stored()
 
     async def stop(self) -> None:
-        """Stop cleanly: no new work, finish what is being served, flush, mark."""
+        """Stop cleanly: take no new work, answer what is being served, flush, leave the mark."""
         if self._stopping:
             await self.stopped.wait()
             return
@@ -215,7 +214,7 @@ class BrokerServer:
                 if left is not None:
                     self.data.close_cleanly(left)
             except OSError:
-                logger.exception("the disk failed while stopping; the next start recovers")
+                logger.exception("the disk failed while stopping; the next start will recover the logs")
         self.stores.metadata.close()
         self.durability.flusher.close()
         self.record_checks.close()
@@ -225,26 +224,26 @@ class BrokerServer:
         self.stopped.set()
 
     def look_after_data(self) -> None:
-        """Stop serving from a data directory that was removed or replaced under us: what is written into files without
-        a name is lost, and nobody would know."""
+        """Stop serving if the data directory was removed or replaced: writes to the removed files would be lost, and
+        nobody would know."""
         if self.topics.gone is None and not self.data.is_there():
             why = DirectoryGone(str(self.data.path))
             logger.critical("%s", why.why)
             self.topics.give_up(why)
 
     def spawn_stop(self) -> None:
-        """Stop as soon as the loop gets to it; for signal handlers."""
+        """Stop in the next turn of the loop; for signal handlers."""
         self.loop.create_task(self.stop())
 
     def spawn(self, coroutine: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Run something beside the requests; a failure of it is logged, a broken invariant stops the broker."""
+        """Run a task beside the requests. A failure is logged, a broken invariant stops the broker."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         return task
 
     async def beside(self, work: Callable[[], _Result]) -> _Result:
-        """Run something that touches nothing of the broker's beside the loop, one such thing at a time."""
+        """Run work that uses no state of the broker on a thread, one piece at a time."""
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "semel-beside")
         return await self.loop.run_in_executor(self._beside, work)
@@ -255,7 +254,7 @@ class BrokerServer:
             self.handle_failure(error)
 
     def handle_failure(self, error: BaseException) -> None:
-        """Something unforeseen came up. A broken invariant ends the process' service, and nothing more is written."""
+        """Log an unexpected failure. A broken invariant stops the broker, and nothing more is written."""
         if isinstance(error, InvariantViolation):
             logger.critical("invariant broken, the broker stops: %s", error, exc_info=error)
             if self.fatal_error is None:
@@ -265,7 +264,7 @@ class BrokerServer:
             logger.error("unexpected failure", exc_info=error)
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What a timer or a delayed step raised counts like what a request raised."""
+        """Treat what a timer or a callback raised like what a request raised."""
         error = context.get("exception")
         if isinstance(error, InvariantViolation):
             self.handle_failure(error)
@@ -273,7 +272,7 @@ class BrokerServer:
             loop.default_exception_handler(context)
 
     def open_soon(self, partitions: Iterable[Partition]) -> None:
-        """Open the logs of new partitions beside the requests, so that their first writers need not wait for it."""
+        """Open the logs of new partitions beside the requests, so that the first write does not wait for it."""
         self.spawn(self._open_each(list(partitions)))
 
     async def _open_each(self, partitions: list[Partition]) -> None:
@@ -286,7 +285,7 @@ class BrokerServer:
             await asyncio.sleep(0)
 
     def look_after_connections(self) -> None:
-        """Give up what stalls, and take back the memory of who is silent."""
+        """Refuse requests that stall, and take back the memory of silent connections."""
         now_s = self.loop.time()
         self.pool.look(now_s)
         self.unread.look(now_s)
@@ -300,7 +299,7 @@ class BrokerServer:
         return APIS[api_key].max_version
 
     def update_quotas(self) -> None:
-        """Hold clients to the quotas there are now; what was counted so far goes on counting."""
+        """Enforce the quotas as they are now. What was counted so far still counts."""
         if not self.stores.quotas:
             self.quotas = None
         elif self.quotas is None:
