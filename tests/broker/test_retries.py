@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 import pytest
@@ -17,7 +16,6 @@ from confluent_kafka import KafkaException, Producer
 
 import semel
 from semel.broker.embedded import Broker
-from semel.machines.producing.producer_state import ProducerStates
 from semel.records.batch import read_records, split
 from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Rule, Swallow, Way, nth_only
 from semel.testing.history import Outcome, Poll, Seen, Send, judge
@@ -26,6 +24,7 @@ from tests.broker.raw import Raw
 from tests.support import java_tools
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.reading import read_all
+from tests.support.sequences import refuse_first_further_batch
 from tests.support.waiting import until
 
 RECORDS = 100_000
@@ -141,17 +140,7 @@ def test_librdkafka_aborts_and_goes_on_under_a_new_epoch_when_a_reused_sequence_
     semel_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It uses one again only when a broker dies at the wrong moment, so the refusal is made as the partition does."""
-    check, epochs = ProducerStates.check_data, []
-
-    def check_data(self: ProducerStates, producer_id: int, epoch: int, *more: Any) -> Any:
-        entry = self.entries.get(producer_id)
-        if entry is not None and entry.batches:
-            epochs.append(epoch)
-            if len(epochs) == 1:
-                raise self._out_of_sequence(entry, 0, 0, 1, True)
-        return check(self, producer_id, epoch, *more)
-
-    monkeypatch.setattr(ProducerStates, "check_data", check_data)
+    epochs = refuse_first_further_batch(monkeypatch)
     at = semel_broker.bootstrap_servers
     with Raw(semel_broker) as raw:
         raw.create("t")

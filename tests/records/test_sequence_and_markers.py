@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, Refused
 from semel.records.batch import Batch, build, check
-from semel.records.markers import Marker, control_batch, read_marker
+from semel.records.markers import TransactionMarker, control_batch, read_marker
 from semel.records.sequence import MAX_SEQUENCE, in_sequence, last_sequence, next_sequence
 
 sequences = st.integers(0, MAX_SEQUENCE)
@@ -33,7 +33,7 @@ def test_a_batch_that_follows_another_is_in_sequence(base: int, count: int) -> N
 def test_a_marker_tells_how_its_transaction_ended(commit: bool) -> None:
     batch = Batch.parse(control_batch(77, 3, commit, 12, 1000, base_offset=5, leader_epoch=2))
     check(batch, framing=True, stored=True)
-    assert read_marker(batch) == Marker(commit, 12)
+    assert read_marker(batch) == TransactionMarker(commit, 12)
     assert batch.attributes == 0x30
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (77, 3, -1)
     assert (batch.base_offset, batch.leader_epoch, batch.record_count, batch.max_timestamp) == (5, 2, 1, 1000)

@@ -6,17 +6,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from semel.broker.embedded import Broker
 from semel.broker.handlers import versions
-from semel.machines.producing.producer_state import ProducerStates
 from tests.support import java_tools
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import BrokerProcess
 from tests.support.requirements import require_kafka
+from tests.support.sequences import refuse_first_further_batch
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(120)]
 
@@ -86,17 +85,7 @@ def test_a_java_producer_of_the_old_protocol_aborts_and_goes_on_when_a_reused_se
     """No Java producer uses a sequence again, so the refusal is made, as the partition makes it."""
     require_kafka()
     monkeypatch.setitem(versions.FEATURES, "transaction.version", (0, 2, 1))
-    check, epochs = ProducerStates.check_data, []
-
-    def check_data(self: ProducerStates, producer_id: int, epoch: int, *more: Any) -> Any:
-        entry = self.entries.get(producer_id)
-        if entry is not None and entry.batches:
-            epochs.append(epoch)
-            if len(epochs) == 1:
-                raise self._out_of_sequence(entry, 0, 0, 1, True)
-        return check(self, producer_id, epoch, *more)
-
-    monkeypatch.setattr(ProducerStates, "check_data", check_data)
+    epochs = refuse_first_further_batch(monkeypatch)
     with Broker(tmp_path) as semel:
         assert told(semel, "refused") == {
             "second": "UnknownProducerIdException",

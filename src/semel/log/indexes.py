@@ -7,8 +7,8 @@
 The first two are sparse and can be rebuilt from the log byte for byte, so they are kept in memory and written late. The
 third is written at once: read_committed depends on it.
 
-An index knows the CRC-32C of what it wrote, or of what a clean stop left: a file that is not that is damaged, however
-well its entries rise.
+An index knows the CRC-32C of what it wrote, or of what a clean stop left. A file with another CRC-32C is damaged, even
+if its entries rise as they should.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -44,35 +44,87 @@ class DamagedIndex(Refused):
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, why)
 
 
-class OffsetIndex:
-    """Where batches lie: relative last offset -> position."""
+class _SparseIndex:
+    """An index that is kept in memory and written late: two columns of numbers, one of them relative offsets."""
 
-    __slots__ = ("_loaded", "_offsets", "_positions", "_written", "base_offset", "crc", "path")
+    __slots__ = ("_loaded", "_written", "base_offset", "crc", "path")
+
+    ENTRY_SIZE: ClassVar[int]
 
     def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
         self.path = path
         self.base_offset = base_offset
-        self._offsets = array("I")
-        self._positions = array("I")
-        self._written = 0
+        self._forget()
         self._loaded = loaded
-        #: Of the file; None where nobody knows it.
+        #: CRC-32C of the file; None where nobody knows it.
         self.crc: int | None = 0 if loaded else None
 
     def load(self, files: Files) -> None:
-        """Read the file, once; refuses one that is not what was written, or whose entries do not rise."""
+        """Read the file, once. Refuses one that is not what was written, or whose entries do not rise."""
         if self._loaded:
             return
-        (offsets, positions), self.crc = _read(files, self.path, decode_offset_entries, self.crc)
-        self._offsets, self._positions = offsets, positions
-        self._written = len(offsets)
+        self.crc = self._load(files)
+        self._written = len(self)
         self._loaded = True
 
     def unload(self) -> None:
         """Keep in memory only what is not on disk."""
-        if self._loaded and self._written == len(self._offsets):
-            self._offsets, self._positions = array("I"), array("I")
-            self._written, self._loaded = 0, False
+        if self._loaded and self._written == len(self):
+            self._forget()
+            self._loaded = False
+
+    def write(self, files: Files) -> None:
+        """Append to the file what is only in memory."""
+        count = len(self)
+        if count == self._written:
+            return
+        data = self._encode_from(self._written)
+        files.write_into(self.path, data, self._written * self.ENTRY_SIZE)
+        self._written, self.crc = count, crc32c(data, self.crc or 0)
+
+    def rewrite(self, files: Files) -> None:
+        """Replace the file by what is in memory."""
+        files.replace(self.path, b"", durable=False)
+        self._written, self.crc = 0, 0
+        self.write(files)
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        self._written = 0
+
+    def _load(self, files: Files) -> int:
+        """Take over what the file holds. Returns its CRC-32C."""
+        raise NotImplementedError
+
+    def _encode_from(self, first: int) -> bytes:
+        """The entries from number `first` on, as the file has them."""
+        raise NotImplementedError
+
+
+class OffsetIndex(_SparseIndex):
+    """Where batches lie: relative last offset -> position."""
+
+    __slots__ = ("_offsets", "_positions")
+
+    ENTRY_SIZE = OFFSET_ENTRY_SIZE
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._offsets, self._positions = array("I"), array("I")
+
+    def _load(self, files: Files) -> int:
+        (self._offsets, self._positions), crc = _read(files, self.path, decode_offset_entries, self.crc)
+        return crc
+
+    def _encode_from(self, first: int) -> bytes:
+        flat = array("I", bytes(OFFSET_ENTRY_SIZE * (len(self) - first)))
+        flat[0::2] = self._offsets[first:]
+        flat[1::2] = self._positions[first:]
+        if sys.byteorder == "little":
+            flat.byteswap()
+        return flat.tobytes()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -88,77 +140,49 @@ class OffsetIndex:
 
     def position_before(self, offset: int) -> int:
         """Where to begin looking for the batch that holds `offset`."""
-        found = bisect_right(self._offsets, max(offset - self.base_offset, 0))
-        return self._positions[found - 1] if found else 0
-
-    def batch_start_at_or_before(self, position: int) -> tuple[int, int]:
-        """(the largest known start of a batch that is not past `position`, the last offset of that batch), as the
-        index has it; (0, -1) where there is none."""
-        found = bisect_right(self._positions, position)
-        return (self._positions[found - 1], self.base_offset + self._offsets[found - 1]) if found else (0, -1)
+        return self.entry_before(offset)[0]
 
     def entry_before(self, offset: int) -> tuple[int, int]:
         """(where to begin looking for the batch that holds `offset`, the last offset of the batch there); (0, -1) for
         the beginning of the segment."""
-        found = bisect_right(self._offsets, max(offset - self.base_offset, 0))
-        return (self._positions[found - 1], self.base_offset + self._offsets[found - 1]) if found else (0, -1)
+        return self._entry(bisect_right(self._offsets, max(offset - self.base_offset, 0)))
+
+    def batch_start_at_or_before(self, position: int) -> tuple[int, int]:
+        """(the largest known start of a batch that is not past `position`, the last offset of that batch), as the
+        index has it; (0, -1) where there is none."""
+        return self._entry(bisect_right(self._positions, position))
 
     @property
     def last_entry(self) -> tuple[int, int]:
         """(position, last offset) of the last entry; (0, -1) when there is none."""
-        return (self._positions[-1], self.base_offset + self._offsets[-1]) if self._positions else (0, -1)
+        return self._entry(len(self._positions))
+
+    def _entry(self, count: int) -> tuple[int, int]:
+        """(position, last offset) of the last of the first `count` entries."""
+        return (self._positions[count - 1], self.base_offset + self._offsets[count - 1]) if count else (0, -1)
 
     def entries(self) -> list[tuple[int, int]]:
         pairs = zip(self._offsets, self._positions, strict=True)
         return [(self.base_offset + offset, position) for offset, position in pairs]
 
-    def write(self, files: Files) -> None:
-        """Bring the file up to what is in memory."""
-        count = len(self._offsets)
-        if count == self._written:
-            return
-        flat = array("I", bytes(OFFSET_ENTRY_SIZE * (count - self._written)))
-        flat[0::2] = self._offsets[self._written :]
-        flat[1::2] = self._positions[self._written :]
-        if sys.byteorder == "little":
-            flat.byteswap()
-        data = flat.tobytes()
-        files.write_into(self.path, data, self._written * OFFSET_ENTRY_SIZE)
-        self._written, self.crc = count, crc32c(data, self.crc or 0)
 
-    def rewrite(self, files: Files) -> None:
-        """Put what is in memory in place of whatever the file holds."""
-        files.replace(self.path, b"", durable=False)
-        self._written, self.crc = 0, 0
-        self.write(files)
-
-
-class TimeIndex:
+class TimeIndex(_SparseIndex):
     """How far to skip for a timestamp: largest timestamp so far -> relative last offset of its batch."""
 
-    __slots__ = ("_loaded", "_offsets", "_timestamps", "_written", "base_offset", "crc", "path")
+    __slots__ = ("_offsets", "_timestamps")
 
-    def __init__(self, path: str, base_offset: int, *, loaded: bool) -> None:
-        self.path = path
-        self.base_offset = base_offset
-        self._timestamps = array("q")
-        self._offsets = array("I")
-        self._written = 0
-        self._loaded = loaded
-        self.crc: int | None = 0 if loaded else None
+    ENTRY_SIZE = TIME_ENTRY_SIZE
 
-    def load(self, files: Files) -> None:
-        if self._loaded:
-            return
-        (timestamps, offsets), self.crc = _read(files, self.path, decode_time_entries, self.crc)
-        self._timestamps, self._offsets = timestamps, offsets
-        self._written = len(timestamps)
-        self._loaded = True
+    def _forget(self) -> None:
+        super()._forget()
+        self._timestamps, self._offsets = array("q"), array("I")
 
-    def unload(self) -> None:
-        if self._loaded and self._written == len(self._offsets):
-            self._timestamps, self._offsets = array("q"), array("I")
-            self._written, self._loaded = 0, False
+    def _load(self, files: Files) -> int:
+        (self._timestamps, self._offsets), crc = _read(files, self.path, decode_time_entries, self.crc)
+        return crc
+
+    def _encode_from(self, first: int) -> bytes:
+        return b"".join(map(_TIME_ENTRY.pack, self._timestamps[first:], self._offsets[first:]))
 
     def __len__(self) -> int:
         return len(self._timestamps)
@@ -185,19 +209,6 @@ class TimeIndex:
         pairs = zip(self._timestamps, self._offsets, strict=True)
         return [(stamp, self.base_offset + offset) for stamp, offset in pairs]
 
-    def write(self, files: Files) -> None:
-        count = len(self._timestamps)
-        if count == self._written:
-            return
-        data = b"".join(map(_TIME_ENTRY.pack, self._timestamps[self._written :], self._offsets[self._written :]))
-        files.write_into(self.path, data, self._written * TIME_ENTRY_SIZE)
-        self._written, self.crc = count, crc32c(data, self.crc or 0)
-
-    def rewrite(self, files: Files) -> None:
-        files.replace(self.path, b"", durable=False)
-        self._written, self.crc = 0, 0
-        self.write(files)
-
 
 class AbortedTransaction(NamedTuple):
     """A transaction whose abort marker is in this segment."""
@@ -220,7 +231,7 @@ class TransactionIndex:
         self.crc: int | None = 0 if loaded else None
 
     def load(self, files: Files) -> None:
-        """Read the file, once. To find what it should hold takes more than one segment: a start does that."""
+        """Read the file, once. A damaged one is rebuilt by the next start: that takes more than this segment."""
         if self._loaded:
             return
         try:
@@ -228,20 +239,20 @@ class TransactionIndex:
         except DamagedIndex as damage:
             size = files.size(self.path)
             if size % TRANSACTION_ENTRY_SIZE == 0:
-                # After a crash a start looks at sizes only: one that no index has makes it rebuild this one.
+                # After a crash a start looks at sizes only. A size that no index can have makes it rebuild this one.
                 files.write_into(self.path, b"\0", size)
             raise DamagedIndex(f"{damage.why}; the next start rebuilds it from the log") from None
         self._loaded = True
 
     def append(self, files: Files, aborted: AbortedTransaction) -> None:
-        """On disk first: the last stable offset moves only past aborts that a restart would find again."""
+        """Write the entry to disk first: the last stable offset moves only past aborts that a restart finds again."""
         data = encode_transaction_entry(aborted)
         files.write_into(self.path, data, len(self._entries) * TRANSACTION_ENTRY_SIZE)
         self.crc = crc32c(data, self.crc or 0)
         self._entries.append(aborted)
 
     def hold(self, entries: list[AbortedTransaction]) -> None:
-        """Take rebuilt entries; `rewrite` puts them on disk."""
+        """Take over rebuilt entries; `rewrite` puts them on disk."""
         self._entries = entries
         self._loaded = True
         self.crc = crc32c(b"".join(map(encode_transaction_entry, entries)))
@@ -311,7 +322,7 @@ def decode_transaction_entries(data: bytes) -> list[AbortedTransaction]:
     previous = -1
     for version, *fields in _TRANSACTION_ENTRY.iter_unpack(data):
         entry = AbortedTransaction(*fields)
-        if version > 0 or version < 0:
+        if version != 0:
             raise DamagedIndex(f"entry version {version} is not known")
         if entry.last_offset <= previous or entry.first_offset > entry.last_offset:
             raise DamagedIndex(f"the aborted transaction {entry} is out of order")

@@ -20,7 +20,7 @@ _ABORT_KEY, _COMMIT_KEY = _KEY.pack(0, _ABORT), _KEY.pack(0, _COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class TransactionMarker:
     """How a transaction ended, and under which epoch of its coordinator that was written."""
 
     commit: bool
@@ -48,7 +48,7 @@ def control_batch(
     )
 
 
-def read_marker(batch: Batch) -> Marker:
+def read_marker(batch: Batch) -> TransactionMarker:
     """What a control batch says. Refused (INVALID_RECORD) if it is not the end of a transaction."""
     records = list(read_records(batch)) if batch.is_control else []
     if len(records) != 1:
@@ -61,4 +61,4 @@ def read_marker(batch: Batch) -> Marker:
         raise Refused(ErrorCode.INVALID_RECORD, f"control record of version {version}, type {kind} ends no transaction")
     # Later versions of both only append fields, so what version 0 has is read from any.
     _, coordinator_epoch = _VALUE.unpack_from(value)
-    return Marker(kind == _COMMIT, coordinator_epoch)
+    return TransactionMarker(kind == _COMMIT, coordinator_epoch)
