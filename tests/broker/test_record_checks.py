@@ -72,7 +72,7 @@ def many_partitions(topic: str, batches: list[bytes], **options: Any) -> Produce
 def heavy(*, values: int = 300, codec: int = GZIP, **options: Any) -> bytes:
     """A batch that is in order and takes too long to be looked into at once."""
     data = batch(*(b"%d " % number * 500 for number in range(values)), codec=codec, **options)
-    assert values * 500 > admission.LIGHT_UNFOLDED_BYTES
+    assert values * 500 > admission.LIGHT_DECOMPRESSED_BYTES
     return data
 
 
@@ -95,14 +95,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Semaphore(0)
         self.opened = threading.Event()
-        prepared = Admission.prepared
+        prepared = Admission.prepare
 
         def waiting(given: Admission, *arguments: Any) -> Batch:
             self.entered.release()
             assert self.opened.wait(30)
             return prepared(given, *arguments)
 
-        monkeypatch.setattr(Admission, "prepared", waiting)
+        monkeypatch.setattr(Admission, "prepare", waiting)
 
     def wait(self) -> None:
         assert self.entered.acquire(timeout=30)
@@ -377,9 +377,9 @@ def test_what_was_sent_without_wanting_an_answer_is_written_though_its_sender_ha
 def test_one_request_has_no_more_than_its_share_unfolded_and_the_rest_may_come_again(
     raw: Raw, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "UNFOLDED_MIN_LIMIT", 4 << 20)
-    monkeypatch.setattr(admission, "UNFOLDED_RATIO_LIMIT", 1)
-    monkeypatch.setattr(record_checks, "UNFOLDED_MAX_BYTES", 10 << 20)
+    monkeypatch.setattr(admission, "DECOMPRESSED_MIN_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "DECOMPRESSED_RATIO_LIMIT", 1)
+    monkeypatch.setattr(record_checks, "DECOMPRESSED_MAX_BYTES", 10 << 20)
     raw.create(topic, partitions=8, cleanup_policy="compact")
     fine = bomb(3 << 20)
     rows = raw.ask(many_partitions(topic, [fine] * 8), 12).responses[0].partition_responses
@@ -395,8 +395,8 @@ def test_one_request_has_no_more_than_its_share_unfolded_and_the_rest_may_come_a
 def test_a_batch_that_unfolds_too_far_is_refused(
     raw: Raw, topic: str, codec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "UNFOLDED_MIN_LIMIT", 4 << 20)
-    monkeypatch.setattr(admission, "UNFOLDED_RATIO_LIMIT", 1)
+    monkeypatch.setattr(admission, "DECOMPRESSED_MIN_LIMIT", 4 << 20)
+    monkeypatch.setattr(admission, "DECOMPRESSED_RATIO_LIMIT", 1)
     raw.create(topic)
     assert raw.produce(topic, bomb(3 << 20, codec)).error_code == 0
     assert raw.produce(topic, bomb(5 << 20, codec)).error_code == ErrorCode.MESSAGE_TOO_LARGE
@@ -482,7 +482,7 @@ def test_many_partitions_are_written_in_many_turns_of_the_loop(
 def test_others_are_served_between_partitions_that_are_refused_because_the_share_is_used_up(
     broker: Broker, raw: Raw, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_checks, "UNFOLDED_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(record_checks, "DECOMPRESSED_MAX_BYTES", 1 << 20)
     raw.create(topic, partitions=40)
     turn, per_turn = 0, Counter[int]()
     is_light = Admission.is_light

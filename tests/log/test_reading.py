@@ -269,7 +269,7 @@ def test_the_brokers_clock_stands_in_records_where_the_topic_wants_it(tmp_path: 
     assert open_log(tmp_path, clean=False).end_offset == 1
 
 
-def test_records_are_compressed_anew_where_the_topic_wants_it(tmp_path: Path) -> None:
+def test_records_are_with_topic_codec_where_the_topic_wants_it(tmp_path: Path) -> None:
     log = open_log(tmp_path, compression_type="zstd")
     log.append(batch(1, 0, b"a" * 500, b"b", codec=1), NOW)
     (found,) = split(log.reader.read(0, 1 << 20, 0).data)

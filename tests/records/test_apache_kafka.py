@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from semel.config.codecs import CODECS as NAMES
-from semel.records.batch import Batch, Record, build, check, emptied, place, read_records, retain, split
+from semel.records.batch import Batch, Record, build, check, place, read_records, retain, split, without_records
 from semel.records.columns import from_arrow, to_arrow
 from semel.records.markers import control_batch, read_marker
 from tests.support import java_tools
@@ -95,7 +95,7 @@ def test_apache_kafka_reads_compacted_emptied_and_columnar_batches(tmp_path: Pat
         )
     )
     log.append(retain(source, lambda record: record.offset % 1000 == 7, NOW + 99) or b"")
-    log.append(emptied(source))
+    log.append(without_records(source))
     for codec in range(5):
         table = to_arrow(bytes(source.data), topic="t", partition=0)
         for data in from_arrow(table, timestamp_ms=NOW, codec=codec):

@@ -11,17 +11,17 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.config.codecs import CODECS as CODEC_NAMES
 from semel.errors import ErrorCode, Refused
 from semel.records.batch import Batch, build, check, read_records
 from semel.records.compression import (
-    NAMES,
     PIECE_BYTES,
-    UnfoldsTooFar,
+    DecompressionLimitExceeded,
     codec_named,
     compress,
     decompress,
+    decompress_in_pieces,
     expected_size,
-    unfolded,
 )
 
 CODECS = range(1, 5)
@@ -107,7 +107,7 @@ def test_an_unknown_codec_is_refused() -> None:
 
 
 def test_codecs_go_by_kafkas_names() -> None:
-    assert [codec_named(name) for name in NAMES] == [0, 1, 2, 3, 4]
+    assert [codec_named(name) for name in CODEC_NAMES] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError):
         codec_named("brotli")
 
@@ -164,13 +164,13 @@ def test_what_is_unfolded_piece_by_piece_is_the_same_and_bounded_alike(codec: in
     data = (b"%d" % size + WORDS * (size // len(WORDS) + 1))[:size]
     for packed in frames(codec, data):
         pieces, lasts = [], []
-        for piece, is_last in unfolded(codec, packed, size):
+        for piece, is_last in decompress_in_pieces(codec, packed, size):
             pieces.append(bytes(piece))
             lasts.append(is_last)
         assert b"".join(pieces) == data == bytes(decompress(codec, packed, size))
         assert lasts == [False] * (len(lasts) - 1) + [True]
-        with pytest.raises(UnfoldsTooFar):
-            list(unfolded(codec, packed, size - 1))
+        with pytest.raises(DecompressionLimitExceeded):
+            list(decompress_in_pieces(codec, packed, size - 1))
         # The guess is good enough to tell small from large.
         assert size // 2 <= expected_size(codec, packed) <= max(255 * size, 300_000)
 
@@ -178,7 +178,7 @@ def test_what_is_unfolded_piece_by_piece_is_the_same_and_bounded_alike(codec: in
 @pytest.mark.parametrize("codec", [1, 2, 3])
 def test_a_piece_is_small_however_far_a_payload_unfolds(codec: int) -> None:
     packed = compress(codec, bytes(BOMB))
-    assert max(len(piece) for piece, _ in unfolded(codec, packed, BOMB)) <= PIECE_BYTES
+    assert max(len(piece) for piece, _ in decompress_in_pieces(codec, packed, BOMB)) <= PIECE_BYTES
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -187,7 +187,7 @@ def test_a_payload_cut_anywhere_is_corrupt_when_it_is_unfolded_piece_by_piece(co
     for packed in frames(codec, data):
         for end in range(0, len(packed), 97):
             with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
-                if b"".join(bytes(piece) for piece, _ in unfolded(codec, packed[:end], 1 << 20)) != data:
+                if b"".join(bytes(piece) for piece, _ in decompress_in_pieces(codec, packed[:end], 1 << 20)) != data:
                     raise Refused(ErrorCode.CORRUPT_MESSAGE)
 
 
@@ -199,7 +199,7 @@ def test_noise_unfolds_or_is_refused_and_its_size_is_guessed(codec: int, noise: 
         assert expected_size(codec, data) >= 0
         answer: object
         try:
-            answer = sum(len(piece) for piece, _ in unfolded(codec, data, 4096)) <= 4096
+            answer = sum(len(piece) for piece, _ in decompress_in_pieces(codec, data, 4096)) <= 4096
         except Refused as refused:
             answer = refused.code
         assert answer in (True, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)

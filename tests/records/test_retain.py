@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.records.batch import Batch, Record, build, check, emptied, place, read_records, retain
+from semel.records.batch import Batch, Record, build, check, place, read_records, retain, without_records
 
 from .strategies import codecs, record_lists
 
@@ -67,7 +67,7 @@ def test_a_delete_horizon_is_set_once() -> None:
 def test_an_emptied_batch_still_holds_the_producers_last_sequence() -> None:
     batch = stored([Record(0, 5, b"k", b"v"), Record(0, 6, b"k", b"w")], codec=1)
     data = retain(batch, [False, False], HORIZON, keep_empty=True)
-    assert data == emptied(batch)
+    assert data == without_records(batch)
     empty = Batch.parse(data)
     check(empty, framing=True, stored=True)
     assert (empty.record_count, empty.last_sequence, empty.last_offset) == (0, 71, 1001)

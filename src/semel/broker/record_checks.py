@@ -4,9 +4,10 @@ Guarantees:
 
 - Whoever waits for a batch keeps its bytes as they are: a connection takes no further frame meanwhile. So what was
   checked is what is written.
-- One request has no more than its own share unfolded: `UNFOLDED_MAX_BYTES`, or `UNFOLDED_RATIO` times its own size.
-- At most `THREADS` batches are unfolded at a time, and each request has one of them, so that nobody waits for all of
-  another's.
+- One request has at most its own share decompressed: `DECOMPRESSED_MAX_BYTES`, or `DECOMPRESSED_RATIO` times its own
+  size.
+- At most `THREADS` batches are decompressed at a time, and each request has one of them, so that nobody waits for all
+  of another's.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from concurrent.futures import ThreadPoolExecutor
 from semel.errors import ErrorCode, Refused
 from semel.log.admission import Admission
 from semel.records.batch import Batch, Meter
-from semel.records.compression import UnfoldsTooFar
+from semel.records.compression import DecompressionLimitExceeded
 from semel.records.layout import DECOMPRESSED_LIMIT
 
-#: No topic takes a batch that unfolds to more.
-UNFOLDED_MAX_BYTES = DECOMPRESSED_LIMIT
+#: No topic takes a batch that decompresses to more.
+DECOMPRESSED_MAX_BYTES = DECOMPRESSED_LIMIT
 #: Honest data rarely gets as small.
-UNFOLDED_RATIO = 64
+DECOMPRESSED_RATIO = 64
 THREADS = 2
 
 
 class Share:
-    """What one request may have unfolded, and how much of it is left."""
+    """How much one request may have decompressed, and how much of that is left."""
 
     __slots__ = ("left_bytes",)
 
     def __init__(self, request_bytes: int) -> None:
-        self.left_bytes = max(UNFOLDED_MAX_BYTES, UNFOLDED_RATIO * request_bytes)
+        self.left_bytes = max(DECOMPRESSED_MAX_BYTES, DECOMPRESSED_RATIO * request_bytes)
 
 
 class RecordChecks:
@@ -55,19 +56,19 @@ class RecordChecks:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semel-records")
         self.batches += 1
-        limit = min(admission.unfolded_limit, share.left_bytes)
+        limit = min(admission.decompressed_limit, share.left_bytes)
         meter = Meter()
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, admission.prepared, data, now_ms, limit, meter
+                self._threads, admission.prepare, data, now_ms, limit, meter
             )
-        except UnfoldsTooFar:
-            meter.unfolded_bytes = limit
-            if limit < admission.unfolded_limit:
+        except DecompressionLimitExceeded:
+            meter.decompressed_bytes = limit
+            if limit < admission.decompressed_limit:
                 raise _used_up() from None
             raise
         finally:
-            share.left_bytes -= meter.unfolded_bytes
+            share.left_bytes -= meter.decompressed_bytes
 
     def close(self) -> None:
         """Begin nothing more; what runs ends by itself, and soon."""
@@ -79,6 +80,6 @@ def _used_up() -> Refused:
     """Retriable: the rest comes again in a request with a share of its own."""
     return Refused(
         ErrorCode.REQUEST_TIMED_OUT,
-        f"the batches before it in this request unfold to {UNFOLDED_MAX_BYTES} bytes or {UNFOLDED_RATIO} times its "
-        "size; send this one again in a request of its own",
+        f"the batches before it in this request decompress to {DECOMPRESSED_MAX_BYTES} bytes or {DECOMPRESSED_RATIO} "
+        "times its size; send this one again in a request of its own",
     )

@@ -1,8 +1,8 @@
-"""What a topic's settings let into its log: the checks of one client's batch before anything is written.
+"""Checks a client's batch against the topic's settings, before anything is written.
 
-Every record of every batch is looked at, inside its compression too: what was acknowledged can be read. That may take
-long, so `is_light` says beforehand whether a batch can be checked where others wait. What cannot is given to
-`prepared`, which touches nothing of the log and may run on any thread.
+Every record of every batch is checked, also inside compressed batches: what was acknowledged can be read. That may take
+long, so `is_light` says beforehand whether a batch can be checked on the thread that serves everybody. The others are
+given to `prepare`, which touches nothing of the log and may run on any thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.records.batch import (
     look_into,
     with_max_timestamp,
 )
-from semel.records.compression import LEVEL_SETTINGS, UnfoldsTooFar, compress, decompress, expected_size
+from semel.records.compression import LEVEL_SETTINGS, DecompressionLimitExceeded, compress, decompress, expected_size
 from semel.records.layout import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -31,25 +31,26 @@ from semel.records.layout import (
     with_header_room,
 )
 
-#: A batch of so many bytes, compressed or not, is checked at once; the compiled loops take some milliseconds for it at
-#: most, their Python twins as long for a small part of it.
+#: Up to this many bytes an uncompressed batch is checked at once. The compiled loops take a few milliseconds for it.
+#: The Python twins are slower, so their limit is lower.
 LIGHT_BYTES = 4 * 1024 * 1024 if _select.COMPILED else 64 * 1024
-#: The same for what is to be unfolded first, and for what is to be compressed anew.
-LIGHT_UNFOLDED_BYTES = 128 * 1024 if _select.COMPILED else 64 * 1024
+#: The same limit for a batch that has to be decompressed, and for one that has to be recompressed.
+LIGHT_DECOMPRESSED_BYTES = 128 * 1024 if _select.COMPILED else 64 * 1024
 LIGHT_COMPRESSED_BYTES = 4 * 1024
-#: Into so many pieces at most: each costs something, however little is in it.
+#: At most this many pieces: each piece has a cost, even a small one.
 LIGHT_PIECES = 32
-#: What is to be compressed anew is held whole meanwhile, so it may not unfold as far.
+#: A batch that is recompressed is held in memory whole, so it may not decompress to as much.
 COMPRESSED_ANEW_LIMIT = 32 * 1024 * 1024
-#: A batch may unfold to so much, or to so many times `max.message.bytes` if that is more, and never to more than
-#: readers take. Its records may be as many as would fit uncompressed, or so many: who reads makes an object of each.
-UNFOLDED_MIN_LIMIT = 32 * 1024 * 1024
-UNFOLDED_RATIO_LIMIT = 32
+#: A batch may decompress to the first limit, or to the second times `max.message.bytes` if that is more, but never to
+#: more than readers accept. It may have as many records as would fit uncompressed, or the third limit if that is more:
+#: a reader makes an object of each.
+DECOMPRESSED_MIN_LIMIT = 32 * 1024 * 1024
+DECOMPRESSED_RATIO_LIMIT = 32
 COMPRESSED_RECORDS_LIMIT = 1_000_000
 
 
 class Admission:
-    """The settings that decide, looked up once per change instead of once per batch."""
+    """The settings that matter here, read once per change of settings instead of once per batch."""
 
     __slots__ = (
         "_after_max_ms",
@@ -59,26 +60,26 @@ class Admission:
         "_most_bytes",
         "append_time",
         "codec",
+        "decompressed_limit",
         "level",
-        "unfolded_limit",
     )
 
     def __init__(self, config: Values) -> None:
         self._max_message_bytes: int = config["max.message.bytes"]
-        #: What a batch may unfold to.
-        self.unfolded_limit = min(
-            DECOMPRESSED_LIMIT, max(UNFOLDED_MIN_LIMIT, UNFOLDED_RATIO_LIMIT * self._max_message_bytes)
+        #: How many bytes a batch may decompress to.
+        self.decompressed_limit = min(
+            DECOMPRESSED_LIMIT, max(DECOMPRESSED_MIN_LIMIT, DECOMPRESSED_RATIO_LIMIT * self._max_message_bytes)
         )
         self._most_bytes: int = min(self._max_message_bytes, config["segment.bytes"])
         self._after_max_ms: int = config["message.timestamp.after.max.ms"]
         self._before_max_ms: int = config["message.timestamp.before.max.ms"]
         self._compacted = "compact" in config["cleanup.policy"]
-        #: Records get the broker's clock.
+        #: Whether records get the time of the append (`message.timestamp.type`).
         self.append_time = config["message.timestamp.type"] == "LogAppendTime"
-        #: What records are compressed with here; None: as they come.
+        #: The codec that batches are stored with; None: as they were sent.
         self.codec: int | None = topic_codec(config["compression.type"])
         setting = LEVEL_SETTINGS.get(self.codec) if self.codec is not None else None
-        #: How hard that codec tries; None: it knows no levels.
+        #: The level of that codec; None: it has no levels.
         self.level: int | None = None if setting is None else config[setting]
 
     def check(
@@ -90,7 +91,10 @@ class Admission:
         pieces_max: int | None = None,
         meter: Meter | None = None,
     ) -> Batch:
-        """The one batch that `data` is, or `Refused`; `UnfoldsTooFar` beyond `limit` bytes or `pieces_max` pieces."""
+        """Check that `data` is one batch which this topic accepts, and return it. `Refused` otherwise.
+
+        `DecompressionLimitExceeded` if it decompresses to more than `limit` bytes or `pieces_max` pieces.
+        """
         batch = Batch.parse(data)
         size = len(batch.data)
         if size != len(data):
@@ -100,14 +104,14 @@ class Admission:
         if batch.base_offset != 0:
             raise Refused(ErrorCode.INVALID_RECORD, f"a client's batch begins at offset 0, not {batch.base_offset}")
         check_header(batch)
-        if self._is_in_order_at_a_glance(batch, now_ms):
+        if self._passes_quick_check(batch, now_ms):
             return batch
         walk = look_into(
             batch,
             require_keys=self._compacted,
             oldest=INT64_MIN if self.append_time else max(now_ms - self._before_max_ms, INT64_MIN),
             newest=INT64_MAX if self.append_time else min(now_ms + self._after_max_ms, INT64_MAX),
-            limit=self.unfolded_limit if limit is None else limit,
+            limit=self.decompressed_limit if limit is None else limit,
             pieces_max=pieces_max,
             meter=meter,
         )
@@ -122,8 +126,8 @@ class Admission:
             return with_max_timestamp(batch, walk.largest_timestamp)
         return batch
 
-    def _is_in_order_at_a_glance(self, batch: Batch, now_ms: int) -> bool:
-        """Whether a batch as most are is in order, found out in the shortest way; False leaves it open."""
+    def _passes_quick_check(self, batch: Batch, now_ms: int) -> bool:
+        """A short check that most batches pass. False means that the full check has to decide."""
         if batch.attributes & CODEC_MASK or self._before_max_ms < INT64_MAX or batch.base_timestamp < 0:
             return False
         try:
@@ -138,35 +142,35 @@ class Admission:
         return newest == batch.max_timestamp and newest - now_ms <= self._after_max_ms
 
     def is_light(self, data: bytes | bytearray | memoryview) -> bool:
-        """Whether a client's bytes promise little work. A promise only: `check_light` is held to it."""
+        """Whether a batch looks quick to check, by its size. It may look so wrongly: `check_light` notices."""
         codec = data[ATTRIBUTES_AT] & CODEC_MASK
         changes = self.codec is not None and self.codec != codec
         if codec == 0:
             return len(data) <= (LIGHT_COMPRESSED_BYTES if changes else LIGHT_BYTES)
-        return len(data) <= LIGHT_UNFOLDED_BYTES and expected_size(codec, memoryview(data)[HEADER_SIZE:]) <= (
-            LIGHT_COMPRESSED_BYTES if changes else LIGHT_UNFOLDED_BYTES
+        return len(data) <= LIGHT_DECOMPRESSED_BYTES and expected_size(codec, memoryview(data)[HEADER_SIZE:]) <= (
+            LIGHT_COMPRESSED_BYTES if changes else LIGHT_DECOMPRESSED_BYTES
         )
 
     def check_light(self, data: bytes | bytearray | memoryview, now_ms: int, meter: Meter) -> Batch | None:
-        """`check` of what `is_light`; None when it turns out to be more work than it promised."""
+        """`check` for a batch that `is_light`; None when it turns out to be more work than it looked."""
         changes = self.codec is not None and self.codec != data[ATTRIBUTES_AT] & CODEC_MASK
-        limit = LIGHT_COMPRESSED_BYTES if changes else LIGHT_UNFOLDED_BYTES
+        limit = LIGHT_COMPRESSED_BYTES if changes else LIGHT_DECOMPRESSED_BYTES
         try:
             return self.check(data, now_ms, limit=limit, pieces_max=LIGHT_PIECES, meter=meter)
-        except UnfoldsTooFar:
+        except DecompressionLimitExceeded:
             return None
 
-    def prepared(self, data: bytes | bytearray | memoryview, now_ms: int, limit: int, meter: Meter) -> Batch:
-        """The batch as it is to be written, checked and compressed as this topic wants it."""
+    def prepare(self, data: bytes | bytearray | memoryview, now_ms: int, limit: int, meter: Meter) -> Batch:
+        """Check a batch and recompress it if the topic wants another codec. Returns it as it is to be written."""
         if self.codec is not None and self.codec != data[ATTRIBUTES_AT] & CODEC_MASK:
             limit = min(limit, COMPRESSED_ANEW_LIMIT)
-        return self.compressed_anew(self.check(data, now_ms, limit=limit, meter=meter))
+        return self.with_topic_codec(self.check(data, now_ms, limit=limit, meter=meter))
 
-    def compressed_anew(self, batch: Batch) -> Batch:
-        """The same records under the codec this topic has: they must fit that way too."""
+    def with_topic_codec(self, batch: Batch) -> Batch:
+        """The batch in the codec of this topic. It must not be too large in that codec either."""
         if self.codec is None or self.codec == batch.codec:
             return batch
-        changed = recompressed(batch, self.codec, self.level)
+        changed = recompress(batch, self.codec, self.level)
         if changed.size_bytes > self._most_bytes:
             raise self._too_large(changed.size_bytes)
         return changed
@@ -176,10 +180,11 @@ class Admission:
             return Refused(
                 ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {size} bytes, max.message.bytes is {self._max_message_bytes}"
             )
-        return Refused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a batch of {size} bytes is larger than a segment")
+        why = f"a batch of {size} bytes is larger than a segment, segment.bytes is {self._most_bytes}"
+        return Refused(ErrorCode.RECORD_LIST_TOO_LARGE, why)
 
     def _for_records(self, walk: _select.RecordWalk, now_ms: int) -> RecordsRefused:
-        """Which records are refused, and why: a producer may send the others again without them."""
+        """Names the records that are refused, and why: a producer may send the others again without them."""
         no_key = "it has no key, and the topic is compacted"
         places = [(place, no_key) for place in walk.keyless]
         places += [(place, f"its timestamp is {timestamp_ms}") for place, timestamp_ms in walk.far_off]
@@ -195,7 +200,7 @@ class Admission:
         return RecordsRefused(ErrorCode.INVALID_RECORD, why + named, errors)
 
     def check_internal(self, data: bytes | bytearray | memoryview) -> Batch:
-        """A coordinator's own batch: it is trusted, but it must fit."""
+        """Check a coordinator's own batch: it is trusted, but it must not be too large."""
         batch = Batch.parse(data)
         if len(batch.data) != len(data):
             raise Refused(ErrorCode.INVALID_RECORD, "exactly one batch at a time")
@@ -204,8 +209,8 @@ class Admission:
         return batch
 
 
-def recompressed(batch: Batch, codec: int, level: int | None = None) -> Batch:
-    """The same records under the codec the topic asks for. They were checked: what is inside stays as it is."""
+def recompress(batch: Batch, codec: int, level: int | None = None) -> Batch:
+    """The same records in another codec. They were checked before and do not change."""
     plain = decompress(batch.codec, batch.payload, COMPRESSED_ANEW_LIMIT)
     return Batch.parse(
         seal(

@@ -31,7 +31,7 @@ from semel.log.file_names import CLEANED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, S
 from semel.log.files import Files
 from semel.log.indexes import OFFSET_ENTRY_SIZE, RELATIVE_OFFSET_MAX, AbortedTransaction
 from semel.log.segment import Segment
-from semel.records.batch import Batch, Record, emptied, read_records, retain
+from semel.records.batch import Batch, Record, read_records, retain, without_records
 from semel.records.markers import read_marker
 
 if TYPE_CHECKING:
@@ -257,10 +257,10 @@ class Compaction:
             if not discards or batch.record_count == 0:
                 return bytes(batch.data) if not discards or keep_empty else None
             if due and not holds_state:
-                return emptied(batch) if keep_empty else None
+                return without_records(batch) if keep_empty else None
             return retain(batch, [True], horizon_ms)
         if discards:
-            return emptied(batch) if keep_empty else None
+            return without_records(batch) if keep_empty else None
         if batch.record_count == 0:
             return bytes(batch.data) if keep_empty else None
         has_tombstone = False

@@ -183,7 +183,7 @@ class PartitionLog:
             if transactional and self.verifies_transactions:
                 self.producers.check_verified(producer_id, batch.producer_epoch, guard)
         if self.admission.codec is not None:
-            batch = self.admission.compressed_anew(batch)
+            batch = self.admission.with_topic_codec(batch)
         return self._write(batch, now_ms)
 
     def append_internal(

@@ -1,4 +1,4 @@
-"""The loops over records in plain Python: the definition that the compiled twin (`_speedups`) is held equal to.
+"""The loops over records in plain Python. The compiled twin (`_speedups`) must behave the same; tests compare them.
 
 Every function takes bytes from outside and trusts none of them: a length that points past the end raises
 `ValueError` before anything is read or allocated there.
@@ -35,7 +35,7 @@ _VARINT_BYTES_MAX = 5
 
 
 def _int64(number: int) -> int:
-    """`number` as 64-bit arithmetic has it: a forged delta wraps, as it does in every other reader of the format."""
+    """`number` in 64-bit arithmetic: a forged delta wraps, as in every other reader of the format."""
     return number if -_INT64_MAX <= number <= _INT64_MAX else ((number + 2**63) & (2**64 - 1)) - 2**63
 
 
@@ -92,7 +92,7 @@ def _field(data: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def parse_record(data: Buffer, position: int) -> Parsed:
-    """Where the parts of the record at `position` lie, all of them within it and filling it."""
+    """Where the parts of the record at `position` lie. They must fill the record exactly."""
     length, position = read_varint(data, position, len(data))
     if length <= 0 or length > len(data) - position:
         raise ValueError("a record runs past the end of its batch")
@@ -120,7 +120,7 @@ def _check_count(payload: Buffer, count: int) -> None:
 
 
 def check_framing(payload: Buffer, count: int, dense: bool, last_offset_delta: int, require_keys: bool) -> int:
-    """Walk `count` records that must fill `payload` exactly; the answer is the largest timestamp delta.
+    """Walk `count` records that must fill `payload` exactly. Returns the largest timestamp delta.
 
     `dense`: offset deltas are 0, 1, 2, ...; otherwise (after compaction) they only rise, up to `last_offset_delta`.
     """
@@ -142,12 +142,12 @@ def check_framing(payload: Buffer, count: int, dense: bool, last_offset_delta: i
 
 
 class RecordWalk:
-    """Walks the records of one batch, whose bytes may come in pieces, and notes what a topic may not want of them.
+    """Walks the records of one batch, whose bytes may come in pieces, and notes what a topic may not accept.
 
-    `dense` and `last_offset_delta` are those of `check_framing`. A record whose time lies outside of `oldest` to
-    `newest` is far off, unless it has none (-1); a time that 64 bits cannot hold always is. With `require_keys` a
-    record without a key is noted as that and not as far off. Of both kinds together `named_max` are named. Nothing is
-    noted of records before `from_offset_delta`; they are walked like the others.
+    `dense` and `last_offset_delta` are those of `check_framing`. A record is far off if its timestamp is outside of
+    `oldest` to `newest`, unless it has none (-1); a timestamp that does not fit 64 bits is always far off. With
+    `require_keys` a record without a key is noted as keyless and not as far off. At most `named_max` records of both
+    kinds are named. Records before `from_offset_delta` are walked like the others, but nothing is noted of them.
     """
 
     def __init__(
@@ -174,11 +174,11 @@ class RecordWalk:
         self._previous = -1
         #: How many records were walked so far.
         self.walked = 0
-        #: Of the first record of which something was noted; -1 before there is one.
+        #: The offset delta of the first record at or after `from_offset_delta`; -1 before there is one.
         self.first_offset_delta = -1
-        #: -1 as long as there is no later time.
+        #: The largest timestamp so far; -1 where there is none.
         self.largest_timestamp = -1
-        #: How many bytes the next piece needs to bring at least, with what was left of this one; 0 when all is walked.
+        #: How long the next piece must be at least, counting what was left of this one; 0 when all is walked.
         self.wanted = 0
         #: Offset deltas, and times.
         self.keyless: list[int] = []
@@ -188,9 +188,9 @@ class RecordWalk:
             raise ValueError("more records are announced than the batch can hold")
 
     def feed(self, piece: Buffer, is_last: bool) -> int:
-        """Walk every record that is whole. The answer is how much was used; the rest comes again with the next piece.
+        """Walk every whole record. Returns how many bytes were used; the rest must come again with the next piece.
 
-        `ValueError`: what came cannot be the records of this batch.
+        `ValueError`: these cannot be the records of this batch.
         """
         size = len(piece)
         if is_last and self._count - self.walked > size // RECORD_SIZE_MIN:
@@ -235,7 +235,7 @@ class RecordWalk:
 
 
 def _wanted(piece: Buffer, position: int, size: int) -> int:
-    """How many bytes the record at `position` takes, or one more than there are, if it is not whole; 0 if it is."""
+    """0 if the record at `position` is whole. Otherwise how many bytes it takes, or one more than there are."""
     try:
         length, body = read_varint(piece, position, size)
     except ValueError:
@@ -318,7 +318,7 @@ def build_pairs(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytearray:
-    """A coordinator's own batch: keys and values of one moment, uncompressed, without sequences.
+    """A coordinator's own batch: keys and values with one timestamp, uncompressed, without sequences.
 
     The same bytes as `build` makes, at a fraction of its cost: every step of a transaction writes one. They may be
     changed, so a log places them without a copy.
@@ -396,8 +396,8 @@ def encode_columns(
 ) -> tuple[bytearray, int, int, int]:
     """Encode rows from `start` until `stop` or until the next would pass `limit_bytes`; at least one.
 
-    The answer: `reserve` zero bytes (room for the batch header) and the records; how many; the first and the largest
-    timestamp. `timestamps` are 64-bit milliseconds, one a row; without them every record is of `timestamp_ms`.
+    Returns `reserve` zero bytes (room for the batch header) and the records; how many; the first and the largest
+    timestamp. `timestamps` are 64-bit milliseconds, one a row; without them every record has `timestamp_ms`.
     """
     out = bytearray(reserve)
     times = _ints(timestamps, True) if timestamps is not None else None
@@ -467,7 +467,7 @@ def decode_columns(
 ) -> tuple[list[int], Column, Column, bytearray, bytearray, HeaderColumns | None]:
     """Every record with `from_offset` <= offset < `to_offset`, as columns.
 
-    The answer: how many rows came of each stretch; keys; values; offsets (64-bit); timestamps (64-bit, microseconds);
+    Returns how many rows came of each stretch; keys; values; offsets (64-bit); timestamps (64-bit, microseconds);
     headers if wanted.
     """
     if sum(len(stretch.payload) for stretch in stretches) > 2**31 - 1:

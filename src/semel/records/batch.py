@@ -1,12 +1,12 @@
-"""v2 record batches: seen through their headers, checked, placed in a log, read.
+"""v2 record batches: parsed, checked, given their place in a log, read.
 
-A `Batch` is a view: it never copies and never looks at a record. `check` is what stands between a client's bytes and
-the log; it accepts and refuses as Apache Kafka's own validation does:
+A `Batch` is a view: it never copies and never reads a record. `check` validates a client's bytes before they reach the
+log. It accepts and refuses what Apache Kafka's own validation does:
 
 - CORRUPT_MESSAGE: the bytes are not what was sent (length, magic, CRC);
-- INVALID_RECORD: the bytes arrived whole and say something impossible (counts, deltas, a control batch, framing, a
-  payload that does not decompress): to send them again would not help;
-- INVALID_TIMESTAMP: a client claims the broker's clock; UNSUPPORTED_COMPRESSION_TYPE: no such codec.
+- INVALID_RECORD: the bytes arrived whole and are not valid (counts, deltas, a control batch, framing, a payload that
+  does not decompress): to send them again would not help;
+- INVALID_TIMESTAMP: a client's batch says LogAppendTime; UNSUPPORTED_COMPRESSION_TYPE: there is no such codec.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.errors import ErrorCode, Refused
 
 from . import _select
 from .building import BatchBuilder, build, record_size_max
-from .compression import NONE, UnfoldsTooFar, compress, decompress, unfolded
+from .compression import NONE, DecompressionLimitExceeded, compress, decompress, decompress_in_pieces
 from .layout import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -50,16 +50,16 @@ from .sequence import MAX_SEQUENCE
 
 CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
-#: A batch length below this cannot even hold a message of the oldest format.
+#: The smallest length of a message in the oldest format.
 _SMALLEST_LENGTH = 14
-#: So many of the records that a batch is refused for are named.
+#: At most this many of the records that a batch is refused for are named.
 RECORD_ERRORS_MAX = 1000
 INT64_MAX: Final = 2**63 - 1
 INT64_MIN: Final = -(2**63)
 
 
 class Batch:
-    """One batch where it lies: the header's fields, and `data`, a memoryview of exactly its bytes."""
+    """A view of one batch: the fields of its header, and `data`, a memoryview of exactly its bytes."""
 
     __slots__ = (
         "attributes",
@@ -93,7 +93,7 @@ class Batch:
 
     @classmethod
     def parse(cls, view: Buffer, position: int = 0) -> Batch:
-        """The batch that starts at `position`; only its header is read. Refused if it is cut short or no v2 batch."""
+        """The batch that starts at `position`; only its header is read. Refused if cut short or not a v2 batch."""
         data = memoryview(view)
         room = len(data) - position
         if room < HEADER_SIZE:
@@ -126,7 +126,7 @@ class Batch:
 
     @property
     def payload(self) -> memoryview:
-        """The records, as compressed as they were sent."""
+        """The records, compressed as they were sent."""
         return self.data[HEADER_SIZE:]
 
     @property
@@ -217,12 +217,12 @@ def split(data: Buffer, *, partial_tail: bool = False) -> list[Batch]:
 
 
 class Meter:
-    """Counts what was unfolded, also of a batch that is refused in the middle."""
+    """Counts decompressed bytes, also those of a batch that is refused half-way."""
 
-    __slots__ = ("unfolded_bytes",)
+    __slots__ = ("decompressed_bytes",)
 
     def __init__(self) -> None:
-        self.unfolded_bytes = 0
+        self.decompressed_bytes = 0
 
 
 def check(
@@ -233,10 +233,10 @@ def check(
     stored: bool = False,
     limit: int = DECOMPRESSED_LIMIT,
 ) -> int | None:
-    """Refuse a batch that lies. `framing` walks the records too; `require_keys` (implies it) is for compacted topics.
+    """Refuse an invalid batch. `framing` walks the records too; `require_keys` (implies it) is for compacted topics.
 
-    `stored`: the batch comes from our own log, where markers, compacted batches and the broker's clock are in order.
-    The answer is the largest timestamp of the records (-1 if none has one), if they were walked.
+    `stored`: the batch comes from our own log, where markers, compacted batches and LogAppendTime are valid.
+    Returns the largest timestamp of the records (-1 if none has one), if they were walked.
     """
     check_header(batch, stored=stored)
     if framing or require_keys:
@@ -249,7 +249,7 @@ def check(
 
 
 def check_header(batch: Batch, *, stored: bool = False) -> None:
-    """What can be said without a look at the records: the CRC, the codec, a header that does not contradict itself."""
+    """The checks that need no record: the CRC, the codec, a header that does not contradict itself."""
     if checksum(batch.data) != batch.crc:
         raise Refused(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
     if batch.codec >= len(CODECS):
@@ -275,10 +275,10 @@ def look_into(
     from_offset_delta: int = 0,
     strict: bool = True,
 ) -> _select.RecordWalk:
-    """Walk every record, unfolding piece by piece, and say what was found; refused at the first that cannot be one.
+    """Walk every record, decompressing piece by piece, and report what was found. Refused at a malformed record.
 
-    `UnfoldsTooFar` at more than `limit` bytes, or `pieces_max` pieces: each costs something, however little is in it.
-    `strict`: what we read and Java clients do not is refused as well.
+    `DecompressionLimitExceeded` at more than `limit` bytes, or `pieces_max` pieces: each has a cost, even a small one.
+    `strict`: also refuse what we can read and Java clients cannot.
     """
     try:
         walk = _select.RecordWalk(
@@ -296,16 +296,16 @@ def look_into(
         is_last = False
         for number, (piece, is_last) in enumerate(_pieces(batch, limit, strict)):
             if number == pieces_max:
-                raise UnfoldsTooFar(limit)
+                raise DecompressionLimitExceeded(limit)
             if meter is not None:
-                meter.unfolded_bytes += len(piece)
+                meter.decompressed_bytes += len(piece)
             if left:
                 left += piece
                 piece = left
             if is_last or len(piece) >= walk.wanted:
                 used = walk.feed(piece, is_last)
                 if walk.wanted > limit:
-                    raise UnfoldsTooFar(limit)
+                    raise DecompressionLimitExceeded(limit)
                 if piece is left:
                     del left[:used]
                 elif used < len(piece):
@@ -313,13 +313,13 @@ def look_into(
             elif piece is not left:
                 left += piece
         if not is_last:
-            # Some codecs have a way to say that there is nothing at all.
+            # Some codecs can encode nothing at all: then no piece came.
             walk.feed(left, True)
     except ValueError as error:
         raise _invalid(str(error)) from None
     except Refused as refused:
         if refused.code is ErrorCode.CORRUPT_MESSAGE:
-            # The CRC fits: this is what its sender meant to send.
+            # The CRC is right, so the bytes are what the sender meant to send.
             raise _invalid(refused.why) from None
         raise
     return walk
@@ -328,14 +328,14 @@ def look_into(
 def _pieces(batch: Batch, limit: int, strict: bool) -> Iterator[tuple[Buffer, bool]]:
     codec = batch.attributes & CODEC_MASK
     if codec == NONE or batch.record_count == 0:
-        # Compaction may leave nothing, and then nothing was compressed.
+        # Compaction may leave no record, and then nothing was compressed.
         return iter(((batch.payload, True),))
-    return unfolded(codec, batch.payload, limit, strict=strict)
+    return decompress_in_pieces(codec, batch.payload, limit, strict=strict)
 
 
 def _check_produced(batch: Batch) -> None:
     if batch.base_offset != 0:
-        raise _invalid(f"the broker gives offsets, yet this batch brings its own: {batch.base_offset}")
+        raise _invalid(f"the broker assigns offsets, but this batch has one: {batch.base_offset}")
     count = batch.record_count
     if count <= 0 or batch.last_offset_delta != count - 1:
         raise _invalid(f"{count} records, but the last one has offset delta {batch.last_offset_delta}")
@@ -343,7 +343,7 @@ def _check_produced(batch: Batch) -> None:
     if attributes & (CONTROL | DELETE_HORIZON):
         raise _invalid("only the broker writes control batches and delete horizons")
     if attributes & LOG_APPEND_TIME:
-        raise Refused(ErrorCode.INVALID_TIMESTAMP, "only the broker may say that a timestamp is its own")
+        raise Refused(ErrorCode.INVALID_TIMESTAMP, "only the broker may set the timestamp type LogAppendTime")
     if batch.producer_id > NO_PRODUCER_ID:
         if batch.base_sequence < 0 or batch.producer_epoch < 0:
             raise _invalid(f"producer epoch {batch.producer_epoch}, sequence {batch.base_sequence} of a known producer")
@@ -356,7 +356,7 @@ def _invalid(why: str) -> Refused:
 
 
 def place(data: bytearray | memoryview, base_offset: int, leader_epoch: int, append_time_ms: int | None = None) -> None:
-    """Give a batch its place in the log, in place. The CRC covers neither; with `append_time_ms` it is made anew."""
+    """Write offset and leader epoch into a batch. The CRC covers neither; with `append_time_ms` it is computed anew."""
     set_place(data, base_offset, leader_epoch)
     if append_time_ms is not None:
         data[ATTRIBUTES_AT] |= LOG_APPEND_TIME
@@ -401,7 +401,7 @@ def retain(
     kept = sum(map(bool, mask))
     horizon = batch.delete_horizon_ms if batch.has_delete_horizon else delete_horizon_ms
     if kept == 0:
-        return emptied(batch) if keep_empty else None
+        return without_records(batch) if keep_empty else None
     if kept == batch.record_count and (batch.has_delete_horizon or horizon is None):
         return bytes(batch.data)
     payload = decompress(batch.codec, batch.payload, DECOMPRESSED_LIMIT)
@@ -427,8 +427,8 @@ def retain(
     )
 
 
-def emptied(batch: Batch) -> bytes:
-    """The batch without its records: kept in a compacted log so that the producer's last sequence stays known."""
+def without_records(batch: Batch) -> bytes:
+    """The batch without its records: compaction keeps it so that the producer's last sequence stays known."""
     return seal(
         bytearray(HEADER_SIZE),
         attributes=batch.attributes & ~(CODEC_MASK | DELETE_HORIZON),
@@ -451,11 +451,11 @@ __all__ = [
     "Record",
     "build",
     "check",
-    "emptied",
     "place",
     "read_records",
     "record_size_max",
     "retain",
     "split",
     "with_max_timestamp",
+    "without_records",
 ]

@@ -1,4 +1,4 @@
-"""Making batches. A closed batch never changes: a retry sends the very bytes of the first attempt."""
+"""Building batches. A closed batch never changes: a retry sends exactly the bytes of the first attempt."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record_size_max(key: Buffer | None, value: Buffer | None, headers: Sequence[
 
 
 class BatchBuilder:
-    """One growing batch of an accumulator: records in, then `close` once, then the same bytes for ever.
+    """A batch that is being built: `append` records, then `close` it. After that its bytes never change.
 
     The producer's identity and sequence are decided late (`set_producer`), just before the batch is first sent.
     """
@@ -95,7 +95,7 @@ class BatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """The batch as it stands, before compression; once closed, as it is sent."""
+        """The size so far, before compression; once closed, the size that is sent."""
         return HEADER_SIZE + len(self._payload) if self._closed is None else len(self._closed)
 
     @property
@@ -113,7 +113,7 @@ class BatchBuilder:
     def has_room_for(
         self, key: Buffer | None, value: Buffer | None, headers: Sequence[tuple[str, bytes | None]] = ()
     ) -> bool:
-        """An open batch takes its first record whatever its size, and any other that keeps it within the limit."""
+        """An open batch takes its first record of any size, and then every record that keeps it within the limit."""
         if self._closed is not None:
             return False
         return self.record_count == 0 or self.size_bytes + record_size_max(key, value, headers) <= self.limit_bytes
@@ -125,11 +125,11 @@ class BatchBuilder:
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp: int = NO_TIMESTAMP,
     ) -> int:
-        """Add a record; the answer is its position: its offset, once the broker says where the batch begins."""
+        """Add a record. Returns its position in the batch: its offset relative to the one that the broker assigns."""
         invariant(self._closed is None, "a closed batch takes no records")
         position = self.record_count
         base = self._base_timestamp if position else timestamp
-        # First of all: a record that cannot be written raises here, and leaves the batch as it was.
+        # This comes first: a record that cannot be encoded raises here and leaves the batch as it was.
         write_record(self._payload, timestamp - base, position, key, value, headers)
         if position == 0:
             self._base_timestamp = self._max_timestamp = timestamp
@@ -141,7 +141,7 @@ class BatchBuilder:
     def set_producer(
         self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool | None = None
     ) -> None:
-        """Whose batch this is. Only before `close`: a sequence once sent stays with its bytes."""
+        """Set producer and sequence. Only before `close`: bytes that were sent keep their sequence."""
         invariant(self._closed is None, "a closed batch keeps its producer")
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
@@ -159,7 +159,7 @@ class BatchBuilder:
         base_offset: int = 0,
         leader_epoch: int = -1,
     ) -> bytes:
-        """The finished batch. Arguments left out keep what `set_producer` said; closing again gives the same bytes."""
+        """The finished batch. Arguments left out keep what `set_producer` set. Closing again returns the same bytes."""
         identity = (
             self._producer_id if producer_id is None else producer_id,
             self._producer_epoch if producer_epoch is None else producer_epoch,

@@ -1,7 +1,7 @@
-"""Batches to Arrow columns and back, with never a Python object per record.
+"""Batches to Arrow columns and back, without a Python object per record.
 
 Reading gives the columns of Spark's Kafka source; writing takes the columns of its sink. The loops are in `_select`;
-here their flat buffers are dressed as Arrow arrays and undressed again, without a copy.
+this module wraps their flat buffers as Arrow arrays and unwraps them again, without a copy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def to_arrow(
     """The records with `from_offset` <= offset < `to_offset` as one Arrow record batch.
 
     `batches` are a fetched blob (a batch cut short at its end is left out) or batches already split. Control batches
-    never show; `skip` says of each other batch, in order, whether it is left out (aborted transactions). `verify`
+    are left out; `skip` is asked for every batch, in order, whether to leave it out (aborted transactions). `verify`
     checks each CRC first. Refused if a batch is malformed.
     """
     import pyarrow as pa
@@ -85,7 +85,7 @@ def to_arrow(
         batches = split(batches, partial_tail=True)
     stretches: list[Stretch] = []
     for batch in batches:
-        # Asked of every batch: a reader of committed records learns from markers which producers to believe again.
+        # Ask for every batch: a read_committed reader learns from markers which transactions have ended.
         skipped = skip is not None and skip(batch)
         if skipped or batch.is_control or batch.last_offset < from_offset or batch.base_offset >= to_offset:
             continue
@@ -122,7 +122,7 @@ def _array(kind: pa.DataType, rows: int, column: Column) -> pa.Array:
 
 
 def _timestamp_types(stretches: Sequence[Stretch], rows: Sequence[int]) -> pa.Array:
-    """0 where the producer's clock is shown, 1 where the broker's: one run per change, in practice one run."""
+    """0 for CreateTime, 1 for LogAppendTime: one run per change, in practice one run."""
     import pyarrow as pa
 
     runs: list[list[int]] = []
@@ -149,7 +149,7 @@ def _headers_array(rows: int, headers: HeaderColumns) -> pa.Array:
 
 
 def _where_offsets_move(offsets: pa.Buffer, rows: int) -> pa.Buffer | None:
-    """The validity of a list column in which an empty list is null: Spark shows a record without headers so."""
+    """The validity of a list column in which an empty list is null, as Spark shows a record without headers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -177,9 +177,9 @@ def from_arrow(
     """All rows, in order, as batches of at most `max_batch_bytes` with consecutive sequences.
 
     Columns `value` (required), `key` and `headers` are those of Spark's Kafka sink; others are left alone. Records
-    are of `timestamp_ms` unless `timestamp_column` names where theirs stand. A row that does not fit a batch gets one
-    of its own of up to `max_row_bytes`, which is `max_batch_bytes` unless given; one that does not fit that either is
-    refused (MESSAGE_TOO_LARGE). The same rows give the same bytes.
+    have `timestamp_ms` unless `timestamp_column` names a column with their timestamps. A row that does not fit a batch
+    gets one of its own of up to `max_row_bytes`, which is `max_batch_bytes` unless given; one that does not fit that
+    either is refused (MESSAGE_TOO_LARGE). The same rows give the same bytes.
     """
     import pyarrow as pa
 
@@ -200,7 +200,7 @@ def from_arrow(
                 data = with_header_room(compress(codec, memoryview(data)[HEADER_SIZE:], level))
             most = max_batch_bytes if max_row_bytes is None else max_row_bytes
             if len(data) > most and count > 1:
-                limit = max(limit // 2, 1)  # what cannot be compressed grows a little
+                limit = max(limit // 2, 1)  # incompressible data grows a little
                 continue
             if len(data) > most:
                 why = f"row {start} makes a batch of {len(data)} bytes, and {most} are allowed"
@@ -243,7 +243,7 @@ def _column(rows: pa.RecordBatch, name: str, *, required: bool) -> Column | None
 
 
 def _bytes_column(array: pa.Array, name: str) -> Column | None:
-    """An Arrow array of strings or bytes, undressed. None where every row is null."""
+    """The buffers of an Arrow array of strings or bytes. None where every row is null."""
     import pyarrow as pa
 
     kind = array.type

@@ -1,8 +1,9 @@
-"""The four codecs as Kafka's Java clients write and read them, with an upper bound on what a payload may unfold to.
+"""The four codecs as Kafka's Java clients write and read them, with a limit on what a payload may decompress to.
 
-`decompress` never holds more than `limit` bytes of output: what would unfold further is refused, so that a small
-request cannot take a broker's memory. `unfolded` gives the same piece by piece, so that who only looks holds one piece;
-zstd alone comes in one, because its decoder may look back over everything. cramjam is imported on first use.
+`decompress` never holds more than `limit` bytes of output. A payload that is larger is refused, so a small request
+cannot take all of a broker's memory. `decompress_in_pieces` gives the same output piece by piece, so that a check holds
+one piece at a time; only zstd comes in one piece, because its decoder may refer back to all of the output. cramjam is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x80000000
 _LZ4_END = b"\0\0\0\0"
-#: The level of Kafka's that stands for lz4's own quick way; every other is one of its thorough way.
+#: Kafka's level that means lz4's fast mode; every other level is one of its high-compression mode.
 _LZ4_QUICK = 9
 
 #: Largest block of an LZ4 frame by the number in its header.
@@ -35,18 +36,18 @@ _LZ4_BLOCK_MAX_BYTES = {4: 64 * 1024, 5: 256 * 1024, 6: 1024 * 1024, 7: 4 * 1024
 #: Flags of an LZ4 frame: version 1, independent blocks, and nothing else (no sizes, no checksums, no dictionary).
 _LZ4_PLAIN_FLAGS = 0x60
 _LZ4_INDEPENDENT = 0x20
-#: No block of LZ4 and no block of snappy unfolds further than by this.
+#: The largest compression ratio of an LZ4 block, and of a snappy block.
 _LZ4_RATIO_MAX = 255
 _SNAPPY_RATIO_MAX = 22
-#: No block of zstd unfolds to more.
+#: The largest decompressed size of a zstd block.
 _ZSTD_BLOCK_BYTES = 128 * 1024
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-#: So many blocks are counted before a payload is taken to be as large as it may be.
+#: At most this many blocks are counted; a payload with more is taken to be as large as allowed.
 _BLOCKS_COUNTED = 1024
-#: What `unfolded` gives at a time, where the codec leaves the choice to us.
+#: The size of a piece of `decompress_in_pieces`, where the codec leaves the choice to us.
 PIECE_BYTES = 1024 * 1024
 
-#: The setting, of a topic or a producer, that says how hard a codec tries.
+#: The setting, of a topic or a producer, for the level of a codec.
 LEVEL_SETTINGS = {
     GZIP: "compression.gzip.level",
     LZ4: "compression.lz4.level",
@@ -60,7 +61,7 @@ def codec_named(name: str) -> int:
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`data` as codec number `codec` writes it; codec 0 gives the bytes themselves. Gzip, lz4 and zstd know levels."""
+    """Compress `data` with a codec; codec 0 returns the bytes themselves. Gzip, lz4 and zstd have levels."""
     if codec == NONE:
         return bytes(data)
     if codec == GZIP:
@@ -78,7 +79,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, limit: int) -> Buffer:
-    """What `data` unfolds to. Refused: CORRUPT_MESSAGE if it does not, MESSAGE_TOO_LARGE if past `limit` bytes."""
+    """Decompress `data`. Refused: CORRUPT_MESSAGE if it is invalid, MESSAGE_TOO_LARGE above `limit` bytes."""
     if codec == NONE:
         return data
     if codec == GZIP:
@@ -96,17 +97,17 @@ def decompress(codec: int, data: Buffer, limit: int) -> Buffer:
     raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {codec}")
 
 
-class UnfoldsTooFar(Refused):
-    """A payload unfolds to more than the caller allows."""
+class DecompressionLimitExceeded(Refused):
+    """A payload decompresses to more than the caller allows."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(ErrorCode.MESSAGE_TOO_LARGE, f"a compressed batch unfolds to more than {limit} bytes")
+        super().__init__(ErrorCode.MESSAGE_TOO_LARGE, f"a compressed batch decompresses to more than {limit} bytes")
 
 
-def unfolded(codec: int, data: Buffer, limit: int, *, strict: bool = True) -> Iterator[tuple[Buffer, bool]]:
-    """What `data` unfolds to, piece by piece, each with whether it is the last; refused as soon as it is known.
+def decompress_in_pieces(codec: int, data: Buffer, limit: int, *, strict: bool = True) -> Iterator[tuple[Buffer, bool]]:
+    """Decompress `data` piece by piece: (piece, whether it is the last). Refused as soon as that is known.
 
-    A piece holds until the next is asked for. `strict`: what Java clients could not read is corrupt here too.
+    A piece is valid until the next is asked for. `strict`: what Java clients cannot read is corrupt here too.
     """
     if codec == GZIP:
         yield from _gzip_pieces(data, limit)
@@ -126,7 +127,7 @@ def unfolded(codec: int, data: Buffer, limit: int, *, strict: bool = True) -> It
 
 
 def expected_size(codec: int, data: Buffer) -> int:
-    """About how much `data` will unfold to, at next to no cost. A guess that a forger can steer, never a bound."""
+    """A cheap guess at the decompressed size of `data`. A forger can choose what it says: it is never a bound."""
     if codec == GZIP:
         return int.from_bytes(data[-4:], "little")
     if codec == SNAPPY:
@@ -159,7 +160,7 @@ def _gzip_pieces(data: Buffer, limit: int, piece_bytes: int = PIECE_BYTES) -> It
                 raise _corrupt(error) from None
             room -= len(piece)
             if room < 0:
-                raise UnfoldsTooFar(limit)
+                raise DecompressionLimitExceeded(limit)
             rest = inflate.unconsumed_tail
             if not rest and not piece and not inflate.eof:
                 raise _corrupt("incomplete gzip stream")
@@ -206,7 +207,7 @@ def _snappy_pieces(view: memoryview, limit: int) -> Iterator[tuple[bytes, bool]]
 
 
 def _snappy_size(view: memoryview) -> int:
-    """What the blocks say that they unfold to."""
+    """The decompressed size that the blocks announce."""
     if view[:8] != _XERIAL_HEADER[:8]:
         return _said_by_snappy_block(view)
     total, position = 0, len(_XERIAL_HEADER)
@@ -235,7 +236,7 @@ def _decompress_snappy_block(block: memoryview, room: int, limit: int) -> bytes:
         if size > _SNAPPY_RATIO_MAX * len(block):
             raise _corrupt("a snappy block claims more than any can hold")
         if size > room:
-            raise UnfoldsTooFar(limit)
+            raise DecompressionLimitExceeded(limit)
         return bytes(snappy.decompress_raw(block))
     except DecompressionError as error:
         raise _corrupt(error) from None
@@ -276,7 +277,7 @@ def _lz4_pieces(view: memoryview, limit: int) -> Iterator[tuple[Buffer, bool]]:
 
     position = len(_LZ4_HEADER)
     try:
-        # A frame without blocks: it has the header checked.
+        # A frame without blocks: only its header is checked.
         lz4.decompress(bytes(view[:position]) + _LZ4_END)
         block_bytes = _LZ4_BLOCK_MAX_BYTES.get(view[5] >> 4 & 7, 0)
         room = limit
@@ -294,7 +295,7 @@ def _lz4_pieces(view: memoryview, limit: int) -> Iterator[tuple[Buffer, bool]]:
                 piece = memoryview(out)[: lz4.decompress_block_into(piece, out, output_len=len(out))]
             room -= len(piece)
             if room < 0:
-                raise UnfoldsTooFar(limit)
+                raise DecompressionLimitExceeded(limit)
             size = int.from_bytes(view[position : position + 4], "little")
             yield piece, not size
         if position + 4 != len(view):
@@ -304,7 +305,7 @@ def _lz4_pieces(view: memoryview, limit: int) -> Iterator[tuple[Buffer, bool]]:
 
 
 def _lz4_size_max(view: memoryview) -> int:
-    """What an LZ4 frame can unfold to by the sizes of its blocks."""
+    """The largest decompressed size of an LZ4 frame, by the sizes of its blocks."""
     if len(view) <= len(_LZ4_HEADER):
         return 0
     flags = view[4]
@@ -322,7 +323,7 @@ def _lz4_size_max(view: memoryview) -> int:
 
 
 def _in_one_piece(codec: int, data: Buffer, limit: int, size: int) -> Iterator[tuple[Buffer, bool]]:
-    """All at once. What is large gets memory straight from the system: clearing it here would hold up every thread."""
+    """All output at once. Large buffers come zeroed from the system: to zero them here would hold up every thread."""
     from mmap import mmap
 
     import cramjam
@@ -340,7 +341,7 @@ def _in_one_piece(codec: int, data: Buffer, limit: int, size: int) -> Iterator[t
                 if "write whole buffer" not in str(error):
                     raise _corrupt(error) from None
                 if size >= limit:
-                    raise UnfoldsTooFar(limit) from None
+                    raise DecompressionLimitExceeded(limit) from None
             else:
                 with memoryview(out) as whole, whole[:used] as piece:
                     yield piece, True
@@ -349,7 +350,8 @@ def _in_one_piece(codec: int, data: Buffer, limit: int, size: int) -> Iterator[t
 
 
 def _zstd_size_max(data: Buffer) -> int:
-    """What the zstd frames can unfold to, by their own word and by the number of their blocks; 0 if they are none."""
+    """The largest decompressed size of zstd frames, by what they announce and by the number of their blocks; 0 if these
+    are no zstd frames."""
     total = position = 0
     blocks = _BLOCKS_COUNTED
     while position < len(data):
@@ -391,7 +393,7 @@ def _grow_into(
             if "write whole buffer" not in str(error):
                 raise _corrupt(error) from None
             if size >= limit:
-                raise UnfoldsTooFar(limit) from None
+                raise DecompressionLimitExceeded(limit) from None
             size = min(size * 4, limit)
         else:
             return memoryview(out)[:used].toreadonly()

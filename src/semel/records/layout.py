@@ -1,4 +1,4 @@
-"""Where each byte of a v2 record batch stands. One place, so that views, builders and patches cannot disagree."""
+"""The layout of a v2 record batch: the only place that knows where a field stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 #: producer id, producer epoch, base sequence, record count
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
-#: Base offset and batch length: what the batch length does not count.
+#: The bytes that the batch length does not count: base offset and the length itself.
 LENGTH_OVERHEAD = 12
 LENGTH_AT = 8
 LEADER_EPOCH_AT = 12
@@ -56,7 +56,7 @@ NO_TIMESTAMP = -1
 #: The fewest bytes a record can take: one each for length, attributes, two deltas, two field lengths, header count.
 RECORD_SIZE_MIN = 7
 
-#: The largest payload a compressed batch may unfold to before it is refused, unless the caller says otherwise.
+#: The largest payload a compressed batch may decompress to, unless the caller says otherwise.
 DECOMPRESSED_LIMIT = 128 * 1024 * 1024
 
 
@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of nullable byte strings as Arrow lays it out, without Arrow: what the compiled loops read and write."""
+    """A column of nullable byte strings in Arrow's layout, without Arrow: what the compiled loops read and write."""
 
     #: 32- or 64-bit integers in the machine's byte order, one more than there are rows
     offsets: Buffer
@@ -101,7 +101,7 @@ class Stretch(NamedTuple):
     record_count: int
     base_offset: int
     base_timestamp: int
-    #: the broker's clock instead of each record's own, or -1
+    #: the time of the append, which replaces each record's own timestamp, or -1
     append_time: int
 
 
@@ -124,7 +124,7 @@ def write_header(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> None:
-    """Make a whole batch, with length and CRC, of room for a header and a payload as compressed as it says."""
+    """Write the header, with length and CRC, into the room before a payload."""
     length = len(data) - LENGTH_OVERHEAD
     HEADER.pack_into(
         data,

@@ -21,7 +21,7 @@ _ABORT_KEY, _COMMIT_KEY = _KEY.pack(0, _ABORT), _KEY.pack(0, _COMMIT)
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarker:
-    """How a transaction ended, and under which epoch of its coordinator that was written."""
+    """How a transaction ended, and the epoch of the coordinator that wrote so."""
 
     commit: bool
     coordinator_epoch: int
@@ -49,7 +49,7 @@ def control_batch(
 
 
 def read_marker(batch: Batch) -> TransactionMarker:
-    """What a control batch says. Refused (INVALID_RECORD) if it is not the end of a transaction."""
+    """Read a control batch. Refused (INVALID_RECORD) if it is not the end of a transaction."""
     records = list(read_records(batch)) if batch.is_control else []
     if len(records) != 1:
         raise Refused(ErrorCode.INVALID_RECORD, "a control batch holds exactly one record")
@@ -59,6 +59,6 @@ def read_marker(batch: Batch) -> TransactionMarker:
     version, kind = _KEY.unpack_from(key)
     if version < 0 or kind not in (_ABORT, _COMMIT):
         raise Refused(ErrorCode.INVALID_RECORD, f"control record of version {version}, type {kind} ends no transaction")
-    # Later versions of both only append fields, so what version 0 has is read from any.
+    # Later versions only append fields, so the fields of version 0 can be read from any version.
     _, coordinator_epoch = _VALUE.unpack_from(value)
     return TransactionMarker(kind == _COMMIT, coordinator_epoch)

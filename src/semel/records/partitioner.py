@@ -1,4 +1,4 @@
-"""Which partition a key goes to: the same one as with Kafka's own clients, so that keys stay together across them."""
+"""The partition of a key: the same as with Kafka's own clients, so that one key stays in one partition."""
 
 from __future__ import annotations
 

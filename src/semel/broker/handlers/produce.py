@@ -267,7 +267,7 @@ def _write_each(
                     if admission.is_light(records):
                         meter = Meter()
                         batch = admission.check_light(records, now_ms, meter)
-                        spent_bytes += meter.unfolded_bytes
+                        spent_bytes += meter.decompressed_bytes
                     if batch is None:
                         if topic.internal:
                             raise _too_much_at_once(topic)
