@@ -40,7 +40,7 @@ LIGHT_COMPRESSED_BYTES = 4 * 1024
 #: At most this many pieces: each piece has a cost, even a small one.
 LIGHT_PIECES = 32
 #: A batch that is recompressed is held in memory whole, so it may not decompress to as much.
-COMPRESSED_ANEW_LIMIT = 32 * 1024 * 1024
+RECOMPRESSED_LIMIT = 32 * 1024 * 1024
 #: A batch may decompress to the first limit, or to the second times `max.message.bytes` if that is more, but never to
 #: more than readers accept. It may have as many records as would fit uncompressed, or the third limit if that is more:
 #: a reader makes an object of each.
@@ -163,7 +163,7 @@ class Admission:
     def prepare(self, data: bytes | bytearray | memoryview, now_ms: int, limit: int, meter: Meter) -> Batch:
         """Check a batch and recompress it if the topic wants another codec. Returns it as it is to be written."""
         if self.codec is not None and self.codec != data[ATTRIBUTES_AT] & CODEC_MASK:
-            limit = min(limit, COMPRESSED_ANEW_LIMIT)
+            limit = min(limit, RECOMPRESSED_LIMIT)
         return self.with_topic_codec(self.check(data, now_ms, limit=limit, meter=meter))
 
     def with_topic_codec(self, batch: Batch) -> Batch:
@@ -211,7 +211,7 @@ class Admission:
 
 def recompress(batch: Batch, codec: int, level: int | None = None) -> Batch:
     """The same records in another codec. They were checked before and do not change."""
-    plain = decompress(batch.codec, batch.payload, COMPRESSED_ANEW_LIMIT)
+    plain = decompress(batch.codec, batch.payload, RECOMPRESSED_LIMIT)
     return Batch.parse(
         seal(
             with_header_room(compress(codec, plain, level)),
