@@ -7,8 +7,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.dispatch import Pace
-from semel.broker.stored.scram import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey, ScramCredential
+from semel.broker.stored.scram import MAX_ITERATIONS, MECHANISMS, MIN_ITERATIONS, CredentialKey
 from semel.errors import ErrorCode, Refused
+from semel.machines.security.scram import ScramKeys, keys_of
 from semel.wire.messages.security import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -65,7 +66,7 @@ async def _alter(
     pace = Pace(broker, call)
     row = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
-    changes: dict[str, tuple[CredentialKey, ScramCredential | None]] = {}
+    changes: dict[str, tuple[CredentialKey, ScramKeys | None]] = {}
     asked: list[_Change] = [*request.deletions, *request.upsertions]
     for change in asked:
         await pace.rest()
@@ -89,8 +90,8 @@ async def _alter(
     return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 
-def _credential(broker: BrokerServer, change: _Change) -> ScramCredential | None:
-    """The credential to keep, None for one to remove."""
+def _credential(broker: BrokerServer, change: _Change) -> ScramKeys | None:
+    """The credential to store; None to remove it."""
     if not change.name:
         raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "a user has a name")
     if change.mechanism not in MECHANISMS:
@@ -106,4 +107,5 @@ def _credential(broker: BrokerServer, change: _Change) -> ScramCredential | None
         )
     if not change.salted_password:
         raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "there is no password")
-    return ScramCredential.of(change.mechanism, change.iterations, bytes(change.salt), bytes(change.salted_password))
+    mechanism, salted = MECHANISMS[change.mechanism], bytes(change.salted_password)
+    return keys_of(mechanism, salted, bytes(change.salt), change.iterations)

@@ -1,46 +1,26 @@
-"""SCRAM credentials of users: kept for whoever will check them, as a Kafka broker without SASL keeps them.
+"""The stored SCRAM credentials of users. Nothing checks them yet: the broker has no SASL listener.
 
 Guarantees:
 
-- A password is never kept, nor what it was salted into: only the keys that a server needs to check it (RFC 5802), from
-  which the password cannot be computed.
-- What was changed is in the metadata store before it is answered, and is there after a restart.
+- Neither a password nor a salted password is stored, only the keys that a server needs to check it (RFC 5802). The
+  password cannot be computed from them.
+- A change is in the metadata store before it is answered, and is there after a restart.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
+from semel.machines.security.scram import ScramKeys
 
 #: The mechanisms by their number on the wire.
-MECHANISMS = {1: "sha256", 2: "sha512"}
+MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 #: Bounds that Kafka has for both.
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 _STORE_ENTRY = "scram-credentials"
-
-
-@dataclass(frozen=True, slots=True)
-class ScramCredential:
-    """What a server needs to check a password, and to prove that it may."""
-
-    iterations: int
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
-
-    @classmethod
-    def of(cls, mechanism: int, iterations: int, salt: bytes, salted_password: bytes) -> ScramCredential:
-        """The keys that follow from a salted password."""
-        digest = MECHANISMS[mechanism]
-        client_key = hmac.digest(salted_password, b"Client Key", digest)
-        stored_key = hashlib.new(digest, client_key).digest()
-        return cls(iterations, salt, stored_key, hmac.digest(salted_password, b"Server Key", digest))
 
 
 #: A user and a mechanism.
@@ -53,7 +33,7 @@ class ScramStore:
     def __init__(self, store: LocalMetadataStore) -> None:
         self._entry = StoredEntry(store, _STORE_ENTRY)
         self._credentials = {
-            (row["user"], row["mechanism"]): ScramCredential(
+            (row["user"], row["mechanism"]): ScramKeys(
                 row["iterations"], *(base64.b64decode(row[name]) for name in ("salt", "stored_key", "server_key"))
             )
             for row in self._entry.read() or ()
@@ -65,12 +45,12 @@ class ScramStore:
     def __contains__(self, key: CredentialKey) -> bool:
         return key in self._credentials
 
-    def of_user(self, user: str) -> dict[int, ScramCredential]:
+    def of_user(self, user: str) -> dict[int, ScramKeys]:
         """A user's credentials by mechanism."""
         keys = ((user, mechanism) for mechanism in MECHANISMS)
         return {key[1]: self._credentials[key] for key in keys if key in self._credentials}
 
-    async def replace(self, changes: Mapping[CredentialKey, ScramCredential | None]) -> None:
+    async def replace(self, changes: Mapping[CredentialKey, ScramKeys | None]) -> None:
         """Set credentials and, where there is None, remove them. One write, one at a time."""
         changed = {**self._credentials, **changes}
         credentials = {key: found for key, found in changed.items() if found is not None}
