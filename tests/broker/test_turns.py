@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+import threading
 from typing import Any, cast
 
+import pytest
+
+from semel.broker.embedded import new_event_loop
 from semel.broker.net.connection import ServerConnection
+from semel.broker.net.framing import READ_BYTES, SMALL_BYTES
 from semel.broker.net.turns import SHARE_S, TURN_S, Turns
 from tests.broker.test_connections import FakeTransport
 
@@ -39,7 +45,7 @@ class Worker:
         return None if frame[0] == ord("n") else [b"." + bytes(frame)]
 
     def connection(self) -> tuple[ServerConnection, FakeTransport]:
-        connection = ServerConnection(self.serve, self.failures.append, 1_000_000, turns=self.turns)
+        connection = ServerConnection(self.serve, self.failures.append, 100 * READ_BYTES, turns=self.turns)
         transport = FakeTransport()
         connection.connection_made(cast(asyncio.Transport, transport))
         return connection, transport
@@ -212,3 +218,135 @@ def test_who_was_served_much_goes_on_though_others_come_without_end() -> None:
         assert b"".join(transport.written) == b"".join(b"." + frame for frame in frames)
 
     asyncio.run(run())
+
+
+# Large requests that arrive
+
+
+class Sender:
+    """Sends one frame as fast as it is read, as a loop that reads as long as there is anything does."""
+
+    def __init__(self, worker: Worker, size: int) -> None:
+        self.connection, self.transport = worker.connection()
+        self._clock = worker.clock
+        self.left = size + 4
+        self._head = struct.pack(">i", size)
+
+    def send(self) -> int:
+        """What was read before reading was paused. As much as `READ_BYTES` takes a part of a turn."""
+        sent = 0
+        while self.left and self.transport.reading:
+            room = self.connection.get_buffer(-1)
+            count = min(len(room), self.left)
+            room[: len(self._head)] = self._head
+            self._head = b""
+            self._clock.now += 1.001 * TURN_S / FILL * count / READ_BYTES
+            self.left -= count
+            self.connection.buffer_updated(count)
+            sent += count
+        return sent
+
+
+def test_a_large_request_is_read_in_several_turns_with_nothing_lost() -> None:
+    async def run() -> None:
+        worker = Worker()
+        size = 10 * FILL * READ_BYTES
+        sender = Sender(worker, size)
+        per_turn = []
+        while sender.left:
+            per_turn.append(sender.send())
+            await turn()
+        assert max(per_turn) <= (FILL + 1) * READ_BYTES
+        assert len(per_turn) <= 12, "and each turn is used"
+        while not worker.served:
+            await turn()
+        assert [len(frame) for frame in worker.served] == [size]
+
+    asyncio.run(run())
+
+
+def test_all_who_send_large_requests_share_the_turns() -> None:
+    async def run() -> None:
+        worker = Worker()
+        size = 2 * READ_BYTES
+        senders = [Sender(worker, size) for _ in range(40)]
+        turns = 0
+        while len(worker.served) < 40:
+            read = sum(sender.send() for sender in senders)
+            # Who comes too late for a turn has to take something, and that is little.
+            assert turns == 0 or read <= (FILL + 1) * READ_BYTES + 40 * SMALL_BYTES
+            await turn()
+            turns += 1
+            assert turns < 1000
+        assert [len(frame) for frame in worker.served] == [size] * 40
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_before_it_may_read_on_stays_lost() -> None:
+    async def run() -> None:
+        worker = Worker()
+        sender = Sender(worker, 10 * FILL * READ_BYTES)
+        sender.send()
+        assert not sender.transport.reading
+        sender.connection.connection_lost(None)
+        for _ in range(3):
+            await turn()
+        assert not sender.transport.reading
+
+    asyncio.run(run())
+
+
+class CountingConnection(ServerConnection):
+    """On a clock that what is read moves."""
+
+    clock: Clock
+    sizes: list[int]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.clock.now += 1.001 * TURN_S / FILL * nbytes / READ_BYTES
+        self.sizes[-1] += nbytes
+        super().buffer_updated(nbytes)
+
+
+@pytest.mark.parametrize("new_loop", [new_event_loop, asyncio.SelectorEventLoop])
+def test_no_loop_reads_more_of_a_large_request_in_one_turn(new_loop: Any) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = Worker()
+        done = loop.create_future()
+        size = 40 * READ_BYTES
+
+        def serve(connection: ServerConnection, frame: memoryview) -> Any:
+            done.set_result(len(frame))
+            return [b"done"]
+
+        def connection() -> ServerConnection:
+            made = CountingConnection(serve, worker.failures.append, size, turns=worker.turns)
+            made.clock, made.sizes = worker.clock, per_turn
+            return made
+
+        per_turn = [0]
+
+        def turned() -> None:
+            per_turn.append(0)
+            if not done.done():
+                loop.call_soon(turned)
+
+        server = await loop.create_server(connection, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()) as client:
+            sender = threading.Thread(target=client.sendall, args=(struct.pack(">i", size) + bytes(size),))
+            sender.start()
+            turned()
+            async with asyncio.timeout(60):
+                assert await done == size
+            sender.join()
+        server.close()
+        assert sum(per_turn) == size + 4
+        assert max(per_turn) <= (FILL + 1) * READ_BYTES
+
+    loop = new_loop()
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.close()

@@ -7,6 +7,7 @@ Guarantees:
 - A silent connection holds no buffer. A connection in the middle of a frame holds what has arrived of it, and its
   buffer grows only as bytes arrive. A frame with a wrong length closes its connection and takes no memory.
 - Reading goes on only as far as there is memory: that is the back pressure.
+- All connections together read large frames for a bounded time in one turn of the event loop.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import struct
 from typing import cast
 
 from semel.broker.net.memory import HURRIED_PART, HURRIED_TIME, RECEIVE_BUFFER_BYTES, STEP_BYTES, MemoryPool, grown
+from semel.broker.net.turns import Turns
 
 #: This much of what has arrived is kept without a buffer. A frame that fits, with its length, is copied out of it.
 SMALL_BYTES = 16 * 1024
 SMALL_FRAME_BYTES = SMALL_BYTES - 4
 #: A buffer that grew beyond this for a large frame is returned once it is empty.
 KEPT_BUFFER_BYTES = 4 * 1024 * 1024
+#: At most this much of a large frame is read in one piece: about a millisecond of work.
+READ_BYTES = 1024 * 1024
 #: With less room than this at the end of the buffer, a partial frame is moved to the front first.
 SMALL_ROOM_BYTES = 16 * 1024
 #: No frame of the protocol is shorter than a request header of version 0 or a response header.
@@ -50,7 +54,12 @@ class FramedProtocol(asyncio.BufferedProtocol):
         #: Whether the frame being served is a view into the buffer, which then must not move.
         self._pinned = False
         self._reading_paused = False
+        #: Whether reading is paused only until a later turn of the loop.
+        self._reads_later = False
         self._writing_paused = False
+        #: How the thread is shared, and when the current piece began to be read.
+        self._turns: Turns | None = None
+        self._reading_since = 0.0
         self._received_bytes = 0
         self._received_before = 0
         #: When the current frame began to arrive, and how many bytes had been received by then.
@@ -84,7 +93,12 @@ class FramedProtocol(asyncio.BufferedProtocol):
             if len(buffer) - self._end < SMALL_ROOM_BYTES and not self._pinned:
                 self._make_room()
                 buffer = self._buffer
-            return buffer[self._end :]
+            turns, most = self._turns, READ_BYTES
+            if turns is not None:
+                self._reading_since = turns.clock()
+                if turns.is_used_up:
+                    most = SMALL_BYTES
+            return buffer[self._end : self._end + most]
         pool = self._pool
         bounded = self._busy or self._writing_paused or pool.used_bytes >= pool.limit_bytes
         if not buffer and not bounded:
@@ -102,6 +116,9 @@ class FramedProtocol(asyncio.BufferedProtocol):
             self._buffer = self._pool.scratch
         else:
             self._end += nbytes
+            if self._turns is not None:
+                # The bytes were copied out of the system since `get_buffer`.
+                self._turns.worked(self._reading_since)
         if not self._busy and not self._writing_paused:
             self._take_frames()
         if on_scratch:
@@ -110,8 +127,12 @@ class FramedProtocol(asyncio.BufferedProtocol):
                 self._start = self._end = 0
                 return
             self._leave_scratch()
-        if not self.closed and not self._has_room():
+        if self.closed:
+            return
+        if not self._has_room():
             self._wait_for_room()
+        elif self._held_bytes and self._turns is not None and self._turns.is_used_up:
+            self._read_later(self._turns)
 
     def eof_received(self) -> bool:
         return False
@@ -247,9 +268,27 @@ class FramedProtocol(asyncio.BufferedProtocol):
         if not self._is_held_back():
             self._pool.wait(self)
 
+    def _read_later(self, turns: Turns) -> None:
+        """Read on in a later turn: the loop would read as long as the client sends."""
+        self._reading_paused = self._reads_later = True
+        self.transport.pause_reading()
+        turns.later(self._read_on)
+
+    def _read_on(self) -> bool:
+        self._reads_later = False
+        if self.closed:
+            return False
+        if not self._has_room():
+            self._wait_for_room()
+            return False
+        self._reading_paused = False
+        self.transport.resume_reading()
+        # The loop reads after this, in the same turn.
+        return True
+
     def room_came_back(self) -> bool:
         """Continue to read if there is room now. Returns False if it still has to wait."""
-        if self.closed or self._is_held_back() or not self._reading_paused:
+        if self.closed or self._is_held_back() or not self._reading_paused or self._reads_later:
             return True
         if not self._has_room():
             return False
