@@ -1,4 +1,4 @@
-"""How far a reader has to walk: the file hops of one request through the broker, counted by running it.
+"""How far a reader has to walk: the file hops of a request through the broker and of a micro-batch, counted by running.
 
     python -m tests.walks
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -145,5 +146,143 @@ def end_txn() -> Walk:
         return walk
 
 
+class MicroBatchWalk(Walk):
+    """The calls between files on the driver and in the task. The client is a library: calls within it do not count.
+
+    A coroutine is called by the function that waits for it, though the event loop of another thread runs it.
+    """
+
+    def __init__(self, begin: CodeType, is_over: Callable[[], bool]) -> None:
+        super().__init__(is_over)
+        self._begin = begin
+        self._seen: set[FrameType] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(SOURCE) or code.co_name.startswith("<"):
+            return
+        if self._state == "before" and code is self._begin:
+            self._state, self._last = "on the way", code
+        elif self._state == "on the way" and self.is_over():
+            self._state = "over"
+        if self._state != "on the way" or frame in self._seen:
+            return
+        self._seen.add(frame)
+        caller = frame.f_back
+        while caller is not None and not _is_ours(caller.f_code):
+            caller = caller.f_back
+        is_library = code.co_filename.removeprefix(SOURCE).startswith(LIBRARY)
+        if caller is None:
+            came_from = None if is_library else self._last
+        else:
+            self._callers.add(caller.f_code)
+            came_from = None if caller.f_code.co_filename.removeprefix(SOURCE).startswith(LIBRARY) else caller.f_code
+            if came_from is None and not is_library:
+                came_from = self._last
+        # What the event loop runs next was waited for by whoever entered the library.
+        self._last = came_from or self._last if is_library else code
+        if came_from is None:
+            return
+        if came_from.co_filename != code.co_filename and (came_from, code) not in self.calls:
+            self.calls.append((came_from, code))
+
+
+#: Rooms whose insides a reader of the pipeline need not follow.
+LIBRARY = ("client/", "wire/", "errors.py", "config/")
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(SOURCE) and not code.co_name.startswith("<")
+
+
+def micro_batch() -> Walk:
+    """A micro-batch of one task, from foreachBatch to its commit.
+
+    Spark itself is left out: a stand-in hands the rows to the task, in this process. The calls to `routing`, which only
+    builds Spark's plan, are entered by hand.
+    """
+    import pyarrow as pa
+
+    from semel.client.blocking.loop_thread import LoopThread
+    from semel.machines.pipeline.driver_transaction import DriverTransaction
+    from semel.spark import connections, routing, sink
+    from semel.spark.checkpoint import Checkpoint
+    from semel.spark.claims import ClaimServer
+    from semel.spark.transaction import TransactionClient
+
+    class StoredCheckpoint(Checkpoint):
+        """A checkpoint whose files need no Hadoop."""
+
+        def __init__(self) -> None:
+            self.location = "memory"
+
+        def _read(self, name: str) -> str:
+            end = int(name.rpartition("/")[2]) + 1 if name.startswith("offsets/") else 0
+            return f'v1\n{{}}\n{{"payments":{{"0":{end}}}}}' if end else '{"id":"query"}'
+
+    class Rows:
+        """What Spark would do with the frame: run the task over one batch of rows."""
+
+        def __init__(self) -> None:
+            self.sparkSession = self.sparkContext = self.conf = self
+            self.defaultParallelism = 1
+
+        def set(self, *_: str) -> None:
+            pass
+
+        def mapInArrow(self, task: Callable[[Any], Any], _: str) -> Rows:
+            rows = {"value": pa.array([b"v"], pa.binary()), routing.TARGET: pa.array([0], pa.int32())}
+            self.reports = [row for part in task(iter([pa.RecordBatch.from_pydict(rows)])) for row in part.to_pylist()]
+            return self
+
+        def collect(self) -> list[tuple[Any, ...]]:
+            return [tuple(row.values()) for row in self.reports]
+
+    steps: list[sink.Step] = []
+    with Broker() as broker, Raw(broker) as raw:
+        raw.create("payments")
+        raw.create("ledger")
+        settings = (("bootstrap.servers", broker.bootstrap_servers),)
+        loop = LoopThread("walk")
+        cluster = loop.run(connections.connect(dict(settings)))
+        claims = ClaimServer("127.0.0.1")
+        saved = sink.kafka_columns, sink.rows_by_partition
+        try:
+            client = TransactionClient(cluster, DriverTransaction("walk", "walk", timeout_ms=60_000))
+            given = sink.SinkSettings(settings, "walk", "ledger", "none", 1, 1, None, (True,), False)
+            pipeline = sink.ExactlyOnceSink(
+                loop, client, claims, given, StoredCheckpoint(), lambda step, _: steps.append(step)
+            )
+            sink.kafka_columns, sink.rows_by_partition = lambda *_: Rows(), lambda rows, *_: rows
+            for batch_id in range(3):
+                steps.clear()
+                walk = MicroBatchWalk(sink.ExactlyOnceSink.__call__.__code__, lambda: sink.Step.COMMITTED in steps)
+                loops = [loop, *(task_loop for task_loop, _ in connections._clusters.values())]
+                for each in loops:
+                    each.loop.call_soon_threadsafe(sys.setprofile, walk)
+                threading.setprofile(walk)
+                sys.setprofile(walk)
+                try:
+                    pipeline(Rows(), batch_id)
+                finally:
+                    sys.setprofile(None)
+                    threading.setprofile(None)
+                    for each in loops:
+                        each.loop.call_soon_threadsafe(sys.setprofile, None)
+        finally:
+            sink.kafka_columns, sink.rows_by_partition = saved
+            claims.close()
+            for task_loop, task_cluster in connections._clusters.values():
+                task_loop.run(task_cluster.close())
+                task_loop.close()
+            connections._clusters.clear()
+            loop.run(cluster.close())
+            loop.close()
+    produce = sink.ExactlyOnceSink._produce.__code__
+    walk.calls += [(produce, function.__code__) for function in (routing.kafka_columns, routing.rows_by_partition)]
+    return walk
+
+
 if __name__ == "__main__":
-    print(end_txn())
+    for walk in (end_txn, micro_batch):
+        print(walk.__doc__, walk(), sep="\n")

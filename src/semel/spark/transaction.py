@@ -33,17 +33,14 @@ class TransactionClient:
         self._cluster = cluster
         self._deadline_ms = deadline_ms
         self._clock = clock
+        #: More than any one step can take: two requests to the coordinators, and finding them.
+        self.longest_wait_ms = 2.0 * (deadline_ms + float(cluster.config["request.timeout.ms"]))
         #: What is decided: identity, protocol, timeout.
         self.transaction = transaction
 
     @property
     def now_ms(self) -> float:
         return self._clock() * 1000
-
-    @property
-    def longest_wait_ms(self) -> float:
-        """More than any one step can take: two requests to the coordinators, and finding them."""
-        return 2.0 * (self._deadline_ms + float(self._cluster.config["request.timeout.ms"]))
 
     async def begin(self) -> ProducerIdentity:
         """The identity for the next transaction."""
