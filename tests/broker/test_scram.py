@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.stored.scram import ScramCredential
 from semel.errors import ErrorCode
+from semel.machines.security.scram import keys_of
 from semel.wire.messages.security import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from tests.broker.raw import Raw
 from tests.support.processes import BrokerProcess
@@ -110,7 +110,7 @@ def test_a_user_without_a_name_is_refused(raw: Raw) -> None:
 def test_what_is_kept_checks_a_password_as_the_standard_says() -> None:
     # The exchange of RFC 7677, section 3: user "user", password "pencil".
     salt = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
-    kept = ScramCredential.of(SHA_256, 4096, salt, hashlib.pbkdf2_hmac("sha256", b"pencil", salt, 4096))
+    kept = keys_of("SCRAM-SHA-256", hashlib.pbkdf2_hmac("sha256", b"pencil", salt, 4096), salt, 4096)
     nonce = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     said = b"n=user,r=rOprNGfwEbeRWgbNEkqO," + nonce + b",s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096,c=biws," + nonce
     proof = base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
