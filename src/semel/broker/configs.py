@@ -1,4 +1,4 @@
-"""Settings as DescribeConfigs shows them: the value that holds, where it comes from, and what stands behind it."""
+"""Settings as DescribeConfigs shows them: the value in force, its source, and its synonyms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.config.kept import KEPT, is_secret, kept_setting
 if TYPE_CHECKING:
     from semel.broker.topics.topic import Topic
 
-#: Where a setting is not given, the coarser ones that may have been given at the start, the finest first.
+#: Settings that may be given at the start in a coarser unit instead, the finest unit first.
 _COARSER = {"log.retention.ms": ("log.retention.minutes", "log.retention.hours"), "log.roll.ms": ("log.roll.hours",)}
 #: Kafka's config sources.
 FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT, FROM_GROUP = 1, 2, 3, 4, 5, 8
@@ -21,7 +21,7 @@ FROM_TOPIC, FROM_BROKER, FROM_ALL_BROKERS, FROM_BROKER_FILE, FROM_DEFAULT, FROM_
 
 @dataclass(frozen=True, slots=True)
 class DescribedSetting:
-    """One row of an answer."""
+    """One setting of an answer."""
 
     name: str
     value: str | None
@@ -29,9 +29,9 @@ class DescribedSetting:
     kind: int
     doc: str
     read_only: bool
-    #: (name, value, source), what holds first.
+    #: (name, value, source), the one in force first.
     synonyms: tuple[tuple[str, str | None, int], ...]
-    #: Whether the value is kept back.
+    #: Whether the value is not shown.
     sensitive: bool = False
 
 
@@ -62,7 +62,7 @@ def describe_group_settings(broker: DynamicSettings, own: Mapping[str, str]) -> 
 
 
 def describe_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
-    """Every setting of the broker, also those that are only kept, and those it was given and passes by."""
+    """Every setting of the broker, also those without effect and those that were given and ignored."""
     of_topics = {row.broker_name: row.name for row in TOPIC}
     rows = []
     for row in BROKER:
@@ -86,7 +86,7 @@ def describe_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
 
 
 def describe_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
-    """What was changed for all brokers."""
+    """The settings that were changed for all brokers."""
     return [
         _describe(dynamic_setting(name), value, [(name, value, FROM_ALL_BROKERS)], read_only=False)
         for name, value in broker.overrides_of(ALL_BROKERS).items()
@@ -94,7 +94,7 @@ def describe_defaults(broker: DynamicSettings) -> list[DescribedSetting]:
 
 
 def _layers(broker: DynamicSettings, row: Setting) -> list[tuple[str, str | None, int]]:
-    """Every value a setting of the broker has somewhere, what holds first."""
+    """Every value of a broker setting with its source, the one in force first."""
     name, layers = row.name, []
     for changed, source in ((broker.own, FROM_BROKER), (broker.overrides_of(ALL_BROKERS), FROM_ALL_BROKERS)):
         if name in changed:
@@ -115,7 +115,7 @@ def _describe(
     source = synonyms[0][2] if synonyms else FROM_DEFAULT
     kind = KIND_CODES.get(row.kind, 0)
     if row.kind == "password":
-        # As Kafka: that there is one may be known, and where it comes from, but not what it is.
+        # As in Kafka: the source of a password is shown, its value is not.
         hidden = tuple((name, None, where) for name, _, where in synonyms)
         return DescribedSetting(row.name, None, source, kind, row.doc, read_only, hidden, sensitive=True)
     return DescribedSetting(row.name, value, source, kind, row.doc, read_only, tuple(synonyms))

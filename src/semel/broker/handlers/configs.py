@@ -1,4 +1,4 @@
-"""Settings of topics, groups and the broker: described, and changed with effect from the next request on."""
+"""Settings of topics, groups and the broker: describe and change them. A change holds from the next request on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Present = Callable[[str], str | None]
 def describe_configs(
     broker: BrokerServer, request: DescribeConfigsRequest, call: Call
 ) -> Generator[None, None, DescribeConfigsResponse]:
-    """The settings of topics, groups and this broker. Asked for the same twice, it is answered once."""
+    """Describe the settings of topics, groups and this broker. A resource named twice is described once."""
     results = []
     answered = set()
     for resource in request.resources:
@@ -70,7 +70,7 @@ def describe_configs(
             elif resource.resource_type in (CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE):
                 rows = []
             else:
-                raise Refused(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings")
+                raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings")
             for row in rows:
                 if keys is not None and row.name not in keys:
                     continue
@@ -105,7 +105,7 @@ def _check_group(group_id: str) -> None:
 
 
 def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> Any:
-    """Replace all settings of its own that a topic, a group or a broker has."""
+    """Replace all own settings of topics, groups or the broker."""
 
     def replaced(resource: Any) -> dict[str, str]:
         _settings_of(broker, resource)
@@ -121,7 +121,7 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
 
 
 def incremental_alter_configs(broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
-    """Change some of the settings that a topic, a group or a broker has of its own."""
+    """Change some own settings of topics, groups or the broker."""
 
     def changed(resource: Any) -> dict[str, str]:
         find, overrides, present = _settings_of(broker, resource)
@@ -141,7 +141,7 @@ def _check_named_once(configs: list[Any]) -> None:
 async def _alter(
     broker: BrokerServer, request: Any, call: Call, kind: type[Any], overrides_of: Callable[[Any], dict[str, str]]
 ) -> Any:
-    """Check every resource, then write what the topics and what the groups get, each with one write to the store."""
+    """Check every resource, then store the changes: one write for all topics, one for all groups."""
     pace = Pace(broker, call)
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     responses = []
@@ -182,7 +182,7 @@ async def _alter(
 
 
 async def _try_to_write(change: Coroutine[Any, Any, None], responses: list[Any]) -> bool:
-    """Whether a change was written; if not, those who asked for it are told."""
+    """Write a change. Returns whether that succeeded; if not, its responses get the error."""
     try:
         await change
     except Refused as error:
@@ -239,7 +239,7 @@ def _change(
 def list_config_resources(
     broker: BrokerServer, request: ListConfigResourcesRequest, call: Call
 ) -> Generator[None, None, ListConfigResourcesResponse]:
-    """Everything that has settings. Version 0 asks for client metrics only, and there are none."""
+    """List everything that has settings. Version 0 asks for client metrics only, and there are none."""
     wanted = set(request.resource_types) or {TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE}
     if call.version == 0:
         wanted = {CLIENT_METRICS_RESOURCE}

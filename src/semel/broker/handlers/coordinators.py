@@ -1,4 +1,4 @@
-"""FindCoordinator: which broker looks after a group or a transactional id. Here there is one."""
+"""FindCoordinator: the broker that coordinates a group or a transactional id. Here there is one broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHED_SINCE = 4
 def find_coordinator(
     broker: BrokerServer, request: FindCoordinatorRequest, call: Call
 ) -> Generator[None, None, FindCoordinatorResponse]:
-    """This broker, for every group and every transactional id whose stored state can be read."""
+    """Answer with this broker for every group and transactional id whose stored state can be read."""
     keys = request.coordinator_keys if call.version >= BATCHED_SINCE else [request.key]
     host, port = broker.listening.endpoint
     found = []

@@ -1,10 +1,10 @@
-"""Fetch: stored batches as they lie on disk, at once or when there is enough of them.
+"""Fetch: stored batches as they are on disk, at once or when there are enough.
 
 Guarantees:
 
-- A reader never gets anything at or past the high watermark, nor, reading committed, at or past the last stable offset;
-  what it gets comes with the aborted transactions of exactly that range, also after a long poll.
-- A long poll ends when enough bytes are visible, when a partition goes away, or when its time is up.
+- A reader never gets anything at or past the high watermark, and a read_committed reader nothing at or past the last
+  stable offset. It also gets the aborted transactions of exactly that range, also after a long poll.
+- A long poll ends when enough bytes are visible, when a partition is deleted, or when its time is up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TopicResponse = FetchResponse.FetchableTopicResponse
 _Aborted = FetchResponse.AbortedTransaction
 _Read = list[tuple[tuple[TopicName, int], FetchedPartition, FetchResponse.PartitionData]]
 
-#: So many partitions are read in one piece.
+#: How many partitions are read in one piece.
 PARTITIONS_AT_ONCE = 200
 
 
@@ -57,7 +57,7 @@ class _Round:
 
 
 def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
-    """Answer now if there is enough or the client will not wait, else wait for more."""
+    """Answer now if there are enough bytes or the client does not wait, else wait for more."""
     if call.is_long and request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
         return _fetch_long(broker, request, call)
     return _fetch(broker, request, call)
@@ -82,7 +82,7 @@ def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetch
     round_ = _read(broker, request, fetched.items())
     if round_.failed or round_.size_bytes >= _enough_bytes(broker, request) or request.max_wait_ms <= 0 or not fetched:
         return _response(broker, call, round_, session, incremental)
-    # Before anybody else can append: a coroutine starts later, and what happens until then must not be missed.
+    # Measured now: the coroutine starts later, and what is appended until then must not be missed.
     partitions = [_find(broker, one) for one in fetched.values()]
     progress = _Progress(partitions, request.isolation_level)
     return _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
@@ -96,10 +96,10 @@ async def _fetch_many(
     session: FetchSession | None,
     incremental: bool,
 ) -> FetchResponse:
-    """The same over very many partitions, some at a time."""
+    """A fetch of very many partitions, some at a time."""
     progress = None
     if request.max_wait_ms > 0:
-        # Looked at before anything is read: what is appended behind the reader's back is found to be new.
+        # Measured before anything is read: what is appended meanwhile counts as new.
         with suppress(Refused):
             progress = _Progress([_find(broker, one) for one in fetched.values()], request.isolation_level)
     round_ = await _read_many(broker, request, call, fetched)
@@ -112,11 +112,11 @@ async def _fetch_many(
 async def _read_many(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
     pace = Pace(broker, call)
     round_ = _Round()
-    # Others may use the same session meanwhile.
+    # A copy: other requests may use the same session meanwhile.
     wanted = list(fetched.items())
     for start in range(0, len(wanted), PARTITIONS_AT_ONCE):
         _read(broker, request, wanted[start : start + PARTITIONS_AT_ONCE], round_)
-        # Others are served meanwhile, and have to see what is taken.
+        # Other requests are served meanwhile, and must see how much memory this one uses.
         call.connection.reserve(round_.size_bytes)
         await pace.rest()
     return round_
@@ -140,18 +140,18 @@ async def _response_of_many(
 
 
 def _refuse_replica(replica_id: int) -> None:
-    """Only brokers of the cluster may read as replicas, and there are no others."""
+    """Refuse a fetch of a replica: there are no other brokers."""
     if replica_id >= 0:
         raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
 
 
 def _enough_bytes(broker: BrokerServer, request: FetchRequest) -> int:
-    """What a fetch waits for; with less room for its answer than that, it gets whatever there is."""
+    """How many bytes a fetch waits for. If there is less memory for its answer, it does not wait for more."""
     return request.min_bytes if request.min_bytes <= broker.unread.answer_bytes else 1
 
 
 class _Progress:
-    """How far the partitions of a waiting fetch had come when it last looked."""
+    """The ends of a waiting fetch's partitions when it last read them."""
 
     __slots__ = ("_isolation", "partitions", "stored_bytes", "visible")
 
@@ -165,18 +165,18 @@ class _Progress:
         for partition in self.partitions:
             log = partition.open_log
             if log is None:
-                # Deleted meanwhile: different from anything measured before.
+                # Deleted meanwhile. No other measurement is equal to this one.
                 return -1, 0
             visible += log.last_stable_offset if self._isolation else log.high_watermark
             stored_bytes += log.size_bytes
         return visible, stored_bytes
 
     def is_worth_a_look(self, missing_bytes: int) -> bool:
-        """Whether reading again may find the bytes that were missing."""
+        """Whether reading again may find enough bytes."""
         visible, stored_bytes = self._measure()
         if visible == self.visible:
             return False
-        # Reading committed, one small marker may make much visible; otherwise what was stored since tells.
+        # For read_committed a small marker may make much visible. Otherwise the stored bytes tell enough.
         grown_bytes = stored_bytes - self.stored_bytes
         if visible >= 0 and not self._isolation and 0 <= grown_bytes < missing_bytes:
             return False
@@ -233,8 +233,8 @@ async def _answer(
 
 
 class _Bell:
-    """Wakes a fetch when a partition has changed or its time is up; lighter than an event with a timeout, because every
-    record that somebody waits for rings it."""
+    """Wakes a fetch when a partition has changed or its time is up. Cheaper than an event with a timeout: every record
+    that somebody waits for rings it."""
 
     __slots__ = ("is_late", "rung")
 
@@ -263,7 +263,7 @@ def _read(
     fetched: Iterable[tuple[tuple[TopicName, int], FetchedPartition]],
     round_: _Round | None = None,
 ) -> _Round:
-    """Read these partitions, and go on with what was read before, if anything was."""
+    """Read these partitions, and add them to the round if one is given."""
     round_ = round_ or _Round()
     left_bytes = min(request.max_bytes, broker.fetch_max_bytes, broker.unread.answer_bytes) - round_.size_bytes
     isolation = request.isolation_level
@@ -309,7 +309,7 @@ def _response(
         return _nothing_yet(broker, session, incremental, wait_ms)
     broker.metrics.bytes_out += round_.size_bytes
     if call.is_long:
-        # Others are served before this is encoded and written.
+        # Other requests are served before this answer is encoded and written.
         call.connection.reserve(round_.size_bytes)
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     _fill(topics, round_.data, session, incremental)
@@ -322,14 +322,14 @@ def _fill(
     session: FetchSession | None,
     incremental: bool,
 ) -> None:
-    """Put what was read into the answer, unless the client knows it already."""
+    """Put what was read into the answer, without partitions of which the client knows everything."""
     for key, one, data in read:
         if session is not None:
             has_data = bool(data.records)
             same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
             if incremental and not has_data and same and data.error_code == ErrorCode.NONE:
                 continue
-            # After an error the client must hear of the partition again, even if nothing has moved by then.
+            # After an error the partition must be in the next answer, even if nothing has changed.
             failed = data.error_code != ErrorCode.NONE
             one.high_watermark = -1 if failed else data.high_watermark
             one.log_start_offset = data.log_start_offset
@@ -344,9 +344,9 @@ def _fill(
 
 
 def _nothing_yet(broker: BrokerServer, session: FetchSession | None, incremental: bool, wait_ms: int) -> FetchResponse:
-    """An answer without records to a client above its quota; of the partitions it knows what it knew before."""
+    """An answer without records for a client above its quota. The session stays as it was."""
     if session is not None and not incremental:
-        # Clients begin anew after such an answer to a fetch that names all its partitions.
+        # After such an answer to a full fetch, a client starts a new session.
         broker.fetch_sessions.forget(session)
         session = None
     return FetchResponse(throttle_time_ms=wait_ms, session_id=session.session_id if session else 0)

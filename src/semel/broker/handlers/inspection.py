@@ -1,4 +1,4 @@
-"""DescribeLogDirs, AlterReplicaLogDirs, DescribeProducers: what lies where on disk, and who writes into a partition."""
+"""DescribeLogDirs, AlterReplicaLogDirs, DescribeProducers: the sizes of logs on disk, and a partition's producers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRODUCERS_AT_ONCE = 100
 def describe_log_dirs(
     broker: BrokerServer, request: DescribeLogDirsRequest, call: Call
 ) -> Generator[None, None, DescribeLogDirsResponse]:
-    """The one data directory and the partitions asked for in it, each once."""
+    """Describe the one data directory, with each requested partition once."""
     directory = broker.data.path.resolve()
     try:
         usage = shutil.disk_usage(directory)
@@ -68,7 +68,7 @@ def describe_log_dirs(
 
 
 def _size_bytes(partition: Partition) -> int:
-    """Without opening the log: there may be thousands of them, and one that is damaged has a size as well."""
+    """A partition's size, without opening its log: there may be thousands, and a damaged one has a size as well."""
     if partition.open_log is not None:
         return partition.open_log.size_bytes
     return sum(path.stat().st_size for path in partition.directory.glob(f"*{LOG_SUFFIX}"))
@@ -77,7 +77,7 @@ def _size_bytes(partition: Partition) -> int:
 def describe_producers(
     broker: BrokerServer, request: DescribeProducersRequest, call: Call
 ) -> Generator[None, None, DescribeProducersResponse]:
-    """The producers a partition remembers, and since where each has a transaction open. Each partition once."""
+    """Describe the producers of each requested partition, and where their open transactions begin."""
     topics = []
     wanted: dict[str, dict[int, None]] = {}
     for row in request.topics:
@@ -103,7 +103,7 @@ def describe_producers(
                         producer_id=entry.producer_id,
                         producer_epoch=entry.producer_epoch,
                         last_sequence=entry.last_sequence,
-                        # The time of the write where it is known: a record may be much older than that.
+                        # The time of the write if it is known: a record's timestamp may be much older.
                         last_timestamp=max(entry.last_timestamp_ms, entry.heard_ms),
                         coordinator_epoch=entry.coordinator_epoch,
                         current_txn_start_offset=entry.current_transaction_first_offset,
@@ -116,7 +116,7 @@ def describe_producers(
 def alter_replica_log_dirs(
     broker: BrokerServer, request: AlterReplicaLogDirsRequest, call: Call
 ) -> Generator[None, None, AlterReplicaLogDirsResponse]:
-    """A partition may be moved into the one data directory, where it is already."""
+    """Accept a move into the one data directory: the partition is there already."""
     directory = broker.data.path.resolve()
     answers: dict[str, dict[int, AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for asked in request.dirs:

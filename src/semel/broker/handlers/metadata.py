@@ -1,4 +1,4 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster: who leads what, and where to find it."""
+"""Metadata, DescribeTopicPartitions, DescribeCluster: the brokers, the topics, and who leads each partition."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_ID = uuid.UUID(int=0)
-#: What Kafka reports where nobody asked for the operations one may perform.
+#: What Kafka reports if the client did not ask for the authorized operations.
 NOT_ASKED = -(2**31)
-#: Everything an unrestricted client may do to a topic and to the cluster, as Kafka's operation bits.
+#: All operations on a topic and on the cluster, as Kafka's bits.
 TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
@@ -129,7 +129,7 @@ async def _after_creating(
 
 
 async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
-    """Create topics, if not too many at once. A client is told nothing but that they are not there."""
+    """Create topics, unless there are too many. The answer only says that they do not exist yet."""
     partition_count = broker.settings["num.partitions"]
     try:
         check_new_partitions(len(names) * partition_count)
@@ -190,7 +190,7 @@ def _topic_row(
 def describe_topic_partitions(
     broker: BrokerServer, request: DescribeTopicPartitionsRequest, call: Call
 ) -> Generator[None, None, DescribeTopicPartitionsResponse]:
-    """Topics in name order, at most as many partitions as asked, and where to go on."""
+    """Describe topics in name order, up to the requested number of partitions, and say where to continue."""
     names = sorted({row.name for row in request.topics}) if request.topics else sorted(broker.topics.topics)
     first_partition = 0
     cursor = request.cursor
@@ -238,7 +238,7 @@ def describe_topic_partitions(
 
 
 def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
-    """The one broker there is."""
+    """Describe the one broker."""
     if request.endpoint_type != 1:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE

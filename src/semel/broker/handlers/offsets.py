@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: which offset belongs to a time, an end or an epoch."""
+"""ListOffsets and OffsetForLeaderEpoch: find an offset by timestamp, by the log's ends, or by leader epoch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The replica id of those who are none.
+#: The replica id of a client that is no replica.
 CONSUMER = -1
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-#: Tiered storage's questions. There is one tier here, so the first is the log's start and the others have no answer.
+#: Timestamps for tiered storage. There is one tier: the first is the log's start, the others have no answer.
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 _NOTHING = Found(-1, -1, -1)
-#: The request version each special timestamp came with.
+#: The request version that introduced each special timestamp.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
 def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
-    """Refuse a client whose idea of the leader is older or newer than ours."""
+    """Refuse a client whose leader epoch is older or newer than ours."""
     if current_leader_epoch < 0:
         return
     leader_epoch = partition.log.leader_epoch
@@ -44,7 +44,7 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
             ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is over, now is {leader_epoch}"
         )
     if current_leader_epoch > leader_epoch:
-        raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} has not begun")
+        raise Refused(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is newer than the broker's")
 
 
 def list_offsets(
@@ -114,7 +114,7 @@ def _offset_for(partition: Partition, timestamp: int, isolation_level: int, vers
 def offset_for_leader_epoch(
     broker: BrokerServer, request: OffsetForLeaderEpochRequest, call: Call
 ) -> Generator[None, None, OffsetForLeaderEpochResponse]:
-    """Where each epoch asked for ended."""
+    """Find the end offset of each requested epoch."""
     row = OffsetForLeaderEpochResponse.EpochEndOffset
     topics = []
     for topic in request.topics:

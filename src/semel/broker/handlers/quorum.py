@@ -1,4 +1,4 @@
-"""DescribeQuorum: the metadata's keepers. Here the quorum is one node, which is always caught up with itself."""
+"""DescribeQuorum: the nodes that hold the metadata. Here it is one node, which is always up to date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METADATA_TOPIC = "__cluster_metadata"
 def describe_quorum(
     broker: BrokerServer, request: DescribeQuorumRequest, call: Call
 ) -> Generator[None, None, DescribeQuorumResponse]:
-    """This node leads, votes and has everything. Any partition but that of the metadata is unknown, as in Kafka."""
+    """Answer that this node leads and votes. Any partition except that of the metadata is unknown, as in Kafka."""
     topics, partition_class = [], DescribeQuorumResponse.PartitionData
     for topic in request.topics:
         partitions = []

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas: who may take how much, with Kafka's matching and checks."""
+"""DescribeClientQuotas and AlterClientQuotas, with Kafka's matching and checks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
-#: How a name is asked for: exactly, as the default, or whatever it is.
+#: Match types: an exact name, the default, or any name.
 EXACT, DEFAULT, SPECIFIED = 0, 1, 2
 
 
 def describe_client_quotas(
     broker: BrokerServer, request: DescribeClientQuotasRequest, call: Call
 ) -> Generator[None, None, DescribeClientQuotasResponse]:
-    """The quotas of all entities that match."""
+    """Describe the quotas of all matching entities."""
     try:
         wanted = _matches(request)
     except Refused as error:
@@ -50,23 +50,23 @@ def _matches(request: DescribeClientQuotasRequest) -> dict[str, Match]:
     for asked in request.components:
         kind = asked.entity_type
         if not kind:
-            raise Refused(ErrorCode.INVALID_REQUEST, "an entity has a type")
+            raise Refused(ErrorCode.INVALID_REQUEST, "the type of an entity is empty")
         if kind not in (USER, CLIENT_ID, IP):
             raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"there are no entities of type {kind!r}")
         if kind in wanted:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"{kind} is asked for more than once")
+            raise Refused(ErrorCode.INVALID_REQUEST, f"{kind} is in the request more than once")
         if asked.match_type not in (EXACT, DEFAULT, SPECIFIED):
             raise Refused(ErrorCode.INVALID_REQUEST, f"there is no match type {asked.match_type}")
         if (asked.match is None) == (asked.match_type == EXACT):
-            raise Refused(ErrorCode.INVALID_REQUEST, "an exact match, and no other, has a name")
+            raise Refused(ErrorCode.INVALID_REQUEST, "an exact match needs a name, any other match has none")
         wanted[kind] = Match(asked.match, any_name=asked.match_type == SPECIFIED)
     if IP in wanted and len(wanted) > 1:
-        raise Refused(ErrorCode.INVALID_REQUEST, "a quota is for an address, or for users and client ids")
+        raise Refused(ErrorCode.INVALID_REQUEST, "a quota is either for an ip or for users and client ids")
     return wanted
 
 
 def alter_client_quotas(broker: BrokerServer, request: AlterClientQuotasRequest, call: Call) -> Any:
-    """Set and take back quotas. An entity that is refused stays as it was, the others change."""
+    """Set and remove quotas. A refused entity stays as it was, the others change."""
     return broker.changes.run(_alter(broker, request, call))
 
 
@@ -76,7 +76,7 @@ async def _alter(broker: BrokerServer, request: AlterClientQuotasRequest, call: 
     changes: dict[Entity, dict[str, float | None]] = {}
     for entry in request.entries:
         await pace.rest()
-        # Named twice, the last name stands, as in Kafka.
+        # Of two names for one type the last one counts, as in Kafka.
         names = {row.entity_type: row.entity_name for row in entry.entity}
         named: Entity = tuple(sorted(names.items()))
         row = AlterClientQuotasResponse.EntryData(

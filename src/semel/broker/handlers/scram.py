@@ -29,7 +29,7 @@ _Change = (
 def describe_user_scram_credentials(
     broker: BrokerServer, request: DescribeUserScramCredentialsRequest, call: Call
 ) -> Generator[None, None, DescribeUserScramCredentialsResponse]:
-    """Mechanism and iterations of each user asked for, or of all."""
+    """Describe mechanism and iterations of each requested user, or of all."""
     times = Counter(row.name for row in request.users or ())
     results = []
     for user in times or dict.fromkeys(user for user, _ in broker.stores.scram):
@@ -39,7 +39,7 @@ def describe_user_scram_credentials(
         found = broker.stores.scram.of_user(user)
         if times[user] > 1:
             result.error_code = ErrorCode.DUPLICATE_RESOURCE
-            result.error_message = f"{user} is asked for more than once"
+            result.error_message = f"{user} is in the request more than once"
         elif not found:
             result.error_code = ErrorCode.RESOURCE_NOT_FOUND
             result.error_message = f"{user} has no credentials"
@@ -56,7 +56,7 @@ def describe_user_scram_credentials(
 def alter_user_scram_credentials(
     broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
 ) -> Any:
-    """One change for each user; a user who is refused stays as before, the others change."""
+    """Change credentials, each user once. A refused user stays as before, the others change."""
     return broker.changes.run(_alter(broker, request, call))
 
 
@@ -78,7 +78,7 @@ async def _alter(
         try:
             if was_named_before:
                 del changes[user]
-                raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user is changed once in a request")
+                raise Refused(ErrorCode.DUPLICATE_RESOURCE, "a user is in the request more than once")
             changes[user] = (user, change.mechanism), _credential(broker, change)
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
@@ -93,7 +93,7 @@ async def _alter(
 def _credential(broker: BrokerServer, change: _Change) -> ScramKeys | None:
     """The credential to store; None to remove it."""
     if not change.name:
-        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "a user has a name")
+        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "the name of a user is empty")
     if change.mechanism not in MECHANISMS:
         raise Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, f"there is no SCRAM mechanism {change.mechanism}")
     if isinstance(change, AlterUserScramCredentialsRequest.ScramCredentialDeletion):
@@ -106,6 +106,6 @@ def _credential(broker: BrokerServer, change: _Change) -> ScramKeys | None:
             f"{change.iterations} iterations: allowed are {MIN_ITERATIONS} to {MAX_ITERATIONS}",
         )
     if not change.salted_password:
-        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "there is no password")
+        raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "the password is empty")
     mechanism, salted = MECHANISMS[change.mechanism], bytes(change.salted_password)
     return keys_of(mechanism, salted, bytes(change.salt), change.iterations)

@@ -1,4 +1,4 @@
-"""What a broker without security says to those who ask for it: Kafka's answers without an authorizer, on PLAINTEXT.
+"""ACLs, SASL and delegation tokens on a broker without security: Kafka's answers without an authorizer, on PLAINTEXT.
 
 Guarantees:
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
-#: Who everybody is.
+#: The principal of every client.
 ANONYMOUS = ("User", "ANONYMOUS")
 NO_AUTHORIZER = "there is no authorizer, so there are no access rules"
-#: The highest number that means something, of each thing an access rule names; 0 means that the client knows more.
+#: The highest known number of each field of an ACL; 0 means that the client's value is unknown to its protocol version.
 LAST_RESOURCE_TYPE, LAST_PATTERN_TYPE, LAST_OPERATION, LAST_PERMISSION = 7, 4, 15, 3
 
 
 def _is_understood(call: Call, resource_type: int, pattern_type: int, operation: int, permission: int) -> bool:
-    """Whether a rule names only things there are. Kafka takes any other for a broken request and hangs up."""
+    """Whether an ACL has only known values. Kafka closes the connection for any other."""
     if (
         1 <= resource_type <= LAST_RESOURCE_TYPE
         and 1 <= pattern_type <= LAST_PATTERN_TYPE
@@ -60,7 +60,7 @@ def _is_understood(call: Call, resource_type: int, pattern_type: int, operation:
 
 
 def describe_acls(broker: BrokerServer, request: DescribeAclsRequest, call: Call) -> DescribeAclsResponse | None:
-    """There are no rules to describe."""
+    """Answer that there are no ACLs."""
     if not _is_understood(
         call, request.resource_type_filter, request.pattern_type_filter, request.operation, request.permission_type
     ):
@@ -71,7 +71,7 @@ def describe_acls(broker: BrokerServer, request: DescribeAclsRequest, call: Call
 def create_acls(
     broker: BrokerServer, request: CreateAclsRequest, call: Call
 ) -> Generator[None, None, CreateAclsResponse | None]:
-    """No rule is taken that nobody would keep to."""
+    """Refuse ACLs: nobody would enforce them."""
     for rule in request.creations:
         yield
         if not _is_understood(
@@ -85,7 +85,7 @@ def create_acls(
 def delete_acls(
     broker: BrokerServer, request: DeleteAclsRequest, call: Call
 ) -> Generator[None, None, DeleteAclsResponse | None]:
-    """There are no rules to delete."""
+    """Answer that there are no ACLs to delete."""
     for rule in request.filters:
         yield
         if not _is_understood(
@@ -98,12 +98,12 @@ def delete_acls(
 
 
 def sasl_handshake(broker: BrokerServer, request: SaslHandshakeRequest, call: Call) -> SaslHandshakeResponse:
-    """A connection that is let in already has nothing to agree on."""
+    """Refuse the handshake: a PLAINTEXT connection needs no authentication."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
 def sasl_authenticate(broker: BrokerServer, request: SaslAuthenticateRequest, call: Call) -> SaslAuthenticateResponse:
-    """As for the handshake."""
+    """Refuse, as the handshake."""
     return SaslAuthenticateResponse(
         error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="nobody authenticates on a PLAINTEXT listener"
     )
@@ -112,7 +112,7 @@ def sasl_authenticate(broker: BrokerServer, request: SaslAuthenticateRequest, ca
 def create_delegation_token(
     broker: BrokerServer, request: CreateDelegationTokenRequest, call: Call
 ) -> CreateDelegationTokenResponse:
-    """A token stands for somebody who authenticated, and here nobody did."""
+    """Refuse: a token is for an authenticated client, and here nobody authenticates."""
     owner_type, owner_name = request.owner_principal_type, request.owner_principal_name
     given = call.version >= 3 and owner_name
     return CreateDelegationTokenResponse(
@@ -130,7 +130,7 @@ def create_delegation_token(
 def renew_delegation_token(
     broker: BrokerServer, request: RenewDelegationTokenRequest, call: Call
 ) -> RenewDelegationTokenResponse:
-    """There are no tokens."""
+    """Answer that there are no tokens."""
     return RenewDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
@@ -139,7 +139,7 @@ def renew_delegation_token(
 def expire_delegation_token(
     broker: BrokerServer, request: ExpireDelegationTokenRequest, call: Call
 ) -> ExpireDelegationTokenResponse:
-    """There are no tokens."""
+    """Answer that there are no tokens."""
     return ExpireDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
@@ -148,5 +148,5 @@ def expire_delegation_token(
 def describe_delegation_token(
     broker: BrokerServer, request: DescribeDelegationTokenRequest, call: Call
 ) -> DescribeDelegationTokenResponse:
-    """There are no tokens."""
+    """Answer that there are no tokens."""
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)

@@ -1,4 +1,4 @@
-"""Topics: create, delete, grow, delete records from their beginning, and who leads and holds them."""
+"""Topics: create, delete, add partitions, delete records, reassign partitions, elect leaders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> Any:
-    """Create each topic, or say why not."""
+    """Create topics. A topic that cannot be created gets an error, the others are created."""
     return broker.changes.run(_create_topics(broker, request, call))
 
 
@@ -69,7 +69,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 mutation.take(count)
             if not request.validate_only:
                 if created.internal:
-                    # The broker creates its own topics when it needs them, which may be in between.
+                    # Created at once: the broker may create its own topics at any time.
                     created = broker.topics.create(name, count, overrides)
                     broker.open_soon(created.partitions)
                 else:
@@ -93,7 +93,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
 
 
 def _check_coordinators_topic(broker: BrokerServer, name: str, count: int, overrides: dict[str, str]) -> None:
-    """A coordinator finds its ids by the number of partitions, and lives on compaction: it gets no other topic."""
+    """Refuse an internal topic with other settings: a coordinator needs its number of partitions and compaction."""
     if name not in INTERNAL_TOPICS:
         return
     setting = PARTITIONS_OF_INTERNAL_TOPICS[name]
@@ -110,7 +110,7 @@ def _throttle_time_ms(mutation: MutationQuota | None) -> int:
 
 
 def _count_and_settings(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> tuple[int, dict[str, str]]:
-    """How many partitions, and with which settings."""
+    """The number of partitions and the settings of a new topic."""
     if topic.assignments:
         partition_count = _assigned_count(broker, topic)
     else:
@@ -144,7 +144,7 @@ def _describe(
 
 def _assigned_count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> int:
     if topic.num_partitions != -1 or topic.replication_factor != -1:
-        raise Refused(ErrorCode.INVALID_REQUEST, "either an assignment or counts, not both")
+        raise Refused(ErrorCode.INVALID_REQUEST, "give either an assignment or counts, not both")
     if sorted(one.partition_index for one in topic.assignments) != list(range(len(topic.assignments))):
         raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
     for one in topic.assignments:
@@ -154,14 +154,14 @@ def _assigned_count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTo
 
 
 def delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, call: Call) -> Any:
-    """Delete by name or by id."""
+    """Delete topics by name or by id."""
     return broker.changes.run(_delete_topics(broker, request, call))
 
 
 def _doomed_by_request(
     request: DeleteTopicsRequest,
 ) -> tuple[list[tuple[str | None, uuid.UUID]], Counter[str], Counter[uuid.UUID]]:
-    """Each topic that is named, by its name or by its id, and how often each name and each id is there."""
+    """The requested topics by name and id, and how often each name and each id is in the request."""
     asked = [(row.name, row.topic_id) for row in request.topics]
     asked += [(name, NO_ID) for name in request.topic_names]
     names = Counter(name for name, _ in asked if name is not None)
@@ -184,7 +184,7 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
             if not broker.settings["delete.topic.enable"]:
                 raise Refused(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
             if (name is None) == (topic_id == NO_ID):
-                raise Refused(ErrorCode.INVALID_REQUEST, "a topic is deleted by its name or by its id")
+                raise Refused(ErrorCode.INVALID_REQUEST, "give either the name or the id of a topic")
             if (names[name] if name is not None else ids[topic_id]) > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{name or topic_id} is in the request more than once")
             topic = broker.topics.get(name) if name is not None else broker.topics.by_topic_id(topic_id)
@@ -210,7 +210,7 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
 
 
 def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> Any:
-    """Topics only ever grow."""
+    """Add partitions to topics."""
     return broker.changes.run(_create_partitions(broker, request, call))
 
 
@@ -269,7 +269,7 @@ async def _create_partitions(
 def delete_records(
     broker: BrokerServer, request: DeleteRecordsRequest, call: Call
 ) -> Generator[None, None, DeleteRecordsResponse]:
-    """The logs begin at the given offsets from now on; -1 is the high watermark. Of two for one log the last counts."""
+    """Delete records before the given offsets; -1 is the high watermark. Of two offsets for a log the last counts."""
     topics: dict[str, dict[int, DeleteRecordsResponse.DeleteRecordsPartitionResult]] = {}
     deletions: dict[tuple[str, int], tuple[Partition, Deletion]] = {}
     for row in request.topics:
@@ -283,14 +283,14 @@ def delete_records(
                 if partition.topic.internal:
                     raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is the broker's own")
                 if "delete" not in partition.topic.values["cleanup.policy"]:
-                    raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted, not deleted from")
+                    raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted: its records cannot be deleted")
                 deletions[row.name, index] = partition, Deletion(partition.log, asked.offset)
             except Refused as error:
                 answer.error_code, answer.low_watermark = error.code, -1
                 deletions.pop((row.name, index), None)
             yield
         yield
-    # What was deleted meanwhile has no start any more that could be written down.
+    # Not for logs that were deleted meanwhile.
     present = {key: found for key, found in deletions.items() if found[0].open_log is found[1].log}
     code = ErrorCode.NONE
     try:
@@ -318,7 +318,7 @@ def delete_records(
 def alter_partition_reassignments(
     broker: BrokerServer, request: AlterPartitionReassignmentsRequest, call: Call
 ) -> Generator[None, None, AlterPartitionReassignmentsResponse]:
-    """A partition may be moved to where it is, which is done at once."""
+    """Accept a move to this broker: the partition is here already."""
     responses = []
     for row in request.topics:
         answers = []
@@ -350,14 +350,14 @@ def alter_partition_reassignments(
 def list_partition_reassignments(
     broker: BrokerServer, request: ListPartitionReassignmentsRequest, call: Call
 ) -> ListPartitionReassignmentsResponse:
-    """With one broker nothing is ever on the move; tools ask before they describe a topic."""
+    """Answer that nothing is being moved: there is one broker. Tools ask before they describe a topic."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 def elect_leaders(
     broker: BrokerServer, request: ElectLeadersRequest, call: Call
 ) -> Generator[None, None, ElectLeadersResponse]:
-    """This broker leads every partition already. Asked about all of them, there is none to tell about."""
+    """Answer that no election is needed: this broker leads every partition. For all partitions the answer is empty."""
     results = []
     for row in request.topic_partitions or ():
         answers = []

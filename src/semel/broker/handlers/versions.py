@@ -1,4 +1,4 @@
-"""ApiVersions and UpdateFeatures: what this broker speaks."""
+"""ApiVersions and UpdateFeatures: the APIs, versions and features of this broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
 def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call: Call | None) -> ApiVersionsResponse:
-    """The table of what is served, and the features that are finalized because all they need is served."""
+    """List the APIs with their versions, and the finalized features."""
     response = ApiVersionsResponse(
         api_keys=[
             ApiVersionsResponse.ApiVersion(
@@ -43,7 +43,7 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
         supported_features=[
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
             for name, (low, high, _) in FEATURES.items()
-            # Java clients of version 3 do not bear a lowest level of 0, so Kafka does not show it to them.
+            # Java clients fail on a minimum level of 0 in version 3, so Kafka leaves it out there.
             if low > 0 or (call is not None and call.version >= 4)
         ],
         finalized_features_epoch=0,
@@ -63,7 +63,7 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
 def update_features(
     broker: BrokerServer, request: UpdateFeaturesRequest, call: Call
 ) -> Generator[None, None, UpdateFeaturesResponse]:
-    """Every level is fixed by what is built in: asking for the present one succeeds, all else is refused."""
+    """Accept the present level of a feature, refuse any other: levels cannot be changed."""
     results: list[Any] = []
     try:
         for update in request.feature_updates:

@@ -1,6 +1,6 @@
-"""Metrics under names an operator of Kafka recognises: plain integers, rendered only when somebody asks.
+"""Metrics under Kafka's names: plain integers, rendered when they are scraped.
 
-What can be counted when it is asked for is counted then, so that serving pays for next to none of it.
+Whatever can be counted at a scrape is counted then, so that serving a request costs next to nothing more.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Metrics:
         self.failed_fetch = 0
         #: Connections closed because of what they sent.
         self.refused = 0
-        #: Those among them that did not go on with a request, or with reading an answer.
+        #: Those among them that stopped in the middle of a request, or of reading an answer.
         self.stalled = 0
         self.connections_created = 0
-        #: How often a client was made to wait for having taken more than its quota.
+        #: How often a client had to wait because it was above its quota.
         self.quota_throttles = 0
         #: Connections closed because they were idle.
         self.connections_expired = 0
@@ -221,7 +221,7 @@ def _transactions(page: _Page, broker: BrokerServer) -> None:
 
     states: Counter[TransactionState] = Counter()
     oldest_ms: int | None = None
-    # A coordinator that nobody has needed yet has nothing to show, and is not made for the asking.
+    # A coordinator that was not used yet has nothing to show: a scrape does not create it.
     shell = broker.__dict__.get("transactions")
     for metadata in () if shell is None else shell.coordinator.entries():
         states[metadata.state] += 1

@@ -2,11 +2,11 @@
 
 Guarantees:
 
-- What was changed is in the metadata store before it holds, and holds again after a restart.
-- A broker's own value stands before the cluster's default, that before what the broker was started with.
-- What Kafka lets one change is changed, and nothing else. The defaults of topics, and settings that are looked up
-  whenever they matter, hold at once. The others are those that mean nothing here (`semel.config.kept`, threads) and
-  the listeners: they are kept and described, and change nothing.
+- A change is in the metadata store before it holds, and holds again after a restart.
+- A broker's own value comes before the default for all brokers, and that before what the broker was started with.
+- Only settings that Kafka can change at run time are changed. Defaults of topics, and settings that are read when they
+  are used, hold at once. Settings without effect here (`semel.config.kept`, threads) and the listeners are stored and
+  described, and change nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.config import BROKER, TOPIC, ConfigError, Setting, Values
 from semel.config.kept import is_of_one_broker, kept_setting
 from semel.errors import ErrorCode, Refused
 
-#: The name under which the defaults of all brokers are changed.
+#: The resource name of the defaults for all brokers.
 ALL_BROKERS = ""
 DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not None) | {
     "log.cleaner.backoff.ms",
@@ -33,26 +33,26 @@ DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not N
     "num.io.threads",
     "num.network.threads",
     "num.recovery.threads.per.data.dir",
-    # Nothing is ever replicated or moved here; tools that verify a reassignment take these back afterwards.
+    # Nothing is replicated or moved here. Tools that verify a reassignment remove these settings afterwards.
     "follower.replication.throttled.rate",
     "leader.replication.throttled.rate",
     "replica.alter.log.dirs.io.max.bytes.per.second",
 }
-#: Kept and described like the others; the broker goes on listening where it was started.
+#: Stored and described like the others. The broker keeps listening where it was started.
 _LISTENERS = frozenset(("listener.security.protocol.map", "listeners"))
 DYNAMIC |= _LISTENERS
-#: Kafka's keys and certificates belong to a listener: without its name they are refused.
+#: Keys and certificates belong to a listener in Kafka: without a listener's name they are refused.
 _OF_A_LISTENER = ("ssl.key.", "ssl.keystore.", "ssl.truststore.")
 _STORE_ENTRY = "broker-settings"
 
 
 def dynamic_setting(name: str) -> Setting:
-    """The row of a broker setting, whether or not it means anything here."""
+    """The row of a broker setting, with or without effect here."""
     return kept_setting(name) or BROKER.row(name)
 
 
 class DynamicSettings:
-    """The settings a broker was started with, and what was laid over them since."""
+    """The settings a broker was started with, and the changes since."""
 
     def __init__(self, store: LocalMetadataStore, node_id: int, started_with: Values) -> None:
         self._entry = StoredEntry(store, _STORE_ENTRY)
@@ -61,21 +61,21 @@ class DynamicSettings:
         self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
 
     def overrides_of(self, name: str) -> Mapping[str, str]:
-        """What was changed under this name, a broker's number or `ALL_BROKERS`."""
+        """The changed settings of a broker, by its number, or of `ALL_BROKERS`."""
         return self._changed.get(name, {})
 
     @property
     def own(self) -> Mapping[str, str]:
-        """What was changed for this broker alone."""
+        """The changed settings of this broker alone."""
         return self.overrides_of(self._own)
 
     @property
     def values(self) -> Values:
-        """What holds now."""
+        """The settings in force."""
         return self._laid_over(self._changed)
 
     def replace(self, name: str, overrides: dict[str, str], *, validate_only: bool = False) -> None:
-        """Give a broker, or all of them, these settings instead of the ones changed before."""
+        """Replace the changed settings of a broker, or of all brokers."""
         before = self.overrides_of(name)
         try:
             for setting, value in overrides.items():
@@ -95,7 +95,7 @@ class DynamicSettings:
         self._changed = changed
 
     def text(self, name: str) -> str | None:
-        """What holds, as Kafka's tools print it, also of a setting that is only kept."""
+        """The value in force as Kafka's tools print it, also of a setting without effect."""
         for changed in (self.own, self.overrides_of(ALL_BROKERS), self.started_with.passed_by):
             if name in changed:
                 return changed[name]
@@ -117,7 +117,7 @@ def _check_dynamic(name: str, setting: str) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{setting} cannot be changed while the broker runs")
     if setting.startswith(_OF_A_LISTENER):
         raise Refused(
-            ErrorCode.INVALID_REQUEST, f"{setting} is that of a listener: change listener.name.NAME.{setting}"
+            ErrorCode.INVALID_REQUEST, f"{setting} belongs to a listener: change listener.name.NAME.{setting}"
         )
     if name == ALL_BROKERS and is_of_one_broker(setting):
-        raise Refused(ErrorCode.INVALID_REQUEST, f"{setting} is changed for one broker, not for all of them")
+        raise Refused(ErrorCode.INVALID_REQUEST, f"{setting} can be changed for one broker only, not for all")

@@ -1,11 +1,11 @@
-"""Settings that groups have of their own, where the broker's defaults do not suit them (KIP-848).
+"""Settings of single groups, instead of the broker's defaults (KIP-848).
 
 Guarantees:
 
-- A group may be given settings before it exists, and keeps them until they are taken back: they are in the metadata
-  store before they hold, and hold again after a restart.
-- A group stays within the bounds the broker sets (`group.consumer.min.*` and `group.consumer.max.*`), and its session
-  is longer than the pause between two heartbeats.
+- A group can have settings before it exists, and keeps them until they are removed. They are in the metadata store
+  before they hold, and hold again after a restart.
+- They stay within the broker's bounds (`group.consumer.min.*` and `group.consumer.max.*`), and the session timeout is
+  longer than the heartbeat interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STORE_ENTRY = "group-settings"
 
 
 class GroupSettingsStore:
-    """Which groups have settings of their own, and which."""
+    """The groups that have settings of their own."""
 
     def __init__(self, store: LocalMetadataStore) -> None:
         self._entry = StoredEntry(store, _STORE_ENTRY)
@@ -31,16 +31,16 @@ class GroupSettingsStore:
         return iter(self._changed)
 
     def overrides_of(self, group_id: str) -> Mapping[str, str]:
-        """What a group has of its own."""
+        """A group's own settings."""
         return self._changed.get(group_id, {})
 
     def values(self, group_id: str, broker: Values) -> Values:
-        """What holds for a group."""
+        """The settings in force for a group."""
         return group_values(broker, self.overrides_of(group_id))
 
     @staticmethod
     def check(overrides: dict[str, str], broker: Values) -> None:
-        """Refuse settings that a group cannot have."""
+        """Refuse settings that are not legal for a group."""
         try:
             values = group_values(broker, overrides)
             for name in overrides:
@@ -53,7 +53,7 @@ class GroupSettingsStore:
             )
 
     async def replace(self, changes: Mapping[str, dict[str, str]]) -> None:
-        """Give groups these settings, which were checked, instead of those they had. One write, one at a time."""
+        """Replace the own settings of groups with one write. They were checked by `check`."""
         changed = {**self._changed, **changes}
         for group_id, overrides in changes.items():
             if not overrides:

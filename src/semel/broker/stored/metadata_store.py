@@ -1,10 +1,10 @@
-"""Small facts that must outlive the process, each changed only by whoever has read its latest version.
+"""Small entries that must survive a restart. Only who has read an entry's latest version can change it.
 
 Guarantees:
 
 - An update names the version it read. If the stored version is another, nothing changes and `Conflict` is raised.
-- An update is whole or absent after a crash: written beside, fsynced, renamed, and the directory fsynced.
-- An entry carries a CRC-32C on a line of its own: one that is not what was written is refused, with what to do.
+- After a crash an update is there as a whole or not at all: written to a new file, fsynced, renamed, directory fsynced.
+- An entry has a CRC-32C on its last line. A damaged entry is refused, and the error says what to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOPICS = "topics"
 
 
 class DamagedStore(Refused):
-    """A file of the data directory that a broker cannot do without is damaged or gone. Nothing is changed over it."""
+    """A file that the broker needs is damaged or missing. The broker changes nothing."""
 
     def __init__(self, path: Path, what: str, remedy: str) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, f"{path} {what}. Nothing was changed. {remedy}")
@@ -49,7 +49,7 @@ class LocalMetadataStore:
         self._thread: ThreadPoolExecutor | None = None
         if not directory.exists():
             directory.mkdir(parents=True)
-            # What is stored in it is durable; so must be its own name.
+            # Its entries are durable, so its own name must be durable too.
             files.sync_directory(directory.parent)
 
     def get(self, name: str) -> tuple[Any, int]:
@@ -62,7 +62,7 @@ class LocalMetadataStore:
         try:
             version, body, *rest = data.decode().split("\n")
             if any(rest):
-                # Entries of earlier versions have no such line.
+                # Entries of earlier versions of Semel have no CRC-32C.
                 checked = data[: data.rindex(b"\n", 0, len(data) - 1) + 1]
                 if data[len(checked) :].rstrip(b"\n") != f"crc32c={crc32c(checked):08x}".encode():
                     raise ValueError("its CRC-32C does not match its bytes")
@@ -77,7 +77,7 @@ class LocalMetadataStore:
         """Replace the entry if it is still at `expected_version` (-1: it must not exist yet); the new version."""
         version = self._version(name)
         if version < expected_version:
-            # Nobody takes a change back: somebody removed the file, or put an older one in its place.
+            # Versions only rise: somebody removed the file, or put an older one in its place.
             raise FileNotFoundError(
                 errno.ENOENT, "it was removed or put back under the running broker", str(self._directory / name)
             )
@@ -99,7 +99,7 @@ class LocalMetadataStore:
             self._thread.shutdown()
 
     def _version(self, name: str) -> int:
-        """The entry's version without the rest of it, which may be long."""
+        """The entry's version, without reading the rest, which may be long."""
         try:
             with open(self._directory / name, "rb") as file:
                 return int(file.readline())
@@ -109,38 +109,38 @@ class LocalMetadataStore:
             raise self.damage_error(name, str(error)) from None
 
     def entries(self) -> list[str]:
-        """The names of all entries there are."""
+        """The names of all entries."""
         return sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
 
     def require(self, names: Iterable[str]) -> None:
-        """Refuse to go on without one of these entries: the last clean stop left all of them."""
+        """Refuse a start if one of these entries is missing: the last clean stop left all of them."""
         for name in sorted(names, key=lambda name: name != TOPICS):
             if not (self._directory / name).exists():
                 raise self.missing_error(name, "it was there when the broker last stopped")
 
     def damage_error(self, name: str, why: str) -> DamagedStore:
-        """An entry is not what was written."""
+        """The error for an entry that is not what was written."""
         return DamagedStore(self._directory / name, f"is damaged: {why}", self._remedy(name, missing=False))
 
     def check_rest(self, read: Iterable[str]) -> None:
-        """Look at the entries that nobody has `read` yet: damage is told at a start, not when somebody first asks."""
+        """Check the entries that were not `read` yet: damage is reported at a start, not at the first use."""
         for name in sorted({*self.entries()} - {*read}):
             self.get(name)
 
     def missing_error(self, name: str, evidence: str) -> DamagedStore:
-        """An entry is not there, and something else says that it was."""
+        """The error for an entry that is missing although something shows that it existed."""
         return DamagedStore(self._directory / name, f"is missing, but {evidence}", self._remedy(name, missing=True))
 
     def _remedy(self, name: str, *, missing: bool) -> str:
-        """What to do about an entry; each way works, from the best to the worst."""
+        """What to do about a damaged or missing entry, the best way first."""
         restore = "Restore it from a copy of the data directory."
         manifest = self._directory.parent / MANIFEST
         if name == PRODUCER_ID_BLOCK:
             block = '{"version":1,"broker":1,"block_start":"0","block_end":"999999999"}'
             return (
                 f"{restore} Without one, write a file of two lines, 0 and {block}, whose block_end is above every "
-                "producer id that was ever given out: an id that is given out twice would take one producer's records "
-                "for another's."
+                "producer id that was ever handed out: with an id that is handed out twice, one producer's records "
+                "would be taken for another's."
             )
         if name == TOPICS:
             return (
@@ -154,8 +154,7 @@ class LocalMetadataStore:
 def _json(value: Any, depth: int = 2) -> str:
     """As `json.dumps` without spaces, one element of an outer list or dict at a time.
 
-    An update may run beside the event loop, and a single call would keep the interpreter to itself however large the
-    value is.
+    It may run on a thread. One call for a large value would keep the interpreter from the event loop.
     """
     if depth and type(value) is dict:
         return "{" + ",".join([f"{_json_of(key)}:{_json(part, depth - 1)}" for key, part in value.items()]) + "}"

@@ -1,11 +1,11 @@
-"""Which clients have which quotas, as Kafka names and checks them.
+"""The quotas of clients, with Kafka's names and checks.
 
 Guarantees:
 
-- A quota is in the metadata store before it holds, and holds again after a restart. What one request sets is set at
-  once.
-- A quota is for users, client ids, both together, or addresses, each by name or as the default of all that have no name
-  of their own. What Kafka refuses is refused, and what nothing would keep to is not accepted.
+- A quota is in the metadata store before it holds, and holds again after a restart. All quotas of one request are
+  stored with one write.
+- A quota is for users, client ids, both together, or addresses, by name or as the default for all others. What Kafka
+  refuses is refused, and a quota that would not be enforced is not accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REQUEST_PERCENTAGE = "request_percentage"
 CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
 CONNECTION_CREATION_RATE = "connection_creation_rate"
 
-#: The quotas of users and client ids, and those of addresses: name -> the largest whole number, None for any number.
+#: The quotas of users and client ids, and those of addresses, with the largest whole number; None for any number.
 _CLIENT_QUOTAS: dict[str, int | None] = {
     PRODUCER_BYTE_RATE: 2**63 - 1,
     CONSUMER_BYTE_RATE: 2**63 - 1,
@@ -34,17 +34,17 @@ _CLIENT_QUOTAS: dict[str, int | None] = {
     CONTROLLER_MUTATION_RATE: None,
 }
 _IP_QUOTAS: dict[str, int | None] = {CONNECTION_CREATION_RATE: 2**31 - 1}
-#: How far from a whole number a number may be that has to be one.
+#: How far a value may be from a whole number where a whole number is needed.
 _ROUNDING = 1e-6
 _STORE_ENTRY = "client-quotas"
 
-#: Each type with the name, None for the default, sorted: who a quota is for.
+#: Who a quota is for: pairs of type and name (None for the default), sorted.
 Entity = tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a question asks of one type of entity: this name, the default, or (`any_name`) either."""
+    """What a filter asks of one type of entity: this name, the default (None), or any."""
 
     name: str | None
     any_name: bool = False
@@ -67,14 +67,14 @@ class QuotaStore:
         return self._quotas.items()
 
     def get(self, entity: Entity, quota: str) -> float | None:
-        """One quota, of exactly this entity."""
+        """One quota of exactly this entity."""
         found = self._quotas.get(entity)
         return None if found is None else found.get(quota)
 
     def matching(
         self, wanted: Mapping[str, Match], *, strict: bool
     ) -> Iterator[tuple[Entity, Mapping[str, float] | None]]:
-        """The entities that have all these types, with `strict` only those that have no other; None for the others."""
+        """All entities, with their quotas if they match, else None. With `strict` other types must be absent."""
         for entity, quotas in self._quotas.items():
             names = dict(entity)
             matches = not (strict and names.keys() != wanted.keys()) and all(
@@ -83,7 +83,7 @@ class QuotaStore:
             yield entity, quotas if matches else None
 
     async def replace(self, changes: Mapping[Entity, Mapping[str, float | None]]) -> None:
-        """Set and, where there is None, take back quotas that were `checked`. One write, one at a time."""
+        """Set quotas, or remove them (None), with one write. They were checked by `check_quota`."""
         quotas = dict(self._quotas)
         for entity, values in changes.items():
             own = dict(quotas.get(entity, {}))
@@ -107,17 +107,17 @@ class QuotaStore:
 
 
 def checked_entity(names: Mapping[str, str | None]) -> Entity:
-    """Who a quota is for, or why that is nobody."""
+    """The entity with these names, or why there is none."""
     if not names:
-        raise Refused(ErrorCode.INVALID_REQUEST, "a quota is for somebody")
+        raise Refused(ErrorCode.INVALID_REQUEST, "a quota needs an entity: a user, a client-id or an ip")
     for kind, name in names.items():
         if kind not in (USER, CLIENT_ID, IP):
             raise Refused(ErrorCode.INVALID_REQUEST, f"there is no quota for entities of type {kind!r}")
         if name == "":
-            raise Refused(ErrorCode.INVALID_REQUEST, f"an empty {kind} has no quota")
+            raise Refused(ErrorCode.INVALID_REQUEST, f"the name of the {kind} is empty")
     if IP in names:
         if len(names) > 1:
-            raise Refused(ErrorCode.INVALID_REQUEST, "a quota is for an address, or for users and client ids")
+            raise Refused(ErrorCode.INVALID_REQUEST, "a quota is either for an ip or for users and client ids")
         if names[IP] is not None:
             try:
                 return ((IP, str(ipaddress.ip_address(str(names[IP])))),)
@@ -127,7 +127,7 @@ def checked_entity(names: Mapping[str, str | None]) -> Entity:
 
 
 def check_quota(entity: Entity, quota: str, value: float) -> None:
-    """Refuse a quota that this entity cannot have."""
+    """Refuse a quota that is not legal for this entity."""
     known = _IP_QUOTAS if entity[0][0] == IP else _CLIENT_QUOTAS
     if quota not in known:
         raise Refused(ErrorCode.INVALID_REQUEST, f"there is no quota {quota!r} for {' and '.join(dict(entity))}")
