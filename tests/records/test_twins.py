@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.records import _pure, _select
+from semel.errors import Refused
+from semel.records import _pure, _select, _view
 from semel.records.batch import Record
+from semel.records.building import build
 from semel.records.layout import Column, HeaderColumns, Stretch
 from tests.support.requirements import has_c_compiler
 
@@ -92,6 +94,39 @@ def test_writing_a_record(timestamp_delta: int, offset_delta: int, record: Recor
     assert one == other
     parsed = same("parse_record", bytes(one), 6)
     assert parsed[:2] == (timestamp_delta, offset_delta)
+
+
+def seen(view_class: Any, data: Any, position: int) -> Any:
+    """All that a batch says of itself, or how it is refused."""
+    try:
+        batch = view_class.parse(data, position)
+    except Refused as refused:
+        return refused.code, refused.why
+    names = [name for name in dir(_view.Batch) if not name.startswith("_") and name != "parse"]
+    return {name: getattr(batch, name) for name in names}, repr(batch)
+
+
+DAMAGE = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=4)
+
+
+@given(record_lists, st.integers(0, 3), DAMAGE, st.data())
+def test_seeing_a_batch(
+    given_records: list[Record], before: int, damage: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    whole = bytearray(before) + build(given_records, timestamp_ms=0, base_offset=5)
+    for place, byte in damage:
+        whole[before + place] = byte
+    del whole[data.draw(st.integers(0, len(whole)), label="end") :]
+    for given_bytes in (bytes(whole), whole, memoryview(whole)):
+        assert seen(_speedups.Batch, given_bytes, before) == seen(_view.Batch, given_bytes, before)
+
+
+@pytest.mark.parametrize("value", [b"\x7f" + b"\xff" * 60, b"\x80" + b"\x00" * 60, b"\xff" * 61])
+def test_seeing_a_batch_of_extreme_numbers(value: bytes) -> None:
+    whole = bytearray(value)
+    whole[8:12], whole[16] = (49).to_bytes(4, "big"), 2
+    assert seen(_speedups.Batch, whole, 0) == seen(_view.Batch, whole, 0)
+    assert isinstance(seen(_view.Batch, whole, 0)[0], dict)
 
 
 PAIRS = st.lists(st.tuples(*[st.none() | st.binary(max_size=200)] * 2), max_size=5)

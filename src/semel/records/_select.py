@@ -4,6 +4,7 @@ from __future__ import annotations
 
 try:
     from ._speedups import (
+        Batch,
         RecordWalk,
         build_pairs,
         check_framing,
@@ -32,11 +33,13 @@ except ImportError:
         retain_records,
         write_record,
     )
+    from ._view import Batch
 
     COMPILED = False
 
 __all__ = [
     "COMPILED",
+    "Batch",
     "RecordWalk",
     "build_pairs",
     "check_framing",

@@ -14,3 +14,4 @@ from ._pure import retain_records as retain_records
 from ._pure import varint_size as varint_size
 from ._pure import write_record as write_record
 from ._pure import write_varint as write_varint
+from ._view import Batch as Batch

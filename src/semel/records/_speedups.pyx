@@ -4,7 +4,7 @@
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from crc32c import crc32c
@@ -148,6 +148,122 @@ def read_varint(const uint8_t[::1] data, Py_ssize_t position, Py_ssize_t end):
 
 def read_varlong(const uint8_t[::1] data, Py_ssize_t position, Py_ssize_t end):
     return read_any(data, position, end, 63, 0x01)
+
+
+# --- one batch
+
+cdef inline uint64_t get_big(const uint8_t* at, int size) noexcept nogil:
+    cdef uint64_t value = 0
+    cdef int byte
+    for byte in range(size):
+        value = value << 8 | at[byte]
+    return value
+
+
+cdef class Batch:
+    cdef readonly object data
+    cdef readonly int64_t base_offset
+    cdef readonly int32_t leader_epoch
+    cdef readonly int8_t magic
+    cdef readonly uint32_t crc
+    cdef readonly int16_t attributes
+    cdef readonly int32_t last_offset_delta
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t producer_id
+    cdef readonly int16_t producer_epoch
+    cdef readonly int32_t base_sequence
+    cdef readonly int32_t record_count
+
+    @staticmethod
+    def parse(view, Py_ssize_t position=0):
+        cdef Batch batch = Batch.__new__(Batch)
+        cdef object data = view if type(view) is memoryview else memoryview(view)
+        cdef Py_buffer held
+        cdef const uint8_t* at
+        cdef Py_ssize_t room, size = -1, whole
+        PyObject_GetBuffer(data, &held, PyBUF_SIMPLE)
+        whole = held.len
+        room = whole - position
+        if position >= 0 and room >= HEADER:
+            at = <const uint8_t*> held.buf + position
+            batch.base_offset = <int64_t> get_big(at, 8)
+            size = <int64_t> <int32_t> get_big(at + 8, 4) + UNCOUNTED
+            batch.leader_epoch = <int32_t> get_big(at + 12, 4)
+            batch.magic = <int8_t> at[16]
+            batch.crc = <uint32_t> get_big(at + CRC_AT, 4)
+            batch.attributes = <int16_t> get_big(at + 21, 2)
+            batch.last_offset_delta = <int32_t> get_big(at + 23, 4)
+            batch.base_timestamp = <int64_t> get_big(at + 27, 8)
+            batch.max_timestamp = <int64_t> get_big(at + 35, 8)
+            batch.producer_id = <int64_t> get_big(at + 43, 8)
+            batch.producer_epoch = <int16_t> get_big(at + 51, 2)
+            batch.base_sequence = <int32_t> get_big(at + 53, 4)
+            batch.record_count = <int32_t> get_big(at + 57, 4)
+        PyBuffer_Release(&held)
+        if size < HEADER or size > room or batch.magic != MAGIC:
+            from ._view import no_batch
+
+            raise no_batch(data, position)
+        batch.data = data if size == whole else data[position : position + size]
+        return batch
+
+    @property
+    def size_bytes(self):
+        return len(self.data)
+
+    @property
+    def payload(self):
+        return self.data[HEADER:]
+
+    @property
+    def last_offset(self):
+        return <object> self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self):
+        return <object> self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self):
+        if self.base_sequence == -1:
+            return -1
+        return (<int64_t> self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+    @property
+    def has_producer_id(self):
+        return self.producer_id > -1
+
+    @property
+    def is_transactional(self):
+        return self.attributes & 0x10 != 0
+
+    @property
+    def is_control(self):
+        return self.attributes & 0x20 != 0
+
+    @property
+    def codec(self):
+        return self.attributes & 0x07
+
+    @property
+    def timestamp_type(self):
+        return 1 if self.attributes & 0x08 else 0
+
+    @property
+    def has_delete_horizon(self):
+        return self.attributes & 0x40 != 0
+
+    @property
+    def delete_horizon_ms(self):
+        return self.base_timestamp if self.attributes & 0x40 else None
+
+    def __repr__(self):
+        return (
+            f"Batch(offsets={self.base_offset}..{self.last_offset}, records={self.record_count}, "
+            f"producer={self.producer_id}/{self.producer_epoch}, sequence={self.base_sequence}, "
+            f"attributes={self.attributes:#x}, size_bytes={len(self.data)})"
+        )
 
 
 # --- one record

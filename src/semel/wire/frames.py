@@ -18,6 +18,12 @@ from semel.wire.primitives import Buffer, Malformed, skip_tagged_fields
 _REQUEST_HEADER = Struct(">hhih")
 _LENGTH_AND_CORRELATION = Struct(">ii")
 _LENGTH = Struct(">i")
+_read_request_header = _REQUEST_HEADER.unpack_from
+
+#: The first version of each API whose header has tagged fields. Looked up with every request and every response.
+_NEVER = 1 << 16
+_FLEXIBLE_SINCE = {key: _NEVER if api.flexible_since is None else api.flexible_since for key, api in APIS.items()}
+_RESPONSE_FLEXIBLE_SINCE = {**_FLEXIBLE_SINCE, ApiKey.API_VERSIONS: _NEVER}
 
 
 class RequestHeader(NamedTuple):
@@ -29,15 +35,19 @@ class RequestHeader(NamedTuple):
     client_id: str | None
 
 
+#: A named tuple's own `__new__` takes three times as long.
+_new_header = tuple.__new__
+
+
 def parse_request(frame: Buffer) -> tuple[RequestHeader, int]:
     """The header of a request (without its four bytes of length), and where the body begins.
 
     An unknown API is refused: how its header goes on cannot be known. An unknown version of a known API is not.
     """
-    view = memoryview(frame)
+    view = frame if type(frame) is memoryview else memoryview(frame)
     try:
-        api_key, api_version, correlation_id, length = _REQUEST_HEADER.unpack_from(view)
-        api = _api(api_key)
+        api_key, api_version, correlation_id, length = _read_request_header(view)
+        flexible_since = _FLEXIBLE_SINCE[api_key]
         position = _REQUEST_HEADER.size
         client_id = None
         if length >= 0:
@@ -45,16 +55,18 @@ def parse_request(frame: Buffer) -> tuple[RequestHeader, int]:
                 raise Malformed(f"the client id claims {length} bytes of {len(view) - position}")
             client_id = str(view[position : position + length], "utf-8")
             position += length
-        if api.is_flexible(api_version):
-            tagged = view[position]
+        if api_version >= flexible_since:
+            tagged_fields = view[position]
             position += 1
-            if tagged:
-                position = skip_tagged_fields(view, position, tagged, len(view))
+            if tagged_fields:
+                position = skip_tagged_fields(view, position, tagged_fields, len(view))
     except (StructError, IndexError) as error:
         raise Malformed(f"a request of {len(view)} bytes ends inside its header") from error
+    except KeyError:
+        raise _unknown(api_key) from None
     except UnicodeDecodeError as error:
         raise Malformed("the client id is not UTF-8") from error
-    return RequestHeader(api_key, api_version, correlation_id, client_id), position
+    return _new_header(RequestHeader, (api_key, api_version, correlation_id, client_id)), position
 
 
 def decode_request(header: RequestHeader, frame: Buffer, body_offset: int) -> Any:
@@ -81,7 +93,7 @@ def request_frame(
 def response_frame(api_key: int, api_version: int, correlation_id: int, message: Any) -> list[Buffer]:
     """A response as buffers to be sent one after another; `records` among them are not copied."""
     out = bytearray(_LENGTH_AND_CORRELATION.pack(0, correlation_id))
-    if api_key != ApiKey.API_VERSIONS and _api(api_key).is_flexible(api_version):
+    if api_version >= _RESPONSE_FLEXIBLE_SINCE[api_key]:
         out.append(0)
     return _framed(message, api_version, out)
 
@@ -114,13 +126,19 @@ def _api(api_key: int) -> Api:
     try:
         return APIS[api_key]
     except KeyError:
-        raise Malformed(f"there is no API with the key {api_key} here") from None
+        raise _unknown(api_key) from None
+
+
+def _unknown(api_key: int) -> Malformed:
+    return Malformed(f"there is no API with the key {api_key} here")
 
 
 def _framed(message: Any, version: int, out: bytearray) -> list[Buffer]:
     parts: list[Buffer] = []
     message.__encoders__[version](message, out, parts)
-    if not parts:
-        parts.append(out)
+    if len(parts) <= 1:
+        # All of it is in `out`, as it is unless there are large records.
+        _LENGTH.pack_into(out, 0, len(out) - _LENGTH.size)
+        return [out]
     _LENGTH.pack_into(out, 0, sum(map(len, parts)) - _LENGTH.size)
     return parts

@@ -72,6 +72,8 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
     """Partitions join a transaction; one that does not exist keeps the others out as well, as in Kafka."""
     if call.version < BATCHED_SINCE:
+        if _all_exist(broker, request):
+            return _add(broker, request, call, [request.v3_and_below_transactional_id])
         return _add_of_a_client(broker, request, call)
     if len(request.transactions) > 1:
         return _add_to_each(broker, request, call)
@@ -85,6 +87,22 @@ def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, i
         return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
     return once_settled(broker, ids, serve)
+
+
+def _all_exist(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> bool:
+    """Whether a request is as most are, of few partitions that a client may add; False leaves it open."""
+    topics = broker.topics.topics
+    left = AT_ONCE
+    for asked in request.v3_and_below_topics:
+        left -= 1 + len(asked.partitions)
+        topic = topics.get(asked.name)
+        if topic is None or topic.internal or left < 0:
+            return False
+        most = len(topic.partitions)
+        for index in asked.partitions:
+            if not 0 <= index < most:
+                return False
+    return True
 
 
 def _add_of_a_client(
