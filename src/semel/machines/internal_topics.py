@@ -1,4 +1,4 @@
-"""What both coordinators share: the partition a key lives in, and what a failed write means to who asked for it."""
+"""What both coordinators share: the partition of an id, and the error code after a failed append."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from struct import unpack
 
 from semel.errors import ErrorCode
 
-#: Of so many keys in use, the partition is worked out once and not with every request.
+#: For how many ids the partition is cached.
 _REMEMBERED_KEYS = 4096
 
-#: Powers of 31, the highest first: what Java multiplies the characters of a string with to get its hash.
+#: Powers of 31, the highest first: the factors of Java's string hash.
 _POWERS = tuple(pow(31, exponent, 1 << 32) for exponent in range(255, -1, -1))
 
-#: Find the coordinator again, ask it again later, or give up; any other code is passed on as it is.
+#: The error code for the client, by the error of the log. Other codes are passed on.
 _AFTER_FAILED_APPEND = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -29,7 +29,7 @@ _AFTER_FAILED_APPEND = {
 
 
 def after_failed_append(code: ErrorCode) -> ErrorCode:
-    """What to answer when the coordinator's record could not be written, and the log said this."""
+    """The error code for the client after an append that failed with `code`."""
     return _AFTER_FAILED_APPEND.get(code, code)
 
 
@@ -44,7 +44,7 @@ def java_hash(text: str) -> int:
     value = 0
     for start in range(0, len(units), len(_POWERS)):
         part = units[start : start + len(_POWERS)]
-        # A part at a time, each unit times its power of 31: an id may have 32,767 bytes, and there may be many.
+        # In parts: an id may have 32,767 bytes.
         value = value * pow(31, len(part), 1 << 32) + sum(map(mul, part, _POWERS[len(_POWERS) - len(part) :]))
         value &= 0xFFFFFFFF
     return value - 0x100000000 if value & 0x80000000 else value
@@ -54,5 +54,5 @@ def java_hash(text: str) -> int:
 def partition_for(key: str, partition_count: int) -> int:
     """The partition of `__transaction_state` or `__consumer_offsets` that Kafka chooses for an id."""
     value = java_hash(key)
-    # Java has no absolute value of its smallest integer; Kafka takes 0 for it.
+    # Java's smallest integer has no absolute value; Kafka takes 0 for it.
     return (0 if value == -0x80000000 else abs(value)) % partition_count

@@ -477,7 +477,7 @@ def invisible_until_marker() -> None:
             offsets_outlive_a_rebalance,
             ClassicGroup,
             "expires",
-            lambda self, offset, topic, retention_ms, now_ms: offset.expired(
+            lambda self, offset, topic, retention_ms, now_ms: offset.is_expired(
                 offset.commit_timestamp_ms, retention_ms, now_ms
             ),
         ),
@@ -514,7 +514,7 @@ def test_an_offset_is_the_same_after_it_was_packed() -> None:
         CommittedOffset(2**63 - 1, -1, "", 1, NO_EXPIRY, NO_TOPIC_ID, 1),
         CommittedOffset(0, 2**31 - 1, "wo ich war: å\U0001f600", 2**60, 2**61, uuid4(), 2**62),
     ):
-        assert CommittedOffset.unpacked(offset.packed()) == offset
+        assert CommittedOffset.from_bytes(offset.to_bytes()) == offset
 
 
 def test_a_group_keeps_each_of_its_places_whether_one_or_many() -> None:

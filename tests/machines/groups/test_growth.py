@@ -9,7 +9,7 @@ import pytest
 from semel.errors import ErrorCode, InvariantViolation
 from semel.machines.contract import StateRecord
 from semel.machines.groups.coordinator import GroupCoordinator, GroupSettings
-from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
+from semel.machines.groups.idle_entries import SHARED_EMPTY, with_entry, without_entry
 from tests.machines.groups.group_driver import TOPICS, GroupDriver
 
 GROUPS = 3_000
@@ -64,14 +64,14 @@ def test_idle_groups_are_small_and_all_come_back(protocol: str) -> None:
 
 def test_what_idle_groups_share_stays_empty() -> None:
     for write in (
-        lambda: NOTHING.__setitem__("a", 1),
-        lambda: NOTHING.update(a=1),
-        lambda: NOTHING.setdefault("a", 1),
+        lambda: SHARED_EMPTY.__setitem__("a", 1),
+        lambda: SHARED_EMPTY.update(a=1),
+        lambda: SHARED_EMPTY.setdefault("a", 1),
     ):
         with pytest.raises(InvariantViolation):
             write()
-    own = with_entry(NOTHING, "a", 1)
-    assert (own, NOTHING) == ({"a": 1}, {})
+    own = with_entry(SHARED_EMPTY, "a", 1)
+    assert (own, SHARED_EMPTY) == ({"a": 1}, {})
     assert with_entry(own, "b", 2) is own
     assert without_entry(own, "a") is own
-    assert without_entry(own, "b") is NOTHING
+    assert without_entry(own, "b") is SHARED_EMPTY

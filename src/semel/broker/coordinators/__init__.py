@@ -1,1 +1,1 @@
-"""The coordinators on their internal topics: the host, the transaction and group shells, and the marker sender."""
+"""Runs the coordinators on their internal topics: one host, a shell for each, and the marker sender."""

@@ -1,12 +1,11 @@
-"""Writes a transaction's outcome into its partitions and reports back to the coordinator.
+"""Writes the markers of a transaction into its partitions and reports to the coordinator.
 
 Guarantees:
 
-- Every partition of the transaction gets its marker, or has nothing left that a marker could end (it does not exist
-  any more, or somebody else ended the transaction there); what cannot be written now is tried again until it can. One
-  partition that refuses never keeps the others from theirs.
-- A partition of `__consumer_offsets` also tells the group coordinator, so that committed offsets become visible with
-  the marker and never before (and are visible when the commit is answered).
+- Every partition of the transaction gets its marker, unless it was deleted or the transaction has ended there already.
+  A marker that cannot be written is retried until it can. A partition that refuses does not delay the others.
+- A marker in `__consumer_offsets` is reported to the group coordinator at once: committed offsets become visible with
+  the marker, not before, and are visible when the commit is answered.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1000
-#: So many markers are written in one turn of the loop.
+#: How many markers are written in one turn of the loop.
 PARTITIONS_AT_ONCE = 200
 #: The partition has seen a newer epoch or coordinator than ours.
 _OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
@@ -45,7 +44,7 @@ def write_marker(
     coordinator_epoch: int,
     transaction_version: int,
 ) -> None:
-    """One marker into one local partition; `Refused` says why not."""
+    """Write one marker into one partition; `Refused` if it cannot be written."""
     partition = broker.topics.partition(target.topic, target.partition)
     if target.topic == CONSUMER_OFFSETS:
         broker.groups.host.ready(target.partition)
@@ -103,7 +102,7 @@ class MarkerSender:
             except (Refused, OSError) as error:
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
                 if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    if self._broker.topics.gone is None:  # that was told once
+                    if self._broker.topics.gone is None:  # else it is logged already
                         logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
                     if code not in _OVERTAKEN or self._is_open(target, markers.producer_id):
                         left.append(target)
@@ -116,7 +115,7 @@ class MarkerSender:
             self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
 
     def _is_open(self, target: TopicPartition, producer_id: int) -> bool:
-        """Whether the producer has a transaction in this partition that still waits for its end."""
+        """Whether the producer has an open transaction in this partition."""
         entry = self._broker.topics.partition(target.topic, target.partition).log.producers.entries.get(producer_id)
         return entry is not None and entry.has_open_transaction
 

@@ -254,7 +254,7 @@ def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[No
         shell.host.ready_for(group_id)
         indexes.add(shell.coordinator.partition_for(group_id))
         yield
-    reply = yield from shell.coordinator.offsets_fetched(request, call.version)
+    reply = yield from shell.coordinator.fetch_offsets_in_steps(request, call.version)
     return shell.host.once_on_disk(reply, indexes)
 
 
@@ -275,7 +275,7 @@ def describe_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
 def list_groups(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
     """Every group."""
     yield from broker.groups.host.load_all()
-    return (yield from broker.groups.coordinator.groups_listed(request))
+    return (yield from broker.groups.coordinator.list_groups_in_steps(request))
 
 
 def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:

@@ -208,7 +208,7 @@ def list_transactions(
     """All transactional ids, filtered."""
     shell = broker.transactions
     yield from shell.host.load_all()
-    return (yield from shell.coordinator.transactions_listed(request, broker.now_ms()))
+    return (yield from shell.coordinator.list_transactions_in_steps(request, broker.now_ms()))
 
 
 def write_txn_markers(

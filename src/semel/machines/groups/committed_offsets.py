@@ -1,11 +1,12 @@
-"""Committed offsets: what a group has consumed, and what a transaction says it will have.
+"""The committed offsets of all groups, and the pending ones of open transactions.
 
-An offset committed inside a transaction is *pending* from the moment its record is replayed and becomes visible when
-the marker is, in the same step for every partition of the group: a reader sees the whole commit or none of it. Offsets
-are ordered by their place in the log, so a transaction that ends late never overwrites a commit written after its own.
+An offset that is committed in a transaction is *pending* from the replay of its record until the marker. With the
+marker all offsets of the transaction become visible at once: a reader sees the whole commit or none of it. Offsets are
+ordered by their position in the log: a transaction that ends late never overwrites a commit that was written after its
+own.
 
-A broker remembers an offset for every group and partition there ever was until it expires, so what is committed is
-kept packed, and a group that holds one position only pays for one.
+A broker stores an offset per group and partition until it expires. So committed offsets are packed into bytes, and a
+group with a single offset has no dictionary.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIXED = Struct(">qiqqq16s")
 
 
 class CommittedOffset(NamedTuple):
-    """One committed position. `order` is its place in the replayed log, which decides who came last."""
+    """One committed offset. `order` is its position in the replayed log: the higher one wins."""
 
     offset: int
     leader_epoch: int
@@ -36,30 +37,30 @@ class CommittedOffset(NamedTuple):
     topic_id: UUID
     order: int
 
-    def expired(self, base_timestamp_ms: int, retention_ms: int, now_ms: int) -> bool:
+    def is_expired(self, base_timestamp_ms: int, retention_ms: int, now_ms: int) -> bool:
         if self.expire_timestamp_ms != NO_EXPIRY:
             return now_ms >= self.expire_timestamp_ms
         return now_ms - base_timestamp_ms >= retention_ms
 
-    def packed(self) -> bytes:
-        """The same in one object of less than half the size."""
+    def to_bytes(self) -> bytes:
+        """The offset packed into bytes, less than half the size."""
         offset, leader_epoch, metadata, committed_at_ms, expires_at_ms, topic_id, order = self
         fixed = _FIXED.pack(offset, leader_epoch, committed_at_ms, expires_at_ms, order, topic_id.bytes)
         return fixed + metadata.encode() if metadata else fixed
 
     @classmethod
-    def unpacked(cls, packed: bytes) -> CommittedOffset:
+    def from_bytes(cls, packed: bytes) -> CommittedOffset:
         offset, leader_epoch, committed_at_ms, expires_at_ms, order, topic_id = _FIXED.unpack_from(packed)
         metadata = packed[_FIXED.size :].decode()
         return cls(offset, leader_epoch, metadata, committed_at_ms, expires_at_ms, UUID(bytes=topic_id), order)
 
 
-#: One place and its packed offset, or several.
+#: One partition with its packed offset, or a dictionary of them.
 _Held = tuple[Place, bytes] | dict[Place, bytes]
 
 
 class GroupView:
-    """The offsets of one group as they are now, whatever is committed later."""
+    """A snapshot of the offsets of one group."""
 
     __slots__ = ("_committed", "_pending")
 
@@ -69,7 +70,7 @@ class GroupView:
 
     def committed(self, topic: str, partition: int) -> CommittedOffset | None:
         packed = self._committed.get((topic, partition))
-        return None if packed is None else CommittedOffset.unpacked(packed)
+        return None if packed is None else CommittedOffset.from_bytes(packed)
 
     def is_pending(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._pending
@@ -79,7 +80,7 @@ class GroupView:
 
 
 class CommittedOffsets:
-    """Every committed and pending offset of the groups this broker coordinates; changed by replay alone."""
+    """The committed and pending offsets of all groups of this broker. Changed by replay alone."""
 
     __slots__ = ("_committed", "_pending", "_pending_producers", "_places", "_replayed")
 
@@ -90,14 +91,14 @@ class CommittedOffsets:
         #: group -> place -> producers with an open transaction there
         self._pending_producers: dict[str, dict[Place, set[int]]] = {}
         self._replayed = 0
-        #: One object per place for the many groups that hold an offset there; forgotten with any of them, at no loss.
+        #: One shared key object per partition, because many groups have an offset in the same partition.
         self._places: dict[Place, Place] = {}
 
-    # What is asked
+    # Reading
 
     def committed(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         packed = self._packed(group_id, (topic, partition))
-        return None if packed is None else CommittedOffset.unpacked(packed)
+        return None if packed is None else CommittedOffset.from_bytes(packed)
 
     def view(self, group_id: str) -> GroupView:
         return GroupView(self._committed.get(group_id), self._pending_producers.get(group_id, ()))
@@ -108,11 +109,11 @@ class CommittedOffsets:
             return {}
         if isinstance(held, tuple):
             place, packed = held
-            return {place: CommittedOffset.unpacked(packed)}
-        return {place: CommittedOffset.unpacked(packed) for place, packed in held.items()}
+            return {place: CommittedOffset.from_bytes(packed)}
+        return {place: CommittedOffset.from_bytes(packed) for place, packed in held.items()}
 
     def places(self, group_id: str) -> list[Place]:
-        """Where the group has committed an offset."""
+        """The partitions in which the group has a committed offset."""
         held = self._committed.get(group_id)
         if held is None:
             return []
@@ -141,7 +142,7 @@ class CommittedOffsets:
             if places:
                 yield group_id, sorted(places)
 
-    # What is replayed
+    # Replay
 
     def replay(
         self, state_partition: int, group_id: str, topic: str, partition: int, offset: CommittedOffset, producer_id: int
@@ -156,7 +157,7 @@ class CommittedOffsets:
         self._pending_producers.setdefault(group_id, {}).setdefault(place, set()).add(producer_id)
 
     def replay_tombstone(self, state_partition: int, group_id: str, topic: str, partition: int) -> None:
-        """Forget an offset, and any pending one: what is deleted must not come back with a late commit."""
+        """Delete an offset, also a pending one: a late commit must not bring it back."""
         self._places.pop((topic, partition), None)
         held = self._committed.get(group_id)
         if isinstance(held, dict):
@@ -167,13 +168,13 @@ class CommittedOffsets:
             del self._committed[group_id]
         for producer_id in list(self._pending_producers.get(group_id, {}).get((topic, partition), ())):
             del self._pending[(state_partition, producer_id)][(group_id, topic, partition)]
-            self._settled(group_id, (topic, partition), producer_id)
+            self._forget_pending(group_id, (topic, partition), producer_id)
 
     def complete(self, state_partition: int, producer_id: int, *, commit: bool) -> None:
-        """A marker was written to this partition: the producer's offsets count now, or never did."""
+        """A marker was written to this partition: commit or drop the producer's pending offsets."""
         pending = self._pending.pop((state_partition, producer_id), {})
         for (group_id, topic, partition), offset in pending.items():
-            self._settled(group_id, (topic, partition), producer_id)
+            self._forget_pending(group_id, (topic, partition), producer_id)
             if commit:
                 current = self.committed(group_id, topic, partition)
                 if current is None or current.order < offset.order:
@@ -196,13 +197,13 @@ class CommittedOffsets:
         place = self._places.setdefault(place, place)
         held = self._committed.get(group_id)
         if isinstance(held, dict):
-            held[place] = offset.packed()
+            held[place] = offset.to_bytes()
         elif held is None or held[0] == place:
-            self._committed[group_id] = (place, offset.packed())
+            self._committed[group_id] = (place, offset.to_bytes())
         else:
-            self._committed[group_id] = {held[0]: held[1], place: offset.packed()}
+            self._committed[group_id] = {held[0]: held[1], place: offset.to_bytes()}
 
-    def _settled(self, group_id: str, place: Place, producer_id: int) -> None:
+    def _forget_pending(self, group_id: str, place: Place, producer_id: int) -> None:
         by_place = self._pending_producers[group_id]
         producers = by_place[place]
         producers.discard(producer_id)

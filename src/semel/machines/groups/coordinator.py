@@ -1,11 +1,15 @@
-"""The group coordinator: members, assignments and committed offsets, decided in one place.
+"""The group coordinator: members, assignments and committed offsets.
 
-Guarantees: one owner per partition and generation; no commit from a stale generation, member or epoch; an offset
-committed in a transaction is visible if and only if the transaction is; nothing decided is visible before it is
-written. `__consumer_offsets` is the only memory that counts, and `replay` the only way it comes back.
+Guarantees:
 
-The host appends a decision's records and replays them before it calls the next command. An append that fails goes to
-`append_failed`, whose decision carries what to tell those who wait instead.
+- A partition has one owner per generation.
+- A commit from a stale generation, member or epoch is refused.
+- An offset that is committed in a transaction is visible if and only if the transaction commits.
+- No decision is visible before it is written. Stored state changes by `replay` alone.
+
+It fulfils `machines.contract.Coordinator`. Its one effect is `AnswerParked`. What is not stored (parked joins and
+syncs, sessions, timers, the members of a classic group between two generations) is lost with a restart, and the members
+join again.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ from semel.machines.groups import views as group_views
 from semel.machines.groups.classic.group import ClassicGroup, ClassicGroupState, Parked
 from semel.machines.groups.classic.rebalance import ClassicRebalance, end_all_parked, refuse_join
 from semel.machines.groups.committed_offsets import CommittedOffsets
-from semel.machines.groups.consumer.classic_members import MixedGroup
+from semel.machines.groups.consumer.classic_members import ClassicMembers
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.consumer.heartbeat import ConsumerRebalance
 from semel.machines.groups.offsets import GroupOffsets
 from semel.machines.groups.records import group_tombstone, read
 from semel.machines.groups.registry import (
+    DecisionDraft,
     Group,
     GroupRegistry,
     GroupSettings,
     GroupTimeouts,
-    Outcome,
     TopicInfo,
     TopicsView,
 )
@@ -72,21 +76,21 @@ __all__ = ["GroupCoordinator", "GroupSettings", "TopicInfo", "TopicsView"]
 
 Result = TypeVar("Result")
 
-#: From this version a member says in SyncGroup which protocol it thinks was chosen.
+#: From this version on a member names in SyncGroup the protocol that was chosen.
 PROTOCOL_NAMED_SINCE = 5
-#: The most tombstones one decision of the retention check carries.
+#: The most tombstones in one decision of the retention check.
 _EXPIRED_AT_ONCE = 500
 
 
 class GroupCoordinator:
-    """Every group whose partition of `__consumer_offsets` this broker leads."""
+    """All groups whose partition of `__consumer_offsets` this broker leads."""
 
     __slots__ = (
         "_answers",
         "_check_offsets_at_ms",
         "_classic",
+        "_classic_members",
         "_consumer",
-        "_mixed",
         "_now_ms",
         "_offset_requests",
         "_offsets",
@@ -101,7 +105,7 @@ class GroupCoordinator:
         self._offset_requests = GroupOffsets(self._registry, self._offsets)
         self._classic = ClassicRebalance(self._registry)
         self._consumer = ConsumerRebalance(self._registry)
-        self._mixed = MixedGroup(self._registry, self._consumer)
+        self._classic_members = ClassicMembers(self._registry, self._consumer)
         self._replay = GroupReplay(self._registry, self._offsets, self._classic)
         #: Answers from `replay` and `append_failed`. The next tick, which is due at once, hands them out.
         self._answers: list[Effect] = []
@@ -114,20 +118,20 @@ class GroupCoordinator:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """The groups by id, to look at."""
+        """The groups by id. To be read only."""
         return self._registry.groups
 
     @property
     def offsets(self) -> CommittedOffsets:
-        """The committed and pending offsets, to look at."""
+        """The committed and pending offsets. To be read only."""
         return self._offsets
 
     def partition_for(self, group_id: str) -> int:
-        """The partition of `__consumer_offsets` a group lives in."""
+        """The partition of `__consumer_offsets` that stores a group."""
         return self._registry.partition_for(group_id)
 
     def set_timeouts(self, group_id: str, timeouts: GroupTimeouts | None) -> None:
-        """Give a group timeouts of its own, from its members' next heartbeats on; None takes them back."""
+        """Give a group its own timeouts, from its members' next heartbeats on. None restores the broker's."""
         if timeouts is None:
             self._registry.own_timeouts.pop(group_id, None)
         else:
@@ -145,9 +149,9 @@ class GroupCoordinator:
         client_host: str,
         new_member_id: Callable[[], str],
     ) -> Decision[JoinGroupResponse]:
-        """`new_member_id` gives the unique part of a member id: a UUID's text."""
+        """Join a member. `new_member_id` returns the unique part of a member id, a UUID."""
         self._now_ms = now_ms
-        out = Outcome()
+        out = DecisionDraft()
         try:
             self._require(request.group_id)
             if not (
@@ -158,13 +162,15 @@ class GroupCoordinator:
                 raise Refused(ErrorCode.INVALID_SESSION_TIMEOUT, f"{request.session_timeout_ms} ms")
             existing = self._registry.groups.get(request.group_id)
             if isinstance(existing, ConsumerGroup) and existing.members:
-                mixed = self._mixed.join(existing, request, version, now_ms, client_id, client_host, new_member_id, out)
+                mixed = self._classic_members.join(
+                    existing, request, version, now_ms, client_id, client_host, new_member_id, out
+                )
                 return cast("Decision[JoinGroupResponse]", out.decision(mixed))
             created = not isinstance(existing, ClassicGroup)
             if created and request.member_id:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {request.group_id} does not exist")
             if isinstance(existing, ConsumerGroup):
-                # Nobody is left in it: it may change its protocol.
+                # It has no members, so it may change its protocol.
                 out.records += self._group_tombstones(existing)
             group = existing if isinstance(existing, ClassicGroup) else ClassicGroup(request.group_id, now_ms)
             self._classic.join(
@@ -181,13 +187,13 @@ class GroupCoordinator:
         self, request: SyncGroupRequest, version: int, now_ms: int, token: Token
     ) -> Decision[SyncGroupResponse]:
         self._now_ms = now_ms
-        out = Outcome()
+        out = DecisionDraft()
         try:
             if version >= PROTOCOL_NAMED_SINCE and (request.protocol_type is None or request.protocol_name is None):
                 raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are needed")
             group = self._group_of_members(request.group_id)
             if isinstance(group, ConsumerGroup):
-                return Decision(self._mixed.sync(group, request, now_ms))
+                return Decision(self._classic_members.sync(group, request, now_ms))
             self._classic.sync(group, request, Parked(token, version), now_ms, out)
         except Refused as refused:
             return Decision(SyncGroupResponse(error_code=refused.code))
@@ -198,7 +204,7 @@ class GroupCoordinator:
         try:
             group = self._group_of_members(request.group_id)
             if isinstance(group, ConsumerGroup):
-                return Decision(HeartbeatResponse(error_code=self._mixed.heartbeat(group, request, now_ms)))
+                return Decision(HeartbeatResponse(error_code=self._classic_members.heartbeat(group, request, now_ms)))
             return Decision(HeartbeatResponse(error_code=self._classic.heartbeat(group, request, now_ms)))
         except Refused as refused:
             return Decision(HeartbeatResponse(error_code=refused.code))
@@ -206,10 +212,10 @@ class GroupCoordinator:
     def leave_group(self, request: LeaveGroupRequest, version: int, now_ms: int) -> Decision[LeaveGroupResponse]:
         self._now_ms = now_ms
         members = request.members if version >= 3 else [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
-        out = Outcome()
+        out = DecisionDraft()
         try:
             group = self._group_of_members(request.group_id)
-            leaving = self._mixed if isinstance(group, ConsumerGroup) else self._classic
+            leaving = self._classic_members if isinstance(group, ConsumerGroup) else self._classic
             results = leaving.leave(group, members, now_ms, out)  # type: ignore[arg-type]
         except Refused as refused:
             if refused.code is not ErrorCode.UNKNOWN_MEMBER_ID:
@@ -237,7 +243,7 @@ class GroupCoordinator:
         new_member_id: Callable[[], str],
     ) -> Decision[ConsumerGroupHeartbeatResponse]:
         self._now_ms = now_ms
-        out = Outcome()
+        out = DecisionDraft()
         try:
             if not request.group_id:
                 raise Refused(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
@@ -265,14 +271,14 @@ class GroupCoordinator:
         return self._offset_requests.txn_commit(request, version, now_ms)
 
     def complete_transaction(self, producer_id: int, partition: int, commit: bool) -> None:
-        """A marker of this producer is in this partition of `__consumer_offsets`."""
+        """A marker is in this partition of `__consumer_offsets`: commit or drop the producer's pending offsets."""
         self._offsets.complete(partition, producer_id, commit=commit)
 
     def offset_fetch(self, request: OffsetFetchRequest, version: int, now_ms: int) -> Decision[OffsetFetchResponse]:
-        return Decision(run_all(self.offsets_fetched(request, version)))
+        return Decision(run_all(self.fetch_offsets_in_steps(request, version)))
 
-    def offsets_fetched(self, request: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
-        """The same in steps; of each group it tells what was so at one moment."""
+    def fetch_offsets_in_steps(self, request: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
+        """`offset_fetch` in steps. What it returns of one group was true at one moment."""
         return self._offset_requests.fetch(request, version)
 
     def offset_delete(self, request: OffsetDeleteRequest, version: int, now_ms: int) -> Decision[OffsetDeleteResponse]:
@@ -304,9 +310,9 @@ class GroupCoordinator:
                 group = self._existing(group_id)
                 if not isinstance(group, ClassicGroup):
                     raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a classic group.")
-                groups.append(group_views.described(group))
+                groups.append(group_views.classic_description(group))
             except Refused as refused:
-                groups.append(group_views.not_described(group_id, refused.code, refused.why, version))
+                groups.append(group_views.missing_description(group_id, refused.code, refused.why, version))
         return Decision(DescribeGroupsResponse(groups=groups))
 
     def consumer_group_describe(
@@ -316,12 +322,12 @@ class GroupCoordinator:
         for group_id in request.group_ids:
             try:
                 if not group_id:
-                    raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+                    raise Refused(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
                 group = self._existing(group_id)
                 if not isinstance(group, ConsumerGroup):
                     raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
                 assignor = self._consumer.assignor_name(group.members.values())
-                groups.append(group_views.described_consumers(group, assignor, self._registry.topic_name))
+                groups.append(group_views.consumer_description(group, assignor, self._registry.topic_name))
             except Refused as refused:
                 groups.append(
                     ConsumerGroupDescribeResponse.DescribedGroup(
@@ -331,17 +337,17 @@ class GroupCoordinator:
         return Decision(ConsumerGroupDescribeResponse(groups=groups))
 
     def list_groups(self, request: ListGroupsRequest, version: int, now_ms: int) -> Decision[ListGroupsResponse]:
-        return Decision(run_all(self.groups_listed(request)))
+        return Decision(run_all(self.list_groups_in_steps(request)))
 
-    def groups_listed(self, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
-        """The same in steps."""
+    def list_groups_in_steps(self, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
+        """`list_groups` in steps."""
         if self._registry.loading:
             return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         states = {wanted.lower() for wanted in request.states_filter}
         types = {wanted.lower() for wanted in request.types_filter}
         listed = []
         for number, group in enumerate(list(self._registry.groups.values())):
-            if (found := group_views.listed(group, states, types)) is not None:
+            if (found := group_views.list_row(group, states, types)) is not None:
                 listed.append(found)
             if number % AT_ONCE == 0:
                 yield
@@ -350,7 +356,7 @@ class GroupCoordinator:
     # Time
 
     def tick(self, now_ms: int) -> list[Decision[Any]]:
-        """Whatever is due: ended sessions, rebalances that waited long enough, offsets past their time."""
+        """Do what is due: end sessions, complete rebalances, expire offsets."""
         self._now_ms = now_ms
         decisions: list[Decision[Any]] = []
         if self._answers:
@@ -360,11 +366,11 @@ class GroupCoordinator:
         later = []
         for timer in self._registry.timers.due(now_ms):
             group = self._registry.groups.get(timer.group_id)
-            out = Outcome()
+            out = DecisionDraft()
             if isinstance(group, ClassicGroup):
                 self._classic.on_timer(group, timer, now_ms, out)
             elif timer.group_id in changing:
-                # This group changes by replay alone: its next change has to wait for that.
+                # A consumer group changes by replay alone: its next change has to wait for that.
                 later.append(timer)
             else:
                 self._consumer.on_timer(group, timer, now_ms, out)
@@ -380,7 +386,7 @@ class GroupCoordinator:
         return decisions
 
     def next_wake_ms(self) -> int | None:
-        """When `tick` is next worth calling; a time already past means now, None that nothing is awaited."""
+        """When `tick` has something to do next. A time in the past means now, None means nothing is due."""
         if self._answers:
             return self._now_ms
         times = [at for at in (self._registry.timers.next_at_ms, self._check_offsets_at_ms) if at is not None]
@@ -392,7 +398,7 @@ class GroupCoordinator:
         for group in self._registry.groups.values():
             if not self._registry.is_loaded(self.partition_for(group.group_id)):
                 continue
-            expired, nothing_left = self._offset_requests.expired(group, now_ms)
+            expired, nothing_left = self._offset_requests.expired_tombstones(group, now_ms)
             records += expired
             if nothing_left and not group.members and self._is_idle(group):
                 records += self._group_tombstones(group)
@@ -410,7 +416,7 @@ class GroupCoordinator:
         )
 
     def topics_changed(self, topics: TopicsView, now_ms: int) -> list[Decision[Any]]:
-        """The cluster's topics are these now. Offsets of a topic that is gone go with it."""
+        """Topics were created, changed or deleted. The offsets of deleted topics are deleted."""
         self._now_ms = now_ms
         before = self._registry.topics
         self._registry.topics = topics
@@ -423,10 +429,10 @@ class GroupCoordinator:
             return []
         return [Decision(None, tuple(records)) for _, records in self._offset_requests.topic_tombstones(gone)]
 
-    # Memory
+    # Loading and replay
 
     def load(self, partition: int, coordinator_epoch: int) -> None:
-        """This broker leads the partition now, in this leader epoch; its records come next."""
+        """Start to load a partition. Until `loaded`, its groups get COORDINATOR_LOAD_IN_PROGRESS."""
         self.unload(partition)
         self._registry.begin_loading(partition)
 
@@ -440,22 +446,22 @@ class GroupCoordinator:
 
     def replay(self, record: StateRecord) -> None:
         """Take in a written record. With a producer it belongs to a transaction that has not ended yet."""
-        out = Outcome()
+        out = DecisionDraft()
         self._replay.replay(record, self._now_ms, out)
         self._answers += out.effects
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[Any]]:
-        """Everything written is replayed: serve. Members have a full session from now to show themselves."""
+        """Serve the partition. All members have a full session from now on."""
         self._now_ms = now_ms
         self._registry.finish_loading(partition)
         if self._check_offsets_at_ms is None:
             self._check_offsets_at_ms = now_ms + self.settings.offsets_retention_check_interval_ms
         decisions: list[Decision[Any]] = []
         for group in self._registry.groups_of(partition):
-            if outlived := self._offset_requests.outlived(group):
+            if outlived := self._offset_requests.tombstones_of_recreated_topics(group):
                 decisions.append(Decision(None, tuple(outlived)))
             if isinstance(group, ClassicGroup):
-                out = Outcome()
+                out = DecisionDraft()
                 for member in group.members.values():
                     self._classic.expect(group, member, now_ms + member.session_timeout_ms)
                 if len(group.members) > self.settings.group_max_size:
@@ -467,8 +473,8 @@ class GroupCoordinator:
         return decisions
 
     def unload(self, partition: int) -> list[Decision[Any]]:
-        """Another broker leads the partition: forget it, and send whoever waits to look for it there."""
-        out = Outcome()
+        """Forget a partition. Parked requests in it get NOT_COORDINATOR."""
+        out = DecisionDraft()
         for group in self._registry.groups_of(partition):
             if isinstance(group, ClassicGroup):
                 end_all_parked(group, ErrorCode.NOT_COORDINATOR, out)
@@ -484,10 +490,10 @@ class GroupCoordinator:
         `code` is the error of the log. Parked requests that the decision would have answered, and those that waited
         for its records, get an error from the next tick.
         """
-        out = Outcome()
+        out = DecisionDraft()
         for effect in decision.effects:
             if isinstance(effect, AnswerParked):
-                out.answer(effect.token, group_views.failed(effect.reply, code))
+                out.answer(effect.token, group_views.failed_reply(effect.reply, code))
         for record in decision.records:
             found = read(record.key, None)
             key = None if found is None else found[0]
@@ -499,13 +505,13 @@ class GroupCoordinator:
                     group.checked_topics = None
                     self._consumer.sessions.start(group, self._now_ms)
         self._answers += out.effects
-        return None if decision.reply is None else group_views.failed(decision.reply, code)
+        return None if decision.reply is None else group_views.failed_reply(decision.reply, code)
 
     # Shared
 
     def _require(self, group_id: str) -> None:
         if not group_id:
-            raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+            raise Refused(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
         self._registry.require_served(group_id)
 
     def _group_of_members(self, group_id: str) -> Group:
@@ -516,7 +522,7 @@ class GroupCoordinator:
         return group
 
     def _existing(self, group_id: str) -> Group:
-        """A group to look at or to delete: also the one without a name, which comes into being by a commit alone."""
+        """A group to describe or delete. The group with the empty id counts: a commit can create it."""
         self._registry.require_served(group_id)
         group = self._registry.groups.get(group_id)
         if group is None:

@@ -1,7 +1,7 @@
-"""Dictionaries that are empty most of the time, at no cost while they are.
+"""Dictionaries that are empty most of the time and cost no memory then.
 
-A broker remembers many groups and few of them have members. What they do not have is one dictionary that all of them
-share; whoever gets the first entry gets a dictionary of its own, and gives it up with the last.
+A broker stores many groups, and few of them have members. All empty dictionaries are one shared object. The first entry
+makes a new dictionary, and with the last entry the shared one comes back.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class _Nothing(dict[Any, Any]):
-    """Empty, and stays so."""
+class _SharedEmpty(dict[Any, Any]):
+    """A dictionary that stays empty."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        invariant(False, "something was put into a dictionary that everything idle shares")
+        invariant(False, "an entry was put into the shared empty dictionary")
         raise AssertionError
 
     __setitem__ = _refuse
@@ -27,11 +27,11 @@ class _Nothing(dict[Any, Any]):
     __ior__ = _refuse
 
 
-NOTHING: dict[Any, Any] = _Nothing()
+SHARED_EMPTY: dict[Any, Any] = _SharedEmpty()
 
 
 def with_entry(entries: dict[_Key, _Value], key: _Key, value: _Value) -> dict[_Key, _Value]:
-    """The dictionary with this entry: another one if it was empty so far."""
+    """The dictionary with this entry. A new one if it was empty."""
     if not entries:
         return {key: value}
     entries[key] = value
@@ -39,6 +39,6 @@ def with_entry(entries: dict[_Key, _Value], key: _Key, value: _Value) -> dict[_K
 
 
 def without_entry(entries: dict[_Key, _Value], key: _Key) -> dict[_Key, _Value]:
-    """The dictionary without this entry, if it has it."""
+    """The dictionary without this entry. The shared one if it is empty now."""
     entries.pop(key, None)
-    return entries or NOTHING
+    return entries or SHARED_EMPTY

@@ -1,7 +1,7 @@
-"""A live group changes its protocol: from classic to consumer with its first new member, and back with its last.
+"""Converts a live group from the classic to the consumer protocol, and back.
 
-Members keep their ids, and partitions their owners, across the change: what the last generation assigned is what the
-first epoch begins with, and the other way round.
+Members keep their ids and their partitions: the first epoch starts with the assignment of the last generation, and the
+other way round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _M = TypeVar("_M")
 
 
 def read_embedded(read: Callable[[bytes], _M], data: bytes) -> _M:
-    """What a classic client put into its metadata or assignment, or a refusal of the group's protocol."""
+    """Decode the metadata or assignment of a classic client; `Refused` if it cannot be read."""
     try:
         return read(data)
     except Malformed as error:
@@ -31,7 +31,7 @@ def read_embedded(read: Callable[[bytes], _M], data: bytes) -> _M:
 
 
 def encode_owned(assigned: Owned, like: bytes, topics: TopicsView) -> bytes:
-    """An assignment as a classic client reads it, in the version of the subscription it sent."""
+    """Encode an assignment for a classic client, in the version of the subscription it sent."""
     names = {info.topic_id: name for name, info in topics.items()}
     rows = sorted(
         (names[topic_id], sorted(partitions)) for topic_id, partitions in assigned.items() if topic_id in names
@@ -40,7 +40,7 @@ def encode_owned(assigned: Owned, like: bytes, topics: TopicsView) -> bytes:
 
 
 def owned_of(subscription: ConsumerProtocolSubscription, topics: TopicsView) -> dict[UUID, frozenset[int]]:
-    """The partitions a classic member says it still has. A member that gives up all of them says none."""
+    """The partitions that a classic member still owns, by its subscription."""
     return {
         topics[part.topic].topic_id: frozenset(part.partitions)
         for part in subscription.owned_partitions
@@ -48,10 +48,10 @@ def owned_of(subscription: ConsumerProtocolSubscription, topics: TopicsView) -> 
     }
 
 
-def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
-    """The classic group as a consumer group whose members all speak the classic protocol.
+def to_consumer_group(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
+    """The classic group as a consumer group whose members all use the classic protocol.
 
-    Refused if what its members wrote for one another cannot be read: then the broker cannot assign for them.
+    `Refused` if the members' metadata cannot be read: then the broker cannot assign for them.
     """
     converted = ConsumerGroup(group.group_id)
     converted.epoch = converted.target_epoch = group.generation_id
@@ -62,7 +62,7 @@ def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
         if member.assignment:
             assignment = read_embedded(read_assignment, member.assignment)
             if assignment.user_data:
-                raise Refused(ErrorCode.UNSUPPORTED_VERSION, "user data of a custom assignor would be lost")
+                raise Refused(ErrorCode.UNSUPPORTED_VERSION, "the user data of a custom assignor would be lost")
             assigned = {
                 topics[part.topic].topic_id: dict.fromkeys(part.partitions, group.generation_id)
                 for part in assignment.assigned_partitions
@@ -89,8 +89,8 @@ def upgraded(group: ClassicGroup, topics: TopicsView) -> ConsumerGroup:
     return converted
 
 
-def downgraded(group: ConsumerGroup, gone: set[str], topics: TopicsView, now_ms: int) -> ClassicGroup:
-    """The consumer group without those that are gone, all of whose members speak the classic protocol."""
+def to_classic_group(group: ConsumerGroup, gone: set[str], topics: TopicsView, now_ms: int) -> ClassicGroup:
+    """The consumer group as a classic group, without the members in `gone`."""
     converted = ClassicGroup(group.group_id, now_ms)
     converted.generation_id = group.epoch
     converted.protocol_type = CONSUMER_PROTOCOL_TYPE

@@ -1,8 +1,8 @@
-"""The requests about offsets: commit, commit in a transaction, fetch, delete, and forgetting by age.
+"""The requests about offsets: commit, commit in a transaction, fetch, delete. And the expiration of offsets.
 
-A commit is refused unless its sender is in the group right now (generation or member epoch, member id, instance id);
-nothing is visible before its record is replayed; with RequireStable a reader is told to wait while a transaction may
-still change what it asks for.
+A commit is refused unless its sender is a current member (generation or member epoch, member id, instance id). No
+offset is visible before its record is replayed. With RequireStable a fetch is told to retry while an open transaction
+may change the offset.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from semel.wire.messages.offsets import (
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 INVALID_OFFSET = -1
-#: What OffsetFetch before version 9 leaves unsaid.
+#: OffsetFetch before version 9 has no member epoch.
 UNKNOWN_EPOCH = -1
 NO_LEADER_EPOCH = -1
-#: From this version a commit to a group that is not there is told so; before, the generation is called illegal.
+#: From this version on a commit to a missing group gets GROUP_ID_NOT_FOUND, before it ILLEGAL_GENERATION.
 GROUP_NOT_FOUND_SINCE = 9
 TOPIC_IDS_SINCE = 10
 FETCH_GROUPS_SINCE = 8
@@ -60,7 +60,7 @@ class GroupOffsets:
     def commit(
         self, request: OffsetCommitRequest, version: int, now_ms: int, heard_from: Callable[[ClassicGroup, str], None]
     ) -> Decision[OffsetCommitResponse]:
-        """`heard_from` is told of a classic member that committed: a commit is as good as a heartbeat."""
+        """Commit offsets. A commit counts as a heartbeat of a classic member, so `heard_from` is called."""
         try:
             self._registry.require_served(request.group_id)
             group = self._group_for_commit(request, version)
@@ -95,7 +95,7 @@ class GroupOffsets:
                     name=topic.name, topic_id=topic.topic_id, partitions=partitions
                 )
             )
-        # Those that nobody knows come first, as Kafka has them: it looks for them before it commits.
+        # Unknown topics come first, in Kafka's order.
         reply.topics.sort(key=lambda topic: not all(row.error_code in _UNKNOWN for row in topic.partitions))
         return Decision(reply, tuple(records))
 
@@ -104,9 +104,9 @@ class GroupOffsets:
         generation = request.generation_id_or_member_epoch
         if group is None:
             if not request.group_id and version >= GROUP_NOT_FOUND_SINCE and generation >= 0:
-                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, "no group id was given")
+                raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, "the group id is empty")
             if generation < 0:
-                # A consumer that assigns itself, or an administrator: the group comes into being with its offsets.
+                # A consumer without a group, or an administrator. The commit creates the group.
                 return None
             raise Refused(
                 ErrorCode.GROUP_ID_NOT_FOUND if version >= GROUP_NOT_FOUND_SINCE else ErrorCode.ILLEGAL_GENERATION,
@@ -148,7 +148,7 @@ class GroupOffsets:
     def txn_commit(
         self, request: TxnOffsetCommitRequest, version: int, now_ms: int
     ) -> Decision[TxnOffsetCommitResponse]:
-        """Offsets that count when the transaction does; fenced by generation and member (KIP-447) where given."""
+        """Commit offsets in a transaction. Fenced by generation and member where given (KIP-447)."""
         code = ErrorCode.NONE
         try:
             self._registry.require_served(request.group_id)
@@ -179,7 +179,7 @@ class GroupOffsets:
 
     def _validate_txn_commit(self, request: TxnOffsetCommitRequest, version: int) -> None:
         if not request.group_id:
-            raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+            raise Refused(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
         group = self._registry.groups.get(request.group_id)
         if group is None:
             if request.generation_id >= 0:
@@ -200,7 +200,7 @@ class GroupOffsets:
                     for partition in topic.partitions:
                         group.validate_commit_of(behind, request.generation_id, topic_id, partition.partition_index)
         except Refused as refused:
-            # The transactional protocol has no word for a stale member epoch.
+            # TxnOffsetCommit has no code for a stale member epoch.
             if refused.code is ErrorCode.STALE_MEMBER_EPOCH:
                 raise Refused(ErrorCode.ILLEGAL_GENERATION, str(refused)) from refused
             raise
@@ -258,7 +258,7 @@ class GroupOffsets:
             return OffsetFetchResponse(groups=groups)
         reply = OffsetFetchResponse()
         group_id = request.group_id
-        code = self._fetchable(group_id, None, UNKNOWN_EPOCH)
+        code = self._fetch_code(group_id, None, UNKNOWN_EPOCH)
         wanted = None if request.topics is None else [(t.name, t.partition_indexes) for t in request.topics]
         if code is not ErrorCode.NONE:
             reply.error_code = code
@@ -266,8 +266,8 @@ class GroupOffsets:
                 wanted = []
         view, stable = self._view(group_id), request.require_stable
         row = OffsetFetchResponse.OffsetFetchResponsePartition
-        for name, indexes in list(self._wanted(group_id, wanted)):
-            partitions = yield from _fetched(row, view, name, indexes, stable, code)
+        for name, indexes in list(self._places_to_fetch(group_id, wanted)):
+            partitions = yield from _fetch_rows(row, view, name, indexes, stable, code)
             reply.topics.append(OffsetFetchResponse.OffsetFetchResponseTopic(name=name, partitions=partitions))
         return reply
 
@@ -275,7 +275,7 @@ class GroupOffsets:
         self, group: OffsetFetchRequest.OffsetFetchRequestGroup, version: int, require_stable: bool
     ) -> Steps[OffsetFetchResponse.OffsetFetchResponseGroup]:
         reply = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id)
-        code = self._fetchable(group.group_id, group.member_id, group.member_epoch)
+        code = self._fetch_code(group.group_id, group.member_id, group.member_epoch)
         if code is not ErrorCode.NONE:
             reply.error_code = code
             return reply
@@ -292,23 +292,23 @@ class GroupOffsets:
                 else:
                     unknown.append(topic)
         view = self._view(group.group_id)
-        for name, indexes in list(self._wanted(group.group_id, wanted)):
+        for name, indexes in list(self._places_to_fetch(group.group_id, wanted)):
             topic_id = self._topic_id(name)
             if version < TOPIC_IDS_SINCE or topic_id != NO_TOPIC_ID:
-                partitions = yield from _fetched(row, view, name, indexes, require_stable, ErrorCode.NONE)
+                partitions = yield from _fetch_rows(row, view, name, indexes, require_stable, ErrorCode.NONE)
                 reply.topics.append(topic_row(name=name, topic_id=topic_id, partitions=partitions))
-        for topic in unknown:  # after those that are known, as Kafka puts them
+        for topic in unknown:  # after the known ones, in Kafka's order
             code = ErrorCode.UNKNOWN_TOPIC_ID
-            partitions = yield from _fetched(row, view, "", topic.partition_indexes, require_stable, code)
+            partitions = yield from _fetch_rows(row, view, "", topic.partition_indexes, require_stable, code)
             reply.topics.append(topic_row(topic_id=topic.topic_id, partitions=partitions))
         return reply
 
     def _view(self, group_id: str) -> GroupView:
-        """What the group has committed now. One that is forgotten has nothing but what is pending."""
+        """The offsets of a group. A deleted group has only pending ones."""
         view = self._offsets.view(group_id)
         return view if group_id in self._registry.groups else view.without_committed()
 
-    def _fetchable(self, group_id: str, member_id: str | None, member_epoch: int) -> ErrorCode:
+    def _fetch_code(self, group_id: str, member_id: str | None, member_epoch: int) -> ErrorCode:
         try:
             self._registry.require_served(group_id)
             group = self._registry.groups.get(group_id)
@@ -318,8 +318,10 @@ class GroupOffsets:
             return refused.code
         return ErrorCode.NONE
 
-    def _wanted(self, group_id: str, wanted: list[tuple[str, list[int]]] | None) -> Iterator[tuple[str, list[int]]]:
-        """What was asked for; asked for everything, all places with an offset."""
+    def _places_to_fetch(
+        self, group_id: str, wanted: list[tuple[str, list[int]]] | None
+    ) -> Iterator[tuple[str, list[int]]]:
+        """The partitions to fetch. If the request names none, all partitions with an offset."""
         if wanted is not None:
             yield from wanted
             return
@@ -328,12 +330,12 @@ class GroupOffsets:
             by_topic.setdefault(topic, []).append(partition)
         yield from by_topic.items()
 
-    # OffsetDelete and the end of offsets
+    # OffsetDelete and expiration
 
     def delete(self, request: OffsetDeleteRequest) -> Decision[OffsetDeleteResponse]:
         try:
             if not request.group_id:
-                raise Refused(ErrorCode.INVALID_GROUP_ID, "no group id was given")
+                raise Refused(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
             self._registry.require_served(request.group_id)
             group = self._registry.groups.get(request.group_id)
             if group is None:
@@ -343,7 +345,7 @@ class GroupOffsets:
                 and group.state is not ClassicGroupState.EMPTY
                 and not group.uses_consumer_protocol_type
             ):
-                raise Refused(ErrorCode.NON_EMPTY_GROUP, "the group has members and their topics are not known")
+                raise Refused(ErrorCode.NON_EMPTY_GROUP, "the group has members, and their topics are not known")
         except Refused as refused:
             return Decision(OffsetDeleteResponse(error_code=refused.code))
         records: list[StateRecord] = []
@@ -365,18 +367,18 @@ class GroupOffsets:
         return Decision(reply, tuple(records))
 
     def tombstones(self, group_id: str) -> list[StateRecord]:
-        """Everything the group committed, or is about to, forgotten."""
+        """Tombstones of all offsets of a group, committed and pending."""
         places = {*self._offsets.places(group_id), *self._offsets.pending_places(group_id)}
         return [self._tombstone(group_id, *place) for place in sorted(places)]
 
     def topic_tombstones(self, topics: set[str]) -> Iterator[tuple[str, list[StateRecord]]]:
-        """For every served group, the end of its offsets of these topics."""
+        """By group, the tombstones of its offsets of these topics."""
         for group_id, places in list(self._offsets.groups_with_topic(topics)):
             if self._registry.is_loaded(self._registry.partition_for(group_id)):
                 yield group_id, [self._tombstone(group_id, *place) for place in places]
 
-    def outlived(self, group: Group) -> list[StateRecord]:
-        """Tombstones of offsets whose topic was deleted and made again while nobody was there to see it."""
+    def tombstones_of_recreated_topics(self, group: Group) -> list[StateRecord]:
+        """Tombstones of offsets whose topic was deleted and created again while the group was not loaded."""
         topics = self._registry.topics or {}
         return [
             self._tombstone(group.group_id, topic, partition)
@@ -384,8 +386,8 @@ class GroupOffsets:
             if offset.topic_id != NO_TOPIC_ID and topic in topics and topics[topic].topic_id != offset.topic_id
         ]
 
-    def expired(self, group: Group, now_ms: int) -> tuple[list[StateRecord], bool]:
-        """Tombstones of what is past its time, and whether nothing of the group's offsets remains."""
+    def expired_tombstones(self, group: Group, now_ms: int) -> tuple[list[StateRecord], bool]:
+        """Tombstones of expired offsets, and whether the group has no other offsets."""
         retention_ms = self._registry.settings.offsets_retention_ms
         group_id = group.group_id
         offsets = self._offsets.of_group(group_id)
@@ -406,7 +408,7 @@ class GroupOffsets:
         return offset_tombstone(self._registry.partition_for(group_id), group_id, topic, partition)
 
 
-def _fetched(
+def _fetch_rows(
     partition_class: Any, view: GroupView, topic: str, indexes: list[int], require_stable: bool, code: ErrorCode
 ) -> Steps[list[Any]]:
     partitions = []

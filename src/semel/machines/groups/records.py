@@ -1,7 +1,7 @@
-"""The records of `__consumer_offsets`, in Kafka's own formats: building them and reading them back.
+"""Encodes and decodes the records of `__consumer_offsets`, in Kafka's own formats.
 
-A key opens with the number of its record type, a value with the version it is written in. What 4.3 writes is written
-here too, so Kafka's dump tool reads a Semel log and Semel reads a Kafka log; values of every older version are read.
+A key starts with its record type, a value with its version. They are written as Kafka 4.3 writes them, so that Kafka's
+tools read a Semel log. Values of all older versions are read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from semel.wire.messages.coordinator_records import (
 
 _RECORD_TYPE = Struct(">h")
 
-#: The version 4.3 writes each value in; what is not named is written in version 0.
+#: The version of each value; those not named here are written in version 0.
 _WRITTEN_IN: dict[type[Any], int] = {OffsetCommitValue: 4, GroupMetadataValue: 3}
 
 
 def record(partition: int, key: Any, value: Any | None, *, version: int | None = None) -> StateRecord:
-    """A record of `__consumer_offsets`; no value is a tombstone."""
+    """A record of `__consumer_offsets`. Without a value it is a tombstone."""
     written_key = encode_versioned(key)
     if value is None:
         return StateRecord(partition, written_key, None)
@@ -44,7 +44,7 @@ def record_type(key: bytes) -> int:
 
 
 def read(key: bytes, value: bytes | None) -> tuple[Any, Any | None] | None:
-    """Key and value of a stored record, or None for a record type this coordinator does not keep."""
+    """Key and value of a stored record; None for an unknown record type."""
     classes = CONSUMER_OFFSETS_RECORDS.get(record_type(key))
     if classes is None:
         return None
@@ -53,7 +53,7 @@ def read(key: bytes, value: bytes | None) -> tuple[Any, Any | None] | None:
 
 
 def offset_record(partition: int, group_id: str, topic: str, index: int, offset: CommittedOffset) -> StateRecord:
-    """A committed offset. Only version 1 can carry an expiry of its own, which old clients still ask for."""
+    """A committed offset. Only version 1 has an expiry time of its own, which old clients ask for."""
     return record(
         partition,
         OffsetCommitKey(group=group_id, topic=topic, partition=index),

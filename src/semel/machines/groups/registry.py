@@ -1,7 +1,7 @@
-"""What every part of the group coordinator shares: settings, the groups by id, owned partitions and timers.
+"""What all parts of the group coordinator share: settings, the groups by id, loaded partitions and timers.
 
-A group belongs to the partition of `__consumer_offsets` that its id hashes to, by Java's own string hash, and is only
-served while that partition is owned and loaded.
+A group belongs to the partition of `__consumer_offsets` that its id hashes to (Java's string hash). It is served only
+while that partition is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semel.machines.internal_topics import partition_for
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The broker settings groups obey, under Kafka's names."""
+    """The broker settings that the coordinator obeys, under Kafka's names."""
 
     offsets_topic_num_partitions: int = 50
     offset_metadata_max_bytes: int = 4096
@@ -51,27 +51,27 @@ class GroupSettings:
 
 
 class GroupTimeouts(NamedTuple):
-    """How long members of a consumer group may be silent, and how often they are to show themselves."""
+    """Session timeout and heartbeat interval of a consumer group's members."""
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
 
 
 class TopicInfo(NamedTuple):
-    """What groups need to know of a topic."""
+    """What the coordinator needs to know of a topic."""
 
     topic_id: UUID
     partitions: int
 
 
-#: Every topic of the cluster by name.
+#: All topics of the cluster by name.
 TopicsView = Mapping[str, TopicInfo]
 
 Group = ClassicGroup | ConsumerGroup
 
 
 class Timer(NamedTuple):
-    """A moment something may be due; whoever set it decides, when it comes, whether it still is."""
+    """A time at which something may be due. When it comes, the code that set it checks whether it still is."""
 
     at_ms: int
     order: int
@@ -82,7 +82,7 @@ class Timer(NamedTuple):
 
 @dataclass(slots=True)
 class Timers:
-    """A heap of moments. Nothing is ever cancelled: a moment that no longer matters is ignored when it comes."""
+    """A heap of timers. None is cancelled: an obsolete timer is ignored when it fires."""
 
     heap: list[Timer] = field(default_factory=list)
     order: int = 0
@@ -101,8 +101,8 @@ class Timers:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """A decision being made: records and effects gather here."""
+class DecisionDraft:
+    """Collects the records and effects of a decision while it is made."""
 
     records: list[StateRecord] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Outcome:
         self.effects.append(AnswerParked(token, reply))
 
     def decision(self, reply: object | None = None, *, token: Token | None = None) -> Decision[object]:
-        """The decision; an answer to the request being served right now becomes its reply."""
+        """The decision. With a `token`, the answer to that request becomes the reply."""
         effects = self.effects
         if token is not None and reply is None:
             for position, effect in enumerate(effects):
@@ -123,7 +123,7 @@ class Outcome:
 
 
 class GroupRegistry:
-    """The groups this broker coordinates, and which of their partitions may be served."""
+    """The groups of this broker, and which partitions are loaded."""
 
     __slots__ = (
         "_by_partition",
@@ -140,9 +140,9 @@ class GroupRegistry:
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
-        #: By id. Changed by `put` and `remove` alone.
+        #: By id. Changed only by `put` and `remove`.
         self.groups: dict[str, Group] = {}
-        #: Of the groups for which the broker's settings do not hold; a group need not exist to have them.
+        #: Timeouts of groups with their own settings, by group id. The group need not exist.
         self.own_timeouts: dict[str, GroupTimeouts] = {}
         self._by_partition: dict[int, set[str]] = {}
         self.timers = Timers()
@@ -186,7 +186,7 @@ class GroupRegistry:
         self._loaded.add(partition)
 
     def drop(self, partition: int) -> list[Group]:
-        """Forget a partition and its groups, which another broker may coordinate from now on."""
+        """Forget a partition and its groups. Returns these groups."""
         self._loading.discard(partition)
         self._loaded.discard(partition)
         return [self.groups.pop(group_id) for group_id in self._by_partition.pop(partition, ())]
@@ -204,7 +204,7 @@ class GroupRegistry:
 
     @property
     def topics(self) -> TopicsView | None:
-        """The topics there are, as far as the host has told."""
+        """The topics of the cluster; None until the host has set them."""
         return self._topics
 
     @topics.setter
@@ -216,7 +216,7 @@ class GroupRegistry:
         return self._topic_names.get(topic_id)
 
     def knows_partition(self, topic: str, partition: int) -> bool:
-        """Whether the topic partition exists; with no view of topics given yet, everything may exist."""
+        """Whether the partition exists. Until the topics are set, the answer is yes."""
         if self._topics is None:
             return True
         info = self._topics.get(topic)

@@ -16,7 +16,7 @@ from semel.machines.groups.committed_offsets import CommittedOffset, CommittedOf
 from semel.machines.groups.consumer import records as consumer_records
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.records import read
-from semel.machines.groups.registry import GroupRegistry, Outcome
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry
 from semel.machines.values import ProducerIdentity
 from semel.wire.messages.coordinator_records import (
     ConsumerGroupMetadataKey,
@@ -39,7 +39,7 @@ class GroupReplay:
         self._offsets = offsets
         self._classic = classic
 
-    def replay(self, record: StateRecord, now_ms: int, out: Outcome) -> None:
+    def replay(self, record: StateRecord, now_ms: int, out: DecisionDraft) -> None:
         """Take in a record. Parked requests that it answers are answered through `out`."""
         found = read(record.key, record.value)
         if found is None:
@@ -60,7 +60,7 @@ class GroupReplay:
             return
         group = self._registry.groups.get(key.group)
         if group is None:
-            # Nobody has joined it: a group of offsets alone.
+            # A group without members that only stores offsets.
             group = ClassicGroup(key.group, value.commit_timestamp)
             self._registry.put(group)
         offset = CommittedOffset(
@@ -76,7 +76,7 @@ class GroupReplay:
         self._offsets.replay(partition, group.group_id, key.topic, key.partition, offset, producer_id)
 
     def _classic_group(
-        self, partition: int, group_id: str, value: GroupMetadataValue | None, now_ms: int, out: Outcome
+        self, partition: int, group_id: str, value: GroupMetadataValue | None, now_ms: int, out: DecisionDraft
     ) -> None:
         group = self._registry.groups.get(group_id)
         if value is None:
@@ -87,7 +87,7 @@ class GroupReplay:
         if live and self._classic.replay_pending(group_id, now_ms):
             return
         if not live or not isinstance(group, ClassicGroup):
-            # The id it was first known by: one object, however often the group is written.
+            # Keep the first string object of the id: many groups are written often.
             known_id = group_id if group is None else group.group_id
             restored = read_group(known_id, value)
             self._registry.put(restored)
@@ -104,7 +104,7 @@ class GroupReplay:
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            # A group of offsets alone gives way: it was only there because nobody had joined yet.
+            # It replaces a group that only stores offsets.
             group = ConsumerGroup(key.group_id)
             self._registry.put(group)
         consumer_records.replay(group, key, value)

@@ -1,4 +1,4 @@
-"""Groups as people and tools see them: what DescribeGroups and ListGroups answer, and answers that went wrong."""
+"""Builds the replies of DescribeGroups and ListGroups, and replies after a failed append."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from semel.wire.messages.transactions import TxnOffsetCommitResponse
 
 _Reply = TypeVar("_Reply")
 
-#: What ConsumerGroupDescribe calls the protocol a member speaks.
+#: The member types of ConsumerGroupDescribe.
 CLASSIC_MEMBER_TYPE, CONSUMER_MEMBER_TYPE = 0, 1
 
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
-def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
-    """What members subscribe to only means something while the group is stable."""
+def classic_description(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
+    """Describe a classic group. Subscriptions are given only while the group is stable."""
     stable = group.state is ClassicGroupState.STABLE
     return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
@@ -47,8 +47,10 @@ def described(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
     )
 
 
-def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> DescribeGroupsResponse.DescribedGroup:
-    """Before version 6 a group that is not there is described as dead."""
+def missing_description(
+    group_id: str, code: ErrorCode, why: str, version: int
+) -> DescribeGroupsResponse.DescribedGroup:
+    """Describe a group that could not be found. Before version 6 a missing group is described as dead."""
     missing = code is ErrorCode.GROUP_ID_NOT_FOUND
     return DescribeGroupsResponse.DescribedGroup(
         error_code=ErrorCode.NONE if missing and version < 6 else code,
@@ -58,10 +60,10 @@ def not_described(group_id: str, code: ErrorCode, why: str, version: int) -> Des
     )
 
 
-def described_consumers(
+def consumer_description(
     group: ConsumerGroup, assignor: str, name_of: Callable[[UUID], str | None]
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
-    """What members have, and what they are to have."""
+    """Describe a consumer group: what its members have, and their targets."""
     response = ConsumerGroupDescribeResponse
 
     def assignment(places: Mapping[UUID, Iterable[int]]) -> ConsumerGroupDescribeResponse.Assignment:
@@ -98,8 +100,8 @@ def described_consumers(
     )
 
 
-def listed(group: Group, states: set[str], types: set[str]) -> ListGroupsResponse.ListedGroup | None:
-    """The group in the list, unless a filter leaves it out."""
+def list_row(group: Group, states: set[str], types: set[str]) -> ListGroupsResponse.ListedGroup | None:
+    """The group's row in the list; None if a filter excludes it."""
     kind = "classic" if isinstance(group, ClassicGroup) else "consumer"
     state = group.state.value
     if states and state.lower() not in states:
@@ -114,8 +116,8 @@ def listed(group: Group, states: set[str], types: set[str]) -> ListGroupsRespons
     )
 
 
-def failed(reply: _Reply, append_error: ErrorCode) -> _Reply:
-    """The same answer with an error wherever it would have said that all is well."""
+def failed_reply(reply: _Reply, append_error: ErrorCode) -> _Reply:
+    """A copy of the reply with this error in place of every NONE."""
     code = after_failed_append(append_error)
     if append_error in _TOO_LARGE and isinstance(reply, OffsetCommitResponse | TxnOffsetCommitResponse):
         code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE

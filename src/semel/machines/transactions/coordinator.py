@@ -1,18 +1,17 @@
-"""The transaction coordinator: who owns a transactional id, and what becomes of its transactions.
+"""The transaction coordinator: who owns a transactional id, and how its transactions end.
 
-It guarantees that
-- a transaction ends one way only, and every partition in it is told the same;
-- an older owner of a transactional id can neither add to, commit nor abort what a newer one does;
-- what was answered survives a crash: state changes only by `replay` of a record that was written, so recovery is the
-  same replay over the stored records;
-- between a decision and its replay the id is *pending* and everyone else is told CONCURRENT_TRANSACTIONS, and a failed
-  write leaves everything as it was.
+Guarantees:
 
-How the host drives it: call a request's method; append `decision.records` to `__transaction_state`; on success `replay`
-each record, send the reply, perform the effects; on failure answer with what `append_failed` returns. Every
-`SendMarkers` itself is handed back to `markers_written`, at once or partition by partition. Call `tick` no later than
-`next_wake_ms`. It serves both transaction protocols: V1, where the epoch lasts, and V2 (KIP-890), where every EndTxn
-bumps it.
+- A transaction either commits or aborts, and all its partitions get the same marker.
+- An older owner of a transactional id can neither add to, commit nor abort a transaction of a newer owner.
+- What was answered survives a crash. State changes only by `replay` of a written record, so recovery is the same replay
+  over the stored records.
+- Between a decision and its replay the id is *pending*: every other request for it gets CONCURRENT_TRANSACTIONS. A
+  failed write leaves the state as it was.
+
+It fulfils `machines.contract.Coordinator`. Its one effect is `SendMarkers`: the host hands the same object back to
+`markers_written`, at once or partition by partition. Both transaction protocols are served: V1, where the epoch stays,
+and V2 (KIP-890), where every EndTxn bumps it.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from semel.machines.transactions.metadata import (
 )
 from semel.machines.transactions.records import metadata_of, record_of, tombstone_of, transactional_id_of
 from semel.machines.transactions.replies import (
-    described,
+    description,
     for_version,
     init_error,
-    listed,
+    list_reply,
     partitions_of,
-    refused,
+    refusal_of,
     topic_results,
 )
 from semel.machines.transactions.shard import Pending, Shard
@@ -71,17 +70,17 @@ from semel.wire.messages.transactions import (
 )
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
-#: How long after a failed write the coordinator tries its own steps (timeouts, completions) again.
+#: How long after a failed write the coordinator retries its own decisions (timeouts, completions).
 RETRY_MS = 500
-#: No decision forgets more ids than this, however many expire at once.
+#: The most ids that one decision expires.
 MOST_EXPIRED_AT_ONCE = 1_000
 
-#: From this version on a request's sender knows PRODUCER_FENCED; before, it is told INVALID_PRODUCER_EPOCH.
+#: Clients know PRODUCER_FENCED from these versions on. Older ones get INVALID_PRODUCER_EPOCH.
 FENCED_SINCE_INIT = 4
 FENCED_SINCE = 2
-#: From this version AddPartitionsToTxn is what brokers send each other, many transactions at once.
+#: From this version on brokers send AddPartitionsToTxn to each other, for many transactions at once.
 BATCHED_SINCE = 4
-#: From this version EndTxn bumps the epoch and answers with the next identity.
+#: From this version on EndTxn bumps the epoch and returns the next identity.
 BUMPING_SINCE = 5
 
 Response = TypeVar("Response")
@@ -89,14 +88,14 @@ Response = TypeVar("Response")
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """What the host takes from the broker's configuration, under Kafka's names."""
+    """The broker settings that the coordinator obeys, under Kafka's names."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
     transaction_state_log_num_partitions: int = 50
     transaction_two_phase_commit_enable: bool = False
-    #: The finalized feature level: what the coordinator itself uses when it aborts for an absent owner.
+    #: The finalized feature level. The coordinator uses it when it aborts for an absent owner.
     transaction_version: int = 2
 
 
@@ -116,7 +115,7 @@ class TransactionCoordinator:
     # Loading and recovery
 
     def load(self, partition: int, coordinator_epoch: int) -> None:
-        """Begin anew with this partition; until `loaded`, its ids are answered COORDINATOR_LOAD_IN_PROGRESS."""
+        """Start to load a partition. Until `loaded`, its ids get COORDINATOR_LOAD_IN_PROGRESS."""
         self._shards[partition] = Shard(coordinator_epoch)
 
     def key_of(self, record: StateRecord) -> str:
@@ -140,7 +139,7 @@ class TransactionCoordinator:
             self._expect_timeout(metadata)
 
     def loaded(self, partition: int, now_ms: int) -> list[Decision[None]]:
-        """The partition is served from now on; transactions whose outcome was decided are brought to their end."""
+        """Serve the partition. Returns decisions that finish the transactions whose outcome is decided."""
         shard = self._shards[partition]
         shard.loading = False
         if self._next_expiration_ms is None:
@@ -175,16 +174,16 @@ class TransactionCoordinator:
                 continue
             failed.add(transactional_id)
             if transactional_id in shard.ongoing or transactional_id in shard.completions:
-                # An abort by timeout or a completion may have been lost, and nobody else will ask for it again.
+                # It may be an abort by timeout or a completion, which no client will ask for again.
                 self._next_retry_ms = pending.decided_at_ms + RETRY_MS
-        return refused(decision.reply, after_failed_append(code), failed)
+        return refusal_of(decision.reply, after_failed_append(code), failed)
 
     # Requests
 
     def init_producer_id(
         self, request: InitProducerIdRequest, version: int, now_ms: int, new_producer_id: NewProducerId
     ) -> Decision[InitProducerIdResponse]:
-        """Give a producer its identity; with a transactional id, settle what the last owner left and fence it."""
+        """Give a producer its identity. With a transactional id, fence the last owner and abort what it left open."""
         try:
             expected = expected_identity(request)
             if request.transactional_id is None:
@@ -213,7 +212,7 @@ class TransactionCoordinator:
         state = next_state(old, TransactionEvent.KEEP if request.keep_prepared_txn else TransactionEvent.INIT)
         if state is TransactionState.PREPARE_EPOCH_FENCE:
             new = after_fence(old, self.settings.transaction_version, now_ms, new_producer_id)
-            # The caller comes back once the abort is complete, and then gets its identity.
+            # The client retries, and gets its identity once the abort is complete.
             return self._decide(shard, init_error(ErrorCode.CONCURRENT_TRANSACTIONS), new)
         if state is TransactionState.ONGOING:
             new = after_keep(old, timeout_ms, now_ms, new_producer_id)
@@ -282,7 +281,7 @@ class TransactionCoordinator:
         now_ms: int,
         offsets_partition: Callable[[str], int],
     ) -> Decision[AddOffsetsToTxnResponse]:
-        """A V1 client will commit a group's offsets: the group's own partition joins the transaction."""
+        """A V1 client will commit a group's offsets: add the group's partition of `__consumer_offsets`."""
         partition = TopicPartition(GROUP_METADATA_TOPIC, offsets_partition(request.group_id))
         identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         code, records = self._add(request.transactional_id, identity, frozenset((partition,)), 0, now_ms)
@@ -299,7 +298,7 @@ class TransactionCoordinator:
     ) -> Decision[ErrorCode]:
         """Protocol V2: Produce v12+ and TxnOffsetCommit v5 add their partitions themselves.
 
-        The reply is the code for the request at hand. PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH in a produce.
+        The reply is the code for that request. A produce reports PRODUCER_FENCED as INVALID_PRODUCER_EPOCH.
         """
         identity = ProducerIdentity(producer_id, producer_epoch)
         code, records = self._add(transactional_id, identity, frozenset(partitions), EPOCH_BUMPING, now_ms)
@@ -312,9 +311,9 @@ class TransactionCoordinator:
         producer_epoch: int,
         partitions: Iterable[TopicPartition],
     ) -> dict[TopicPartition, ErrorCode]:
-        """Is each partition part of this producer's open transaction? Asked before its first transactional append.
+        """Whether each partition is part of this producer's open transaction, as a code by partition.
 
-        TRANSACTION_ABORTABLE means it is not; a sender that does not know that code is told INVALID_TXN_STATE.
+        TRANSACTION_ABORTABLE means that it is not. Clients that do not know that code get INVALID_TXN_STATE instead.
         """
         partitions = tuple(partitions)
         try:
@@ -356,7 +355,7 @@ class TransactionCoordinator:
     def end_txn(
         self, request: EndTxnRequest, version: int, now_ms: int, new_producer_id: NewProducerId
     ) -> Decision[EndTxnResponse]:
-        """Commit or abort. The answer may be sent as soon as the outcome is durable: the markers follow."""
+        """Commit or abort. The reply may be sent as soon as the outcome is durable; the markers follow."""
         try:
             if not request.transactional_id:
                 raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
@@ -387,10 +386,10 @@ class TransactionCoordinator:
     def markers_written(
         self, sent: SendMarkers, now_ms: int, partitions: Iterable[TopicPartition] | None = None
     ) -> Decision[None]:
-        """These partitions (or all that were `sent`) have their marker; a partition that was deleted counts as well.
+        """These partitions (or all of `sent`) have their marker, or were deleted.
 
-        The last one completes the transaction, once. A report about an older transaction or from before a reload
-        changes nothing.
+        The last one completes the transaction. A report about an older transaction, or from before a reload, changes
+        nothing.
         """
         shard = self._shards.get(self.partition_for(sent.transactional_id))
         completion = None if shard is None or shard.loading else shard.completion_of(sent)
@@ -404,7 +403,7 @@ class TransactionCoordinator:
     # Time
 
     def tick(self, now_ms: int) -> list[Decision[None]]:
-        """Abort what ran out of time, retry completions whose write failed, forget ids that nobody used for long."""
+        """Abort transactions that timed out, retry completions whose write failed, expire unused ids."""
         decisions: list[Decision[None]] = []
         retry = self._next_retry_ms is not None and self._next_retry_ms <= now_ms
         if retry:
@@ -412,11 +411,11 @@ class TransactionCoordinator:
             decisions.extend(self._unwritten_completions(now_ms))
         if retry or (self._next_timeout_ms is not None and self._next_timeout_ms < now_ms):
             self._next_timeout_ms = None
-            decisions.extend(self._timed_out(now_ms))
+            decisions.extend(self._timeouts(now_ms))
         if self._next_expiration_ms is not None and self._next_expiration_ms <= now_ms:
             interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
             self._next_expiration_ms = now_ms + interval_ms
-            decisions.extend(self._expired(now_ms))
+            decisions.extend(self._expirations(now_ms))
         return decisions
 
     def next_wake_ms(self) -> int | None:
@@ -439,11 +438,11 @@ class TransactionCoordinator:
                 if not completion.unmarked and transactional_id not in shard.pending:
                     yield self._decide(shard, None, after_completion(shard.entries[transactional_id], now_ms))
 
-    def _timed_out(self, now_ms: int) -> Iterator[Decision[None]]:
+    def _timeouts(self, now_ms: int) -> Iterator[Decision[None]]:
         for shard in self._serving():
             for transactional_id in sorted(shard.ongoing):
                 if transactional_id in shard.pending:
-                    continue  # Its replay, or the retry after its failure, brings it back here.
+                    continue  # Its replay, or the retry after a failed write, sets the next timeout.
                 old = shard.entries[transactional_id]
                 deadline_ms = old.deadline_ms
                 if deadline_ms is not None and deadline_ms < now_ms:
@@ -453,7 +452,7 @@ class TransactionCoordinator:
                 else:
                     self._expect_timeout(old)
 
-    def _expired(self, now_ms: int) -> Iterator[Decision[None]]:
+    def _expirations(self, now_ms: int) -> Iterator[Decision[None]]:
         unused_since_ms = now_ms - self.settings.transactional_id_expiration_ms
         for partition, shard in self._shards.items():
             if shard.loading:
@@ -475,11 +474,11 @@ class TransactionCoordinator:
     # For administrators
 
     def open_by_producer(self) -> dict[int, TransactionMetadata]:
-        """The transactions that are begun and not over, by the producer id of their data."""
+        """The open and the prepared transactions, by the producer id of their data."""
         return {metadata.producer_id: metadata for metadata in self.entries() if metadata.state in OPEN}
 
     def abort_for_administrator(self, transactional_id: str, now_ms: int) -> Decision[None]:
-        """End an open transaction in all its partitions, and fence its producer: it must not commit what is left."""
+        """Abort an open transaction in all its partitions and fence its producer, so that it cannot commit the rest."""
         shard = self._shard_of(transactional_id)
         shard.check_not_pending(transactional_id)
         old = shard.entries[transactional_id]
@@ -487,14 +486,14 @@ class TransactionCoordinator:
         return self._decide(shard, None, after_fence(old, self.settings.transaction_version, now_ms))
 
     def describe_transactions(self, request: DescribeTransactionsRequest) -> Decision[DescribeTransactionsResponse]:
-        """Each id as the coordinator sees it; of a prepared transaction, the partitions still without a marker."""
+        """Describe each id. Of a prepared transaction, list the partitions that still lack their marker."""
         return Decision(
             DescribeTransactionsResponse(
-                transaction_states=[self._described(each) for each in request.transactional_ids]
+                transaction_states=[self._description(each) for each in request.transactional_ids]
             )
         )
 
-    def _described(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
+    def _description(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
         try:
             if not transactional_id:
                 raise Refused(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
@@ -507,18 +506,20 @@ class TransactionCoordinator:
                 error_code=refusal.code, transactional_id=transactional_id
             )
         completion = shard.completions.get(transactional_id)
-        return described(metadata, metadata.partitions if completion is None else completion.unmarked)
+        return description(metadata, metadata.partitions if completion is None else completion.unmarked)
 
     def list_transactions(self, request: ListTransactionsRequest, now_ms: int) -> Decision[ListTransactionsResponse]:
-        """The ids that pass every filter; a state nobody knows is named in the answer."""
-        return Decision(run_all(self.transactions_listed(request, now_ms)))
+        """The ids that pass every filter. Unknown states in the filter are named in the reply."""
+        return Decision(run_all(self.list_transactions_in_steps(request, now_ms)))
 
-    def transactions_listed(self, request: ListTransactionsRequest, now_ms: int) -> Steps[ListTransactionsResponse]:
-        """The same in steps."""
+    def list_transactions_in_steps(
+        self, request: ListTransactionsRequest, now_ms: int
+    ) -> Steps[ListTransactionsResponse]:
+        """`list_transactions` in steps."""
         if any(shard.loading for shard in self._shards.values()):
             return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         try:
-            return (yield from listed(self.entries(), request, now_ms))
+            return (yield from list_reply(self.entries(), request, now_ms))
         except Refused as refusal:
             return ListTransactionsResponse(error_code=refusal.code)
 
@@ -528,7 +529,7 @@ class TransactionCoordinator:
         return shard is not None and not shard.loading and transactional_id in shard.completions
 
     def entries(self) -> Iterator[TransactionMetadata]:
-        """Everything that is known, to look at."""
+        """The metadata of all ids."""
         return (metadata for shard in self._shards.values() for metadata in shard.entries.values())
 
     # Shared steps
@@ -545,10 +546,10 @@ class TransactionCoordinator:
         return shard
 
     def _decide(self, shard: Shard, reply: Response, new: TransactionMetadata) -> Decision[Response]:
-        """Make `new` pending, and say what must be written for it to be so and what follows."""
+        """Make `new` pending. Returns the decision with its records and markers."""
         transactional_id = new.transactional_id
         if transactional_id in shard.pending:
-            raise InvariantViolation(f"{transactional_id!r} has two decisions under way")
+            raise InvariantViolation(f"{transactional_id!r} has two pending decisions")
         partition = self.partition_for(transactional_id)
         record = record_of(new, partition)
         records: tuple[StateRecord, ...] = (record,)
@@ -558,7 +559,7 @@ class TransactionCoordinator:
             if new.partitions:
                 markers = shard.markers_of(new)
             else:
-                # Nothing was written in this transaction, so there is nobody to tell: it is complete at once.
+                # The transaction has no partitions, so it needs no markers and is complete at once.
                 done = after_completion(new, new.last_update_ms)
                 steps.append((record_of(done, partition), done))
                 records = (record, steps[1][0])

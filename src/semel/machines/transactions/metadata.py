@@ -1,9 +1,9 @@
-"""What is known about one transactional id, and how each step changes it.
+"""The metadata of one transactional id: who may speak for it, and how each step changes it.
 
-A `TransactionMetadata` is a value: a step returns the next one and touches nothing (the three steps of every
-transaction name all its fields in order, which costs a third of `replace`). The epochs obey three rules that
-fencing stands on: an epoch of a producer id never falls, 32767 is never handed to a client (the coordinator needs one
-epoch above the client's to fence it), and when 32766 is used up a fresh producer id takes over at epoch 0.
+A `TransactionMetadata` is immutable: a step returns a new one. (The three steps of every transaction name all its
+fields in order, which costs a third of `replace`.) Fencing relies on three rules about epochs: the epoch of a producer
+id never falls; 32767 is never given to a client, because the coordinator needs one epoch above the client's to fence
+it; after 32766 a new producer id starts at epoch 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TIMESTAMP = -1
 MAX_EPOCH = 32767
 #: The last epoch a client may use.
 LAST_CLIENT_EPOCH = MAX_EPOCH - 1
-#: A transaction with this timeout belongs to an outside coordinator (two-phase commit) and is never timed out.
+#: The timeout of a transaction of an external coordinator (two-phase commit): it never times out.
 NO_TIMEOUT_MS = 2147483647
 #: The transaction protocol in which every EndTxn bumps the epoch (KIP-890).
 EPOCH_BUMPING = 2
@@ -42,8 +42,8 @@ NewProducerId = Callable[[], int]
 class TransactionMetadata:
     """One transactional id as it is stored.
 
-    `last_producer_epoch` is the one thing remembered that is not stored, as in Kafka: it lets a producer repeat the
-    InitProducerId whose answer it lost (KIP-360), and is forgotten with a change of coordinator.
+    Only `last_producer_epoch` is not stored, as in Kafka. It lets a producer repeat an InitProducerId whose answer it
+    lost (KIP-360), and is lost with a change of coordinator.
     """
 
     transactional_id: str
@@ -62,31 +62,31 @@ class TransactionMetadata:
 
     @property
     def identity(self) -> ProducerIdentity:
-        """Who wrote the records of the open transaction; under `PREPARED`, whom the markers name."""
+        """The writer of the open transaction. Of a prepared transaction, the identity in its markers."""
         return ProducerIdentity(self.producer_id, self.producer_epoch)
 
     @property
     def owner(self) -> ProducerIdentity:
-        """Who may speak for this id now: after a kept two-phase transaction, the successor and not the writer."""
+        """Who may send requests for this id. Of a kept transaction that is the successor, not the writer."""
         if self.is_kept:
             return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
         return self.identity
 
     @property
     def is_kept(self) -> bool:
-        """A successor took over while the transaction stayed open (KIP-939)."""
+        """Whether a successor took over and kept the transaction open (KIP-939)."""
         return self.state is TransactionState.ONGOING and self.next_producer_id != NO_PRODUCER_ID
 
     @property
     def next_identity(self) -> ProducerIdentity:
-        """The identity the client goes on with once this prepared transaction is complete."""
+        """The identity that the client uses after this prepared transaction."""
         if self.state in PREPARED and self.next_producer_id != NO_PRODUCER_ID:
             return ProducerIdentity(self.next_producer_id, max(self.next_producer_epoch, 0))
         return self.identity
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the open transaction is to be aborted; None if it never is."""
+        """When the open transaction times out; None if it never does."""
         if self.state is not TransactionState.ONGOING or self.timeout_ms == NO_TIMEOUT_MS:
             return None
         return self.start_ms + self.timeout_ms
@@ -99,7 +99,7 @@ class TransactionMetadata:
 
 
 def writer_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
-    """The metadata, if `identity` may write for it; the writer of a kept transaction has been replaced."""
+    """The metadata, if `identity` may write in its transaction. A kept transaction has no writer."""
     if metadata is None or metadata.producer_id != identity.producer_id:
         raise _stranger(metadata, identity)
     if metadata.is_kept or metadata.producer_epoch != identity.producer_epoch:
@@ -108,7 +108,7 @@ def writer_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) 
 
 
 def owner_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> TransactionMetadata:
-    """The metadata, if `identity` may end its transaction: of a kept one only the successor may."""
+    """The metadata, if `identity` may end its transaction. Only the successor may end a kept one."""
     if metadata is None or metadata.owner.producer_id != identity.producer_id:
         raise _stranger(metadata, identity)
     if metadata.owner.producer_epoch != identity.producer_epoch:
@@ -117,27 +117,27 @@ def owner_of(metadata: TransactionMetadata | None, identity: ProducerIdentity) -
 
 
 def _stranger(metadata: TransactionMetadata | None, identity: ProducerIdentity) -> Refused:
-    """A producer id that is not the current one; one that was handed out with an outcome is the next one."""
+    """The refusal of a producer id that is not the current one. It may be the next one, which EndTxn returned."""
     if metadata is not None and metadata.state in PREPARED and identity == metadata.next_identity:
-        return Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the markers of the last transaction are on their way")
+        return Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the markers of the last transaction are not written yet")
     return Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
 def expected_identity(request: InitProducerIdRequest) -> ProducerIdentity | None:
     if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_PRODUCER_EPOCH):
-        raise Refused(ErrorCode.INVALID_REQUEST, "a producer id and its epoch come together")
+        raise Refused(ErrorCode.INVALID_REQUEST, "producer id and epoch must be given together")
     if request.producer_id == NO_PRODUCER_ID:
         return None
     return ProducerIdentity(request.producer_id, request.producer_epoch)
 
 
 def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool:
-    """May the holder of `expected` ask for a new epoch? `after_init` checks the epoch more closely."""
+    """Whether a producer with this identity may ask for a new epoch. `after_init` checks the epoch itself."""
     if metadata.producer_epoch == NO_PRODUCER_EPOCH or metadata.state in PREPARED:
-        # Nothing is given away: the id is new, or everybody is told to come again.
+        # Safe: the id is new, or the table refuses all requests for now.
         return True
     if metadata.state is TransactionState.ONGOING:
-        # A zombie that renews itself must not abort what its successor has open.
+        # A zombie that asks for a new epoch must not abort the transaction of its successor.
         return expected == metadata.owner
     if expected.producer_id == metadata.producer_id:
         return True
@@ -145,11 +145,11 @@ def may_renew(metadata: TransactionMetadata, expected: ProducerIdentity) -> bool
 
 
 def is_repeated_end(metadata: TransactionMetadata, identity: ProducerIdentity) -> bool:
-    """Is this the EndTxn that has already been decided, sent again because its answer was lost?"""
+    """Whether this EndTxn is decided already and is sent again because its answer was lost."""
     if metadata.state not in PREPARED and metadata.state not in COMPLETED:
         return False
     if metadata.state in COMPLETED and metadata.producer_epoch == MAX_EPOCH:
-        # Aborted by timeout with the last epoch: there is no identity to hand out, the producer must ask for one.
+        # Aborted by timeout at the last epoch: no identity is left to return, so the producer must ask for one.
         return False
     follower = ProducerIdentity(identity.producer_id, identity.producer_epoch + 1)
     rotated = (
@@ -165,14 +165,14 @@ def is_repeated_end(metadata: TransactionMetadata, identity: ProducerIdentity) -
 
 
 def new_metadata(transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
-    """An id nobody has used yet: its first epoch is still to come."""
+    """The metadata of a new id. `after_init` gives it its first epoch."""
     return TransactionMetadata(
         transactional_id, producer_id, NO_PRODUCER_EPOCH, timeout_ms, TransactionState.EMPTY, last_update_ms=now_ms
     )
 
 
 def next_state(old: TransactionMetadata, event: TransactionEvent) -> TransactionState:
-    """The state the table leads to, or the refusal it holds."""
+    """The next state by the table; `Refused` if the table has an error code there."""
     cell = TRANSACTION_TABLE.step(old.state, event)
     if isinstance(cell, TransactionState):
         return cell
@@ -186,10 +186,10 @@ def after_init(
     now_ms: int,
     new_producer_id: NewProducerId,
 ) -> TransactionMetadata:
-    """A producer takes over: the epoch is bumped, or the producer id changes where no epoch is left.
+    """A producer takes over: bump the epoch, or change the producer id if no epoch is left.
 
-    With `expected` a producer renews itself after an error (KIP-360): it must hold the current epoch, or repeat the
-    request that gave it the current one.
+    With `expected` a producer asks for a new epoch after an error (KIP-360). It must have the current epoch, or repeat
+    the request that gave it the current one.
     """
     producer_id, epoch, last_epoch = old.producer_id, old.producer_epoch, NO_PRODUCER_EPOCH
     repeated = False
@@ -199,7 +199,7 @@ def after_init(
         elif expected.producer_epoch == old.last_producer_epoch and epoch <= LAST_CLIENT_EPOCH:
             repeated, last_epoch = True, old.last_producer_epoch
         else:
-            raise Refused(ErrorCode.PRODUCER_FENCED, f"{expected} is neither current nor the one before")
+            raise Refused(ErrorCode.PRODUCER_FENCED, f"{expected} is neither the current identity nor the one before")
     if not repeated:
         if old.is_exhausted():
             producer_id, epoch = new_producer_id(), 0
@@ -224,7 +224,7 @@ def after_init(
 def after_keep(
     old: TransactionMetadata, timeout_ms: int, now_ms: int, new_producer_id: NewProducerId
 ) -> TransactionMetadata:
-    """A successor takes over and leaves the prepared transaction open: only it may end the transaction now."""
+    """A successor takes over and keeps the prepared transaction open. Only the successor may end it now."""
     owner = old.owner
     if owner.producer_epoch >= LAST_CLIENT_EPOCH:
         successor = ProducerIdentity(new_producer_id(), 0)
@@ -236,7 +236,7 @@ def after_keep(
         next_producer_id=successor.producer_id,
         next_producer_epoch=successor.producer_epoch,
         timeout_ms=timeout_ms,
-        # A successor with a timeout has that long: the writer's had none, and may have begun long ago.
+        # The successor's timeout starts now: the writer had none, and may have begun long ago.
         start_ms=old.start_ms if timeout_ms == NO_TIMEOUT_MS else now_ms,
         last_update_ms=now_ms,
         last_producer_epoch=NO_PRODUCER_EPOCH,
@@ -246,7 +246,7 @@ def after_keep(
 def with_partitions(
     old: TransactionMetadata, partitions: frozenset[TopicPartition], client_transaction_version: int, now_ms: int
 ) -> TransactionMetadata:
-    """The first partition opens the transaction and starts its clock."""
+    """Add partitions. The first one opens the transaction and starts its timeout."""
     return TransactionMetadata(
         old.transactional_id,
         old.producer_id,
@@ -273,7 +273,7 @@ def after_end(
 ) -> tuple[TransactionMetadata | None, ProducerIdentity]:
     """An EndTxn of protocol V2: the metadata after it, and the identity the producer goes on with.
 
-    Without metadata nothing changes: the producer repeats an EndTxn that is decided already, as its answer was lost.
+    The metadata is None if the EndTxn is decided already and is repeated because its answer was lost.
     """
     if old is not None and is_repeated_end(old, identity):
         event = TransactionEvent.COMMIT_AGAIN if commit else TransactionEvent.ABORT_AGAIN
@@ -296,9 +296,9 @@ def after_prepare(
     now_ms: int,
     new_producer_id: NewProducerId | None,
 ) -> TransactionMetadata:
-    """The outcome is decided. Under protocol V2 the epoch that the markers carry is above every epoch of the data.
+    """The outcome is decided. Under protocol V2 the markers carry an epoch above all epochs of the data.
 
-    Without a source of producer ids an exhausted one is left at 32767, and the next InitProducerId replaces it.
+    Without `new_producer_id` an exhausted producer id stays at 32767, and the next InitProducerId replaces it.
     """
     epoch, last_epoch = old.producer_epoch, old.last_producer_epoch
     next_id, next_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
@@ -328,7 +328,7 @@ def after_prepare(
 
 
 def _identity_after_keep(old: TransactionMetadata, new_producer_id: NewProducerId | None) -> tuple[int, int, int]:
-    """Marker epoch, and the identity after the markers, where a successor ends its predecessor's transaction."""
+    """The markers' epoch, and the identity after them, when a successor ends a kept transaction."""
     if old.next_producer_epoch >= LAST_CLIENT_EPOCH and new_producer_id is not None:
         return MAX_EPOCH, new_producer_id(), NO_PRODUCER_EPOCH
     if old.next_producer_id == old.producer_id:
@@ -342,7 +342,7 @@ def after_fence(
     now_ms: int,
     new_producer_id: NewProducerId | None = None,
 ) -> TransactionMetadata:
-    """The coordinator aborts what its owner left open; the epoch is bumped once, so that the owner cannot go on."""
+    """The coordinator aborts for an absent owner. It bumps the epoch once, so that the owner is fenced."""
     invariant(
         old.state is TransactionState.ONGOING, f"only an open transaction is fenced, {old.transactional_id!r} is not"
     )
@@ -354,7 +354,7 @@ def after_fence(
 
 
 def after_completion(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Every partition has its marker: the id is free for the next transaction."""
+    """All partitions have their marker: the next transaction may begin."""
     state = next_state(old, TransactionEvent.MARKED)
     if state not in COMPLETED:
         raise InvariantViolation(f"markers lead to {state.title}")

@@ -35,7 +35,7 @@ _VALUE_TIMES = Struct(">qqb")
 #: tag, size, value
 _LONG_TAG = Struct(">bbq")
 _SHORT_TAG = Struct(">bbh")
-#: Of so many ids in use, what follows from the id alone is worked out once and not with every step of a transaction.
+#: For how many ids key and partition are cached.
 _REMEMBERED_IDS = 4096
 _REMEMBERED_SETS = 1024
 _SMALL_SET = 16
@@ -48,21 +48,21 @@ def key_of(transactional_id: str) -> bytes:
 
 @lru_cache(_REMEMBERED_IDS)
 def transactional_id_of(key: bytes) -> str | None:
-    """The transactional id of a record's key; None for a kind of record that a newer version may have written."""
+    """The transactional id in a record's key; None for a record type of a newer version."""
     if key[:2] != _KEY_PREFIX:
         return None
     return decode_versioned(TransactionLogKey, key).transactional_id
 
 
 def record_of(metadata: TransactionMetadata, partition: int) -> StateRecord:
-    """The record that remembers this."""
+    """The record that stores this metadata."""
     return StateRecord(partition, key_of(metadata.transactional_id), value_of(metadata))
 
 
 def value_of(metadata: TransactionMetadata) -> bytes:
-    """A `TransactionLogValue` of version 1, laid out by hand: every step of every transaction writes one.
+    """A `TransactionLogValue` of version 1, encoded by hand because every step of every transaction writes one.
 
-    The message's own encoder is its twin, which the tests hold equal.
+    A test compares it with the message's own encoder.
     """
     producer_id, epoch, state = metadata.producer_id, metadata.producer_epoch, metadata.state
     partitions = metadata.partitions
@@ -95,7 +95,7 @@ def _encoded_partitions(partitions: frozenset[TopicPartition]) -> bytes:
     return bytes(out)
 
 
-#: Most transactions write to what the ones before them wrote to.
+#: Most transactions write to the same partitions as the one before.
 _remembered = lru_cache(_REMEMBERED_SETS)(_encoded_partitions)
 
 
@@ -106,7 +106,7 @@ def tombstone_of(transactional_id: str, partition: int) -> StateRecord:
 def metadata_of(
     transactional_id: str, data: bytes, last_producer_epoch: int = NO_PRODUCER_EPOCH
 ) -> TransactionMetadata:
-    """What a stored record says, and the one thing beside it that only memory knows."""
+    """The metadata in a stored record, with the one field that is not stored."""
     value = decode_versioned(TransactionLogValue, data)
     partitions = NO_PARTITIONS
     if value.transaction_partitions:

@@ -1,4 +1,4 @@
-"""Answers of the transaction coordinator, put together from what it knows. Nothing is decided here."""
+"""Builds the replies of the transaction coordinator. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def for_version(code: ErrorCode, version: int, fenced_since: int) -> ErrorCode:
     return code
 
 
-def refused(reply: Response, code: ErrorCode, failed: set[str]) -> Response:
-    """The same kind of answer, saying that what was decided for the `failed` ids did not come to pass."""
+def refusal_of(reply: Response, code: ErrorCode, failed: set[str]) -> Response:
+    """A reply of the same type, with this error for the `failed` ids."""
     answer: Any = reply
     if isinstance(reply, InitProducerIdResponse):
         answer = init_error(code)
@@ -79,7 +79,7 @@ def refused(reply: Response, code: ErrorCode, failed: set[str]) -> Response:
     return refusal
 
 
-def described(
+def description(
     metadata: TransactionMetadata, partitions: Iterable[TopicPartition]
 ) -> DescribeTransactionsResponse.TransactionState:
     return DescribeTransactionsResponse.TransactionState(
@@ -96,10 +96,10 @@ def described(
     )
 
 
-def listed(
+def list_reply(
     entries: Iterable[TransactionMetadata], request: ListTransactionsRequest, now_ms: int
 ) -> Steps[ListTransactionsResponse]:
-    """Those that pass every filter of the request; an empty filter lets everything pass."""
+    """The ids that pass every filter of the request. An empty filter passes all."""
     states = {STATES_BY_TITLE[title] for title in request.state_filters if title in STATES_BY_TITLE}
     response = ListTransactionsResponse(
         unknown_state_filters=[title for title in request.state_filters if title not in STATES_BY_TITLE]

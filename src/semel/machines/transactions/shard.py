@@ -1,6 +1,6 @@
-"""The transactional ids of one partition of `__transaction_state`: what is known of each, and what is under way.
+"""The transactional ids of one partition of `__transaction_state`: their metadata, and what is pending or incomplete.
 
-`replay` is the only way an entry ever changes.
+Entries change by `replay` alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semel.machines.values import TopicPartition
 
 @dataclass(slots=True)
 class Pending:
-    """A decision that was made and is not yet written: its records, first to last, as they are and as they read."""
+    """A decision that is not written yet: its records in order, each with the metadata it stores."""
 
     unwritten: list[tuple[StateRecord, TransactionMetadata | None]]
     decided_at_ms: int
@@ -26,7 +26,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Completion:
-    """A decided transaction on its way into the partitions."""
+    """A decided transaction that waits for its markers."""
 
     sent: SendMarkers
     unmarked: set[TopicPartition]
@@ -40,19 +40,19 @@ class Shard:
     loading: bool = True
     entries: dict[str, TransactionMetadata] = field(default_factory=dict)
     pending: dict[str, Pending] = field(default_factory=dict)
-    #: Open transactions, the only ones a timeout is looked for in.
+    #: Open transactions: only these can time out.
     ongoing: set[str] = field(default_factory=set)
-    #: Prepared transactions, and which of their partitions are still without a marker.
+    #: Prepared transactions, with the partitions that still lack their marker.
     completions: dict[str, Completion] = field(default_factory=dict)
 
     def check_not_pending(self, transactional_id: str) -> None:
         if transactional_id in self.pending:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the previous step is not yet written")
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "the previous decision is not written yet")
 
     def replay(self, transactional_id: str, record: StateRecord) -> TransactionMetadata | None:
-        """Remember a record; a decision is no longer pending when its last record is here.
+        """Take in a record. A decision is pending until its last record is replayed.
 
-        The very record a decision made is known without reading it again; any other is read.
+        The metadata of a pending record is known. Any other record is decoded.
         """
         pending = self.pending.get(transactional_id)
         metadata, last_producer_epoch, known = None, NO_PRODUCER_EPOCH, False
@@ -91,10 +91,10 @@ class Shard:
         )
 
     def completion_of(self, sent: SendMarkers) -> Completion | None:
-        """The completion these very markers were sent for; None if that is over, or began before a reload.
+        """The completion that sent these markers; None if it is over, or began before a reload.
 
-        Under protocol V1 the epoch stays, so two transactions may send markers that are equal: only identity tells
-        a late report about the first from a report about the second.
+        Under protocol V1 the epoch stays, so two transactions may send equal markers. Comparing by object identity
+        tells a late report about the first from a report about the second.
         """
         completion = self.completions.get(sent.transactional_id)
         return completion if completion is not None and completion.sent is sent else None

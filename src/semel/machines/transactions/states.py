@@ -1,11 +1,11 @@
 """The life of a transaction as one table. `docs/states/transaction.md` is drawn from it.
 
 Every legal move of the transaction coordinator is a cell of `TRANSACTION_STEPS`: from a state, an event leads to the
-next state or to the code its sender gets. Nothing else in the coordinator decides legality, so the picture in the
-documentation, the tests and the behaviour cannot drift apart.
+next state, or to the error code that the client gets. Nothing else in the coordinator decides which move is legal, so
+the page, the tests and the behaviour agree.
 
-`DEAD` and `PREPARE_EPOCH_FENCE` are never stored: the first is a tombstone, the second is passed through within one
-decision on the way to `PREPARE_ABORT`.
+`DEAD` and `PREPARE_EPOCH_FENCE` are never stored: the first is a tombstone, the second is a step within one decision on
+the way to `PREPARE_ABORT`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semel.machines.table import DONE, StateTable, title_of
 
 
 class TransactionState(enum.IntEnum):
-    """What a transactional id is in; the number is the one stored in `__transaction_state`."""
+    """The state of a transactional id. The numbers are those in `__transaction_state`."""
 
     EMPTY = 0
     ONGOING = 1
@@ -36,10 +36,10 @@ class TransactionState(enum.IntEnum):
 
 STATES_BY_TITLE: dict[str, TransactionState] = {state.title: state for state in TransactionState}
 
-#: The outcome is decided and on its way into the partitions.
+#: The outcome is decided; its markers are not all written.
 PREPARED = frozenset((TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT))
 COMPLETED = frozenset((TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT))
-#: Begun, and not over before every marker is written.
+#: Begun, and its markers are not all written.
 OPEN = PREPARED | {TransactionState.ONGOING}
 
 
@@ -64,12 +64,12 @@ class TransactionEvent(enum.Enum):
 S = TransactionState
 E = TransactionEvent
 
-#: Not now: the previous step is still on its way.
+#: Retry later: the previous step is not finished.
 LATER = ErrorCode.CONCURRENT_TRANSACTIONS
 FENCED = ErrorCode.PRODUCER_FENCED
 ILLEGAL = ErrorCode.INVALID_TXN_STATE
 
-#: A cell is the next state, or the code the sender gets; a blank cell is INVALID_TXN_STATE.
+#: A cell holds the next state or the error code for the client. A missing cell is INVALID_TXN_STATE.
 TRANSACTION_STEPS: dict[TransactionState, dict[TransactionEvent, TransactionState | ErrorCode]] = {
     S.EMPTY: {
         E.INIT: S.EMPTY,

@@ -1,7 +1,7 @@
-"""A group under the classic protocol: its members, their votes and the states they go through together.
+"""A group under the classic protocol: its members, the choice of a protocol, and its states.
 
-One leader, one generation, one protocol that every member supports. The members assign partitions among themselves;
-the group only carries the leader's decision, so all it promises is that everybody in a generation got the same one.
+A group has one leader, one generation and one protocol that all members support. The leader assigns the partitions. The
+group only passes its assignment on: all members of a generation get the same one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from semel.errors import ErrorCode, InvariantViolation, Refused, invariant
 from semel.machines.contract import Token
 from semel.machines.groups.committed_offsets import CommittedOffset
-from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
+from semel.machines.groups.idle_entries import SHARED_EMPTY, with_entry, without_entry
 from semel.machines.table import StateTable
 from semel.wire.consumer_protocol import read_subscription
 
@@ -27,7 +27,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 
 
 class ClassicGroupState(enum.Enum):
-    """Under the names Kafka's tools print."""
+    """The states of a classic group. The values are the names that Kafka's tools print."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -64,14 +64,14 @@ _NO_TOPICS: frozenset[str] = frozenset()
 
 
 class Parked(NamedTuple):
-    """A request that waits for its answer, and the version to answer in."""
+    """A parked request: its token, and the version to answer in."""
 
     token: Token
     version: int
 
 
 class ClassicMember:
-    """One consumer (or Connect worker, or anything else) as the group sees it."""
+    """One member: a consumer, a Connect worker, or anything else."""
 
     __slots__ = (
         "assignment",
@@ -108,13 +108,13 @@ class ClassicMember:
         self.session_timeout_ms = session_timeout_ms
         self.protocols = protocols
         self.assignment = assignment
-        #: A member not yet told its id cannot send heartbeats, so it is timed out even while its join is parked.
+        #: A new member does not know its id and cannot send heartbeats. So it times out even while its join is parked.
         self.is_new = False
         self.join: Parked | None = None
         self.sync: Parked | None = None
-        #: When the session ends, or None while nothing is expected of the member.
+        #: When the session ends; None while no heartbeat is expected.
         self.deadline_ms: int | None = None
-        #: The earliest timer set for this member, so that a heartbeat need not set another.
+        #: The earliest timer of this member. A heartbeat sets no other one.
         self.timer_at_ms: int | None = None
 
     def metadata(self, protocol_name: str | None) -> bytes:
@@ -124,12 +124,12 @@ class ClassicMember:
         return b""
 
     def vote(self, candidates: set[str]) -> str:
-        """The candidate this member likes best."""
+        """The candidate that this member prefers."""
         return next(name for name, _ in self.protocols if name in candidates)
 
 
 class ClassicGroup:
-    """The group itself. Knows the rules between its members; timers, answers and records are its coordinator's."""
+    """The members of a group and the rules between them. Timers, answers and records are for `rebalance`."""
 
     __slots__ = (
         "generation_id",
@@ -160,14 +160,14 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
-        self.members: dict[str, ClassicMember] = NOTHING
-        self.static_members: dict[str, str] = NOTHING
-        #: Ids given out with MEMBER_ID_REQUIRED and not yet used, each with the time it is given up.
-        self.pending_join: dict[str, int] = NOTHING
+        self.members: dict[str, ClassicMember] = SHARED_EMPTY
+        self.static_members: dict[str, str] = SHARED_EMPTY
+        #: Ids that were given with MEMBER_ID_REQUIRED and not used yet, each with its deadline.
+        self.pending_join: dict[str, int] = SHARED_EMPTY
         #: Members of this generation that have not sent SyncGroup yet.
-        self.pending_sync: dict[str, None] = NOTHING
+        self.pending_sync: dict[str, None] = SHARED_EMPTY
         self.new_member_added = False
-        #: Topics the members subscribe to; None when it cannot be known (another protocol type, unreadable metadata).
+        #: The topics of all subscriptions; None if unknown (another protocol type, unreadable metadata).
         self.subscribed_topics: frozenset[str] | None = None
         self.join_deadline_ms: int | None = None
         self.join_remaining_ms = 0
@@ -185,7 +185,7 @@ class ClassicGroup:
 
     @property
     def is_simple(self) -> bool:
-        """A group that only stores offsets: nobody ever joined it."""
+        """Whether the group only stores offsets: no member ever joined it."""
         return self.state is ClassicGroupState.EMPTY and self.protocol_type is None and not self.pending_join
 
     @property
@@ -217,7 +217,7 @@ class ClassicGroup:
         self.pending_join = without_entry(self.pending_join, member.member_id)
 
     def await_join(self, member_id: str, until_ms: int) -> None:
-        """This id was given out; whoever got it has until then to join with it."""
+        """Expect a join with this new id until then."""
         self.pending_join = with_entry(self.pending_join, member_id, until_ms)
 
     def remove(self, member_id: str) -> ClassicMember | None:
@@ -240,7 +240,7 @@ class ClassicGroup:
         return replaced
 
     def replace_static(self, old: ClassicMember, new: ClassicMember) -> None:
-        """The same instance under a new member id, in the same place."""
+        """Replace a static member by the same instance with a new id, at the same position."""
         self.members = {
             (new.member_id if member_id == old.member_id else member_id): (new if member is old else member)
             for member_id, member in self.members.items()
@@ -254,7 +254,7 @@ class ClassicGroup:
             self.static_members = with_entry(self.static_members, new.group_instance_id, new.member_id)
 
     def validate_member(self, member_id: str, group_instance_id: str | None) -> ClassicMember:
-        """The member, if it is who it says: an instance id held by a newer member id fences the older one."""
+        """The member with this id. A static member is fenced if a newer id has its instance id."""
         if group_instance_id is not None:
             holder = self.static_members.get(group_instance_id)
             if holder is None:
@@ -273,7 +273,7 @@ class ClassicGroup:
             )
 
     def elect_leader(self) -> bool:
-        """Whether a leader that has rejoined exists, electing one when the old leader has not."""
+        """Elect another leader if the leader has not joined again. Returns whether there is one."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].join is not None:
@@ -297,8 +297,8 @@ class ClassicGroup:
         return any(name in candidates for name, _ in protocols)
 
     def select_protocol(self) -> str:
-        """What most members like best among what all of them support."""
-        invariant(self.members, "a protocol is chosen by members")
+        """The protocol that most members prefer, of those that all support."""
+        invariant(self.members, "a group without members cannot choose a protocol")
         candidates = self._candidates()
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
@@ -309,7 +309,7 @@ class ClassicGroup:
 
     def begin_generation(self, now_ms: int) -> None:
         self.generation_id = 1 if self.generation_id == 2**31 - 1 else self.generation_id + 1
-        self.pending_sync = dict.fromkeys(self.members) if self.members else NOTHING
+        self.pending_sync = dict.fromkeys(self.members) if self.members else SHARED_EMPTY
         if self.members:
             self.protocol_name = self.select_protocol()
             self.step(ClassicGroupEvent.JOINED, now_ms)
@@ -319,10 +319,10 @@ class ClassicGroup:
         self.subscribed_topics = self._subscriptions()
 
     def restore(self, state: ClassicGroupState) -> None:
-        """Set what follows from the members after they were read back from a record."""
+        """Set the fields that follow from the members, after a record was read."""
         self.state = state
         static = (member for member in self.members.values() if member.group_instance_id is not None)
-        self.static_members = {str(member.group_instance_id): member.member_id for member in static} or NOTHING
+        self.static_members = {str(member.group_instance_id): member.member_id for member in static} or SHARED_EMPTY
         self.subscribed_topics = self._subscriptions()
 
     def _subscriptions(self) -> frozenset[str] | None:
@@ -344,7 +344,7 @@ class ClassicGroup:
     def validate_commit(
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, transactional: bool
     ) -> None:
-        """Refuse a commit that does not come from a member of this generation (KIP-447 when transactional)."""
+        """Refuse a commit unless its sender is a member of this generation (KIP-447 if transactional)."""
         if self.state is ClassicGroupState.DEAD:
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group is being removed")
         if generation_id < 0 and self.state is ClassicGroupState.EMPTY:
@@ -353,29 +353,29 @@ class ClassicGroup:
             self.validate_member(member_id, group_instance_id)
             self.validate_generation(generation_id)
         elif not transactional and self.state is not ClassicGroupState.EMPTY:
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "only members commit to a group that has members")
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "only members may commit to a group with members")
         if not transactional and self.state is ClassicGroupState.COMPLETING_REBALANCE:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "the new generation has no assignment yet")
 
     def expires(self, offset: CommittedOffset, topic: str, retention_ms: int, now_ms: int) -> bool:
-        """Whether an offset is past its time.
+        """Whether an offset is expired.
 
-        In an empty group the clock starts when it became empty; in a stable one only topics nobody subscribes to
-        grow old; during a rebalance nothing does, for the members' subscriptions are not known then.
+        In an empty group the retention starts when it became empty. In a stable group only offsets of topics without a
+        subscriber expire. During a rebalance none does, because the subscriptions are not known.
         """
         if self.protocol_type is None:
-            return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
+            return offset.is_expired(offset.commit_timestamp_ms, retention_ms, now_ms)
         if self.state is ClassicGroupState.EMPTY:
-            # Records of old brokers do not say when the group became empty.
+            # Records of old brokers lack the time at which the group became empty.
             known = self.state_timestamp_ms >= 0
             since_ms = self.state_timestamp_ms if known else offset.commit_timestamp_ms
-            return offset.expired(since_ms, retention_ms, now_ms)
+            return offset.is_expired(since_ms, retention_ms, now_ms)
         if (
             self.state is ClassicGroupState.STABLE
             and self.subscribed_topics is not None
             and topic not in self.subscribed_topics
         ):
-            return offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
+            return offset.is_expired(offset.commit_timestamp_ms, retention_ms, now_ms)
         return False
 
 
@@ -385,6 +385,6 @@ def _topics_of(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
         try:
             topics.update(read_subscription(subscription).topics)
         except Refused:
-            # A client may put anything there; then the group cannot say what it subscribes to.
+            # A client may send any bytes. Then the subscriptions are unknown.
             return None
     return frozenset(topics) or _NO_TOPICS

@@ -100,6 +100,7 @@ CLASSIC_MEMBERSHIP_TABLE: StateTable[ClassicMembershipState, ClassicMembershipEv
     StateTable(ClassicMembershipState, ClassicMembershipEvent, CLASSIC_MEMBERSHIP_STEPS, blank=None)
 )
 
+
 @dataclass(slots=True)
 class ClassicMembership:
     """One member of one classic group."""

@@ -1,9 +1,13 @@
 """The classic protocol's requests: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and the timers behind them.
 
-Guarantees that a generation begins only with members that asked for it, that its assignment is written before anybody
-hears of it, and that whoever is not in the current generation is told so and by nothing is taken for a member.
-Membership between two generations lives in memory alone: a broker that restarts begins from the last written
-generation, and members that were joining join again.
+Guarantees:
+
+- A generation begins only with members that joined it.
+- Its assignment is written before any member gets it.
+- A request from another generation, or from a client that is no member, is refused.
+
+The members between two generations are in memory alone. After a restart the last written generation counts, and members
+that were joining join again.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from semel.machines.groups.classic.group import (
 )
 from semel.machines.groups.classic.records import empty_group_record, group_record
 from semel.machines.groups.idle_entries import without_entry
-from semel.machines.groups.registry import GroupRegistry, Outcome, Timer
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry, Timer
 from semel.wire.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -35,20 +39,20 @@ from semel.wire.messages.groups import (
 )
 from semel.wire.primitives import MOST_STRING_BYTES
 
-#: How long a member may wait in its first join; it has no id to send heartbeats with yet.
+#: How long a new member may wait in its first join. It has no id yet and cannot send heartbeats.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-#: How long a group waits at least when nobody has come back.
+#: The shortest wait for joins.
 SHORTEST_WAIT_MS = 100
-#: From this version a new member is given its id first and joins with it, so a lost answer leaves no ghost behind.
+#: From this version on a new member gets its id first and then joins with it. So a lost answer leaves no member behind.
 MEMBER_ID_REQUIRED_SINCE = 4
-#: From this version a static leader can be told to keep the assignment there is.
+#: From this version on a static leader can be told to keep the current assignment.
 SKIP_ASSIGNMENT_SINCE = 9
 
 JOIN, SYNC, SESSION = "classic join", "classic sync", "classic session"
 
 
 def generated_member_id(name: str, unique: str) -> str:
-    """The member's name and what makes it unique, as in Kafka, within what a string holds."""
+    """The member's name and a unique part, as in Kafka. The name is cut to fit into a string."""
     most_bytes = MOST_STRING_BYTES - len(unique) - 1
     if len(name) > most_bytes // 4:
         name = name.encode()[:most_bytes].decode(errors="ignore")
@@ -90,13 +94,13 @@ PendingChange = PendingCreation | PendingReplacement | PendingAssignment
 
 
 class ClassicRebalance:
-    """Drives classic groups of a registry. Every method adds what it decided to the outcome it is given."""
+    """Serves the classic groups of a registry. Records and effects go into `out`."""
 
     __slots__ = ("_pending", "_registry")
 
     def __init__(self, registry: GroupRegistry) -> None:
         self._registry = registry
-        #: Decisions whose record is not yet replayed, by group id.
+        #: Changes whose record is not replayed yet, by group id.
         self._pending: dict[str, PendingChange] = {}
 
     # JoinGroup
@@ -110,9 +114,9 @@ class ClassicRebalance:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
-        out: Outcome,
+        out: DecisionDraft,
     ) -> None:
-        """Take a member in, or tell it what to do first. Parks the request until its generation begins."""
+        """Join a member, or give it its id first. The request is parked until the next generation begins."""
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
         member_id = request.member_id
         instance_id = request.group_instance_id
@@ -161,8 +165,8 @@ class ClassicRebalance:
             group.state is ClassicGroupState.COMPLETING_REBALANCE
             or (group.state is ClassicGroupState.STABLE and group.leader_id != member_id)
         ):
-            # It did not hear the answer to its join, or nothing has changed: the generation there is will do.
-            out.answer(parked.token, self._joined(group, member, parked.version))
+            # Its answer was lost, or nothing has changed: answer with the current generation.
+            out.answer(parked.token, self._join_reply(group, member, parked.version))
             return
         self._update(member, protocols, rebalance_timeout_ms, request.session_timeout_ms, parked, out)
         self._rebalance_or_complete(group, now_ms, out)
@@ -173,7 +177,7 @@ class ClassicRebalance:
             return True
         member = group.members.get(member_id)
         if group.state is ClassicGroupState.PREPARING_REBALANCE:
-            # Who is already waiting stays; the limit may have been lowered, so those that wait are counted.
+            # Members that wait already stay. The limit may have been lowered, so only those that wait are counted.
             return (member is not None and member.join is not None) or group.awaiting_join < most
         return member is not None or len(group.members) < most
 
@@ -184,7 +188,7 @@ class ClassicRebalance:
         protocol_type: str,
         parked: Parked,
         now_ms: int,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> None:
         member.is_new = True
         if group.state is ClassicGroupState.PREPARING_REBALANCE and group.previous_state is ClassicGroupState.EMPTY:
@@ -201,13 +205,13 @@ class ClassicRebalance:
         rebalance_timeout_ms: int,
         session_timeout_ms: int,
         parked: Parked,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> None:
         member.protocols = protocols
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
         if member.join is not None:
-            # The member asked again on another connection; nobody listens on the first.
+            # The member joined again on another connection. The first request is answered, though nobody may read it.
             out.answer(
                 member.join.token,
                 refuse_join(ErrorCode.REBALANCE_IN_PROGRESS, member.join.version, member.member_id),
@@ -221,11 +225,11 @@ class ClassicRebalance:
         new: ClassicMember,
         parked: Parked,
         now_ms: int,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> None:
-        """A static member came back under a new id: whoever still uses the old one is fenced.
+        """A static member came back with a new id. The old id is fenced.
 
-        If the group is stable and would choose the same protocol, its assignment stands and nobody else notices.
+        If the group is stable and would choose the same protocol, the assignment stays and no rebalance begins.
         """
         new.assignment = old.assignment
         if group.state is ClassicGroupState.STABLE:
@@ -233,11 +237,11 @@ class ClassicRebalance:
             if after.select_protocol() == group.protocol_name:
                 self._pending[group.group_id] = PendingReplacement(group, old, new)
                 out.records.append(group_record(self._partition(group), after))
-                reply = self._joined(after, new, parked.version)
+                reply = self._join_reply(after, new, parked.version)
                 if parked.version >= SKIP_ASSIGNMENT_SINCE:
                     reply.skip_assignment = after.leader_id == new.member_id
                 else:
-                    # Told that the old id leads, a static leader acts as a follower and does not assign again.
+                    # A static leader that gets the old id as leader acts as a follower, and does not assign again.
                     reply.members = []
                     reply.leader = group.leader_id or ""
                 out.answer(parked.token, reply)
@@ -253,14 +257,14 @@ class ClassicRebalance:
 
     # Rebalancing
 
-    def _rebalance_or_complete(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+    def _rebalance_or_complete(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
         if group.can_rebalance:
             self.prepare_rebalance(group, now_ms, out)
         else:
             self._complete_if_all_joined(group, now_ms, out)
 
-    def prepare_rebalance(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
-        """Call every member to join again."""
+    def prepare_rebalance(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
+        """Begin a rebalance: all members have to join again."""
         if group.state is ClassicGroupState.COMPLETING_REBALANCE:
             for member in group.members.values():
                 member.assignment = b""
@@ -285,7 +289,7 @@ class ClassicRebalance:
         group.join_deadline_ms = until_ms
         self._registry.timers.set(until_ms, JOIN, group.group_id)
 
-    def _complete_if_all_joined(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+    def _complete_if_all_joined(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
         if (
             group.state is ClassicGroupState.PREPARING_REBALANCE
             and group.previous_state is not ClassicGroupState.EMPTY
@@ -293,13 +297,13 @@ class ClassicRebalance:
         ):
             self._complete_join(group, now_ms, out)
 
-    def _complete_join(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
-        """Begin the next generation with whoever joined; static members may be late without losing their place."""
+    def _complete_join(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
+        """Begin the next generation with the members that joined. Static members may join late."""
         group.join_deadline_ms = None
         for member in [m for m in group.members.values() if m.join is None and m.group_instance_id is None]:
             group.remove(member.member_id)
         if group.members and not group.elect_leader():
-            # Not at once, though a client may say that no time is enough for it: nobody would ever come.
+            # Wait, even if the clients' rebalance timeout is 0: else nobody could join in time.
             self._wait_for_joins(group, now_ms + max(group.rebalance_timeout_ms, SHORTEST_WAIT_MS))
             return
         group.begin_generation(now_ms)
@@ -308,7 +312,7 @@ class ClassicRebalance:
             return
         for member in group.members.values():
             if member.join is not None:
-                out.answer(member.join.token, self._joined(group, member, member.join.version))
+                out.answer(member.join.token, self._join_reply(group, member, member.join.version))
                 member.join = None
             member.is_new = False
             self.expect(group, member, now_ms + member.session_timeout_ms)
@@ -316,7 +320,7 @@ class ClassicRebalance:
         self._registry.timers.set(group.sync_deadline_ms, SYNC, group.group_id)
 
     @staticmethod
-    def _joined(group: ClassicGroup, member: ClassicMember, version: int) -> JoinGroupResponse:
+    def _join_reply(group: ClassicGroup, member: ClassicMember, version: int) -> JoinGroupResponse:
         leads = group.leader_id == member.member_id
         return JoinGroupResponse(
             error_code=ErrorCode.NONE,
@@ -339,7 +343,9 @@ class ClassicRebalance:
 
     # SyncGroup
 
-    def sync(self, group: ClassicGroup, request: SyncGroupRequest, parked: Parked, now_ms: int, out: Outcome) -> None:
+    def sync(
+        self, group: ClassicGroup, request: SyncGroupRequest, parked: Parked, now_ms: int, out: DecisionDraft
+    ) -> None:
         member = group.validate_member(request.member_id, request.group_instance_id)
         group.validate_generation(request.generation_id)
         if request.protocol_type is not None and request.protocol_type != group.protocol_type:
@@ -349,13 +355,13 @@ class ClassicRebalance:
         if group.state is ClassicGroupState.EMPTY:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "the group is empty")
         if group.state is ClassicGroupState.PREPARING_REBALANCE:
-            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "members are joining again")
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "a rebalance is in progress")
         group.pending_sync = without_entry(group.pending_sync, member.member_id)
         if not group.pending_sync:
             group.sync_deadline_ms = None
         if group.state is ClassicGroupState.STABLE:
             self.expect(group, member, now_ms + member.session_timeout_ms)
-            out.answer(parked.token, self._synced(group, member.assignment))
+            out.answer(parked.token, self._sync_reply(group, member.assignment))
             return
         _end_sync(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         member.sync = parked
@@ -365,10 +371,10 @@ class ClassicRebalance:
             out.records.append(group_record(self._partition(group), group, given))
             for other in group.members.values():
                 if other.sync is not None:
-                    out.answer(other.sync.token, self._synced(group, given.get(other.member_id, b"")))
+                    out.answer(other.sync.token, self._sync_reply(group, given.get(other.member_id, b"")))
 
     @staticmethod
-    def _synced(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
+    def _sync_reply(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
         return SyncGroupResponse(
             error_code=ErrorCode.NONE,
             protocol_type=group.protocol_type,
@@ -378,7 +384,7 @@ class ClassicRebalance:
 
     # Replay
 
-    def create(self, group: ClassicGroup, out: Outcome) -> None:
+    def create(self, group: ClassicGroup, out: DecisionDraft) -> None:
         """Write a new group. It is registered when the record is replayed, with the members that joined it so far."""
         self._pending[group.group_id] = PendingCreation(group)
         out.records.append(empty_group_record(self._partition(group), group))
@@ -401,7 +407,7 @@ class ClassicRebalance:
                 return False
         return True
 
-    def drop_pending(self, group_id: str, code: ErrorCode, now_ms: int, out: Outcome) -> None:
+    def drop_pending(self, group_id: str, code: ErrorCode, now_ms: int, out: DecisionDraft) -> None:
         """The record of this group's pending change could not be written; `code` is for requests that still wait."""
         match self._pending.pop(group_id, None):
             case PendingCreation(group):
@@ -425,7 +431,7 @@ class ClassicRebalance:
         )
 
     def expect(self, group: ClassicGroup, member: ClassicMember, deadline_ms: int) -> None:
-        """The member must be heard of before the deadline."""
+        """Expect a heartbeat of the member until the deadline."""
         member.deadline_ms = deadline_ms
         if member.timer_at_ms is None or member.timer_at_ms > deadline_ms:
             member.timer_at_ms = deadline_ms
@@ -434,7 +440,7 @@ class ClassicRebalance:
     # LeaveGroup
 
     def leave(
-        self, group: ClassicGroup, members: list[LeaveGroupRequest.MemberIdentity], now_ms: int, out: Outcome
+        self, group: ClassicGroup, members: list[LeaveGroupRequest.MemberIdentity], now_ms: int, out: DecisionDraft
     ) -> list[LeaveGroupResponse.MemberResponse]:
         results = []
         anybody_left = False
@@ -454,9 +460,9 @@ class ClassicRebalance:
             self._after_removal(group, now_ms, out)
         return results
 
-    def _remove_leaving(self, group: ClassicGroup, member_id: str, instance_id: str | None, out: Outcome) -> None:
+    def _remove_leaving(self, group: ClassicGroup, member_id: str, instance_id: str | None, out: DecisionDraft) -> None:
         if member_id == NO_MEMBER_ID:
-            # An administrator removes a static member by its instance id alone.
+            # An administrator may remove a static member by its instance id alone.
             holder = None if instance_id is None else group.static_members.get(instance_id)
             if holder is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has instance id {instance_id}")
@@ -469,7 +475,7 @@ class ClassicRebalance:
         _end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
         group.remove(member.member_id)
 
-    def _after_removal(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+    def _after_removal(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
         if group.state in (ClassicGroupState.STABLE, ClassicGroupState.COMPLETING_REBALANCE):
             self._rebalance_or_complete(group, now_ms, out)
         else:
@@ -477,7 +483,7 @@ class ClassicRebalance:
 
     # Time
 
-    def on_timer(self, group: ClassicGroup, timer: Timer, now_ms: int, out: Outcome) -> None:
+    def on_timer(self, group: ClassicGroup, timer: Timer, now_ms: int, out: DecisionDraft) -> None:
         if timer.kind == SESSION:
             self._session_ended(group, timer, now_ms, out)
         elif timer.kind == JOIN and group.join_deadline_ms is not None and group.join_deadline_ms <= now_ms:
@@ -499,7 +505,7 @@ class ClassicRebalance:
                 group.remove(member_id)
             self.prepare_rebalance(group, now_ms, out)
 
-    def _session_ended(self, group: ClassicGroup, timer: Timer, now_ms: int, out: Outcome) -> None:
+    def _session_ended(self, group: ClassicGroup, timer: Timer, now_ms: int, out: DecisionDraft) -> None:
         member_id = timer.member_id
         if member_id in group.pending_join:
             if group.pending_join[member_id] <= now_ms:
@@ -515,7 +521,7 @@ class ClassicRebalance:
         if member.deadline_ms > now_ms:
             self.expect(group, member, member.deadline_ms)
         elif not member.is_new and (member.join is not None or member.sync is not None):
-            # Whoever waits for the group is alive as far as the group is concerned; the answer sets a new deadline.
+            # A member with a parked request is alive. Its answer sets a new deadline.
             member.deadline_ms = None
         else:
             _end_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
@@ -525,20 +531,20 @@ class ClassicRebalance:
     def _partition(self, group: ClassicGroup) -> int:
         return self._registry.partition_for(group.group_id)
 
-    def begin_again(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
-        """A group that has just gone back to this protocol: its members join anew."""
+    def begin_again(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> None:
+        """The group was converted back to this protocol: its members have to join again."""
         for member in group.members.values():
             self.expect(group, member, now_ms + member.session_timeout_ms)
         self.prepare_rebalance(group, now_ms, out)
 
 
-def _end_sync(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
+def _end_sync(member: ClassicMember, code: ErrorCode, out: DecisionDraft) -> None:
     if member.sync is not None:
         out.answer(member.sync.token, SyncGroupResponse(error_code=code))
         member.sync = None
 
 
-def _end_parked(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
+def _end_parked(member: ClassicMember, code: ErrorCode, out: DecisionDraft) -> None:
     _end_sync(member, code, out)
     if member.join is not None:
         known_by = NO_MEMBER_ID if code == ErrorCode.UNKNOWN_MEMBER_ID else member.member_id
@@ -546,7 +552,7 @@ def _end_parked(member: ClassicMember, code: ErrorCode, out: Outcome) -> None:
         member.join = None
 
 
-def end_all_parked(group: ClassicGroup, code: ErrorCode, out: Outcome) -> None:
-    """Whoever waits in this group is told why it need not."""
+def end_all_parked(group: ClassicGroup, code: ErrorCode, out: DecisionDraft) -> None:
+    """Answer all parked joins and syncs with `code`."""
     for member in group.members.values():
         _end_parked(member, code, out)

@@ -1,4 +1,4 @@
-"""A classic group as one record: its generation, its members and what they were given."""
+"""A classic group as one record: its generation, its members and their assignments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semel.wire.messages.coordinator_records import GroupMetadataKey, GroupMetad
 
 
 def empty_group_record(partition: int, group: ClassicGroup) -> StateRecord:
-    """A group that has just come into being, before anybody is in it."""
+    """A new group, without members."""
     return record(
         partition,
         GroupMetadataKey(group=group.group_id),
@@ -26,7 +26,7 @@ def empty_group_record(partition: int, group: ClassicGroup) -> StateRecord:
 
 
 def group_record(partition: int, group: ClassicGroup, assignments: dict[str, bytes] | None = None) -> StateRecord:
-    """The group as it will be: with these assignments, or those the members have."""
+    """The group with these assignments, or with those that the members have."""
     return record(
         partition,
         GroupMetadataKey(group=group.group_id),
@@ -54,7 +54,7 @@ def group_record(partition: int, group: ClassicGroup, assignments: dict[str, byt
 
 
 def read_group(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
-    """The group a record describes: with members it is stable, without them empty."""
+    """The group in a record. With members it is stable, without members it is empty."""
     group = ClassicGroup(group_id, value.current_state_timestamp)
     group.generation_id = value.generation
     group.protocol_type = intern(value.protocol_type) if value.protocol_type else None

@@ -1,9 +1,9 @@
 """The broker's own assignors under the consumer protocol: `uniform` and `range`.
 
-Both are functions of the members and topics alone, give every partition of a subscribed topic to exactly one member
-that subscribes to it, and give the same answer to the same question. `uniform` is balanced to within one partition
-where subscriptions are equal, and moves as little as it can; `range` gives each member of a topic one stretch of it,
-the same stretch of every topic that has as many partitions and the same members.
+Both are pure functions of members and topics. Every partition of a subscribed topic goes to exactly one of its
+subscribers. `uniform` is balanced to within one partition if all subscriptions are equal, and moves few partitions.
+`range` gives each subscriber of a topic one range of it, the same range of all topics with as many partitions and the
+same subscribers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Assignor = Callable[[Mapping[str, AssignedMember], Mapping[UUID, int]], dict[str
 
 
 def assign_range(members: Mapping[str, AssignedMember], partitions: Mapping[UUID, int]) -> dict[str, Assignment]:
-    """Stretches of each topic, dealt in the order of instance ids and then member ids."""
+    """A range of each topic per subscriber, in the order of instance ids and then member ids."""
     places: dict[str, set[Place]] = {member_id: set() for member_id in members}
-    # Static members come first, so that a member without a lasting name does not push them around.
+    # Static members come first, so that a dynamic member does not change their ranges.
     order = sorted(members, key=lambda m: (members[m].instance_id is None, members[m].instance_id or "", m))
     for topic_id in sorted(partitions):
         subscribers = [member_id for member_id in order if topic_id in members[member_id].topics]
@@ -50,7 +50,7 @@ def assign_range(members: Mapping[str, AssignedMember], partitions: Mapping[UUID
 
 
 def assign_uniform(members: Mapping[str, AssignedMember], partitions: Mapping[UUID, int]) -> dict[str, Assignment]:
-    """As even as subscriptions allow, keeping what members have."""
+    """As balanced as the subscriptions allow. Members keep what they have where possible."""
     if not members:
         return {}
     subscriptions = {member.topics for member in members.values()}
@@ -66,7 +66,7 @@ ASSIGNORS: dict[str, Assignor] = {"uniform": assign_uniform, "range": assign_ran
 
 
 def _keep_current(members: Mapping[str, AssignedMember], partitions: Mapping[UUID, int]) -> dict[str, list[Place]]:
-    """What each member may keep: still subscribed to, still there, and claimed by nobody before it."""
+    """What each member keeps: partitions that exist, are subscribed to and not kept by another member."""
     taken: set[Place] = set()
     kept: dict[str, list[Place]] = {}
     for member_id in sorted(members):
@@ -86,11 +86,11 @@ def _keep_current(members: Mapping[str, AssignedMember], partitions: Mapping[UUI
 def _even_out(
     given: dict[str, list[Place]], members: Mapping[str, AssignedMember], partitions: Mapping[UUID, int]
 ) -> None:
-    """Everybody subscribes to the same: each member gets its share, some of them one more."""
+    """All subscriptions are equal: each member gets an equal share, some of them one more."""
     topics = next(iter(members.values())).topics
     total = sum(partitions.get(topic_id, 0) for topic_id in topics)
     quota, extra = divmod(total, len(members))
-    # Who already holds more than the share keeps the one that is left over, so fewer partitions move.
+    # The extra partitions stay with members that have more than the share, so fewer partitions move.
     for member_id in sorted(given, key=lambda m: (-len(given[m]), m)):
         share = quota
         if extra > 0 and len(given[member_id]) > quota:
@@ -116,13 +116,13 @@ def _even_out(
 def _level(
     given: dict[str, list[Place]], members: Mapping[str, AssignedMember], partitions: Mapping[UUID, int]
 ) -> None:
-    """Subscriptions differ: what is free goes to whoever has least, then partitions move downhill until none can."""
+    """Subscriptions differ: free partitions go to the member with the fewest, then partitions move until balanced."""
     subscribers: dict[UUID, list[str]] = {
         topic_id: [member_id for member_id in sorted(members) if topic_id in members[member_id].topics]
         for topic_id in sorted(partitions)
     }
     taken = {place for places in given.values() for place in places}
-    # The topics with the fewest candidates first: later ones can make up for it.
+    # Topics with the fewest subscribers first: the later ones can even out the shares.
     for topic_id in sorted(subscribers, key=lambda t: (len(subscribers[t]), t)):
         if not subscribers[topic_id]:
             continue
@@ -136,7 +136,7 @@ def _level(
         for richest in sorted(given, key=lambda m: (-len(given[m]), m)):
             for place in list(given[richest]):
                 poorest = min(subscribers[place[0]], key=lambda m: (len(given[m]), m))
-                # A move from n to m members' partitions makes the whole more even only if they differ by two.
+                # A move helps only if the two members differ by at least two partitions.
                 if len(given[richest]) - len(given[poorest]) >= 2:
                     given[richest].remove(place)
                     given[poorest].append(place)

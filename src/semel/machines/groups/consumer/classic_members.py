@@ -1,8 +1,8 @@
-"""Members of the classic protocol in a group that has gone over to the consumer protocol.
+"""Serves members that use the classic protocol in a group that was converted to the consumer protocol.
 
-The broker assigns for them as for the others. A join is their heartbeat with news: it brings what they want and have
-and is answered with a generation, which is their epoch; a sync brings the assignment. When they have to act they are
-told to rejoin, as a classic group would tell them.
+The broker assigns for them as for the others. A join carries their subscription and owned partitions, and returns a
+generation, which is their member epoch. A sync returns the assignment. To make them act, a heartbeat tells them to
+rejoin, as in a classic group.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.groups.classic.group import CONSUMER_PROTOCOL_TYPE, Protocols
 from semel.machines.groups.classic.rebalance import MEMBER_ID_REQUIRED_SINCE, refuse_join
 from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState
-from semel.machines.groups.consumer.heartbeat import ConsumerRebalance, Draft
+from semel.machines.groups.consumer.heartbeat import ConsumerGroupDraft, ConsumerRebalance
 from semel.machines.groups.migration import encode_owned, owned_of, read_embedded
-from semel.machines.groups.registry import GroupRegistry, Outcome
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry
 from semel.wire.consumer_protocol import read_subscription
 from semel.wire.messages.groups import (
     HeartbeatRequest,
@@ -29,8 +29,8 @@ from semel.wire.messages.groups import (
 )
 
 
-class MixedGroup:
-    """Answers the classic protocol's requests to consumer groups."""
+class ClassicMembers:
+    """Serves the classic protocol's requests to consumer groups."""
 
     __slots__ = ("_consumer", "_registry")
 
@@ -47,16 +47,16 @@ class MixedGroup:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
-        out: Outcome,
+        out: DecisionDraft,
     ) -> JoinGroupResponse:
-        """A member takes part, or is told why not, which here does not repeat its id."""
+        """Join a member. A refusal does not repeat the member id, as in Kafka."""
         try:
-            return self._joined(group, request, version, now_ms, client_id, client_host, new_member_id, out)
+            return self._join(group, request, version, now_ms, client_id, client_host, new_member_id, out)
         except Refused as refused:
             out.records.clear()
             return refuse_join(refused.code, version)
 
-    def _joined(
+    def _join(
         self,
         group: ConsumerGroup,
         request: JoinGroupRequest,
@@ -65,7 +65,7 @@ class MixedGroup:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
-        out: Outcome,
+        out: DecisionDraft,
     ) -> JoinGroupResponse:
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
         unknown = not request.member_id
@@ -77,7 +77,7 @@ class MixedGroup:
         if unknown and request.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
             return refuse_join(ErrorCode.MEMBER_ID_REQUIRED, version, member_id)
         subscription = read_embedded(read_subscription, protocols[0][1])
-        draft = Draft(group)
+        draft = ConsumerGroupDraft(group)
         before = self._member(group, draft, member_id, request.group_instance_id, unknown, out)
         timeout_ms = request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
         member = replace(
@@ -106,11 +106,11 @@ class MixedGroup:
     def _member(
         self,
         group: ConsumerGroup,
-        draft: Draft,
+        draft: ConsumerGroupDraft,
         member_id: str,
         instance_id: str | None,
         unknown: bool,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> ConsumerMember:
         if instance_id is None or (unknown and instance_id not in group.static_members):
             return group.members.get(member_id) or ConsumerMember(member_id)
@@ -136,7 +136,7 @@ class MixedGroup:
         )
 
     def heartbeat(self, group: ConsumerGroup, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
-        """The member has to rejoin to catch up, to say what it revoked, or because what it waits for is free."""
+        """REBALANCE_IN_PROGRESS if the member has to rejoin: it is behind, must revoke, or can get more now."""
         member, _ = self._classic_member(group, request.member_id, request.group_instance_id)
         _check_generation(member, request.generation_id)
         session = self._consumer.sessions.heard_from(group.group_id, member, now_ms)
@@ -150,9 +150,9 @@ class MixedGroup:
         return ErrorCode.NONE
 
     def leave(
-        self, group: ConsumerGroup, members: list[LeaveGroupRequest.MemberIdentity], now_ms: int, out: Outcome
+        self, group: ConsumerGroup, members: list[LeaveGroupRequest.MemberIdentity], now_ms: int, out: DecisionDraft
     ) -> list[LeaveGroupResponse.MemberResponse]:
-        """An administrator removes members of either protocol this way, by member id or by instance id."""
+        """Remove members of either protocol, by member id or by instance id."""
         gone: set[str] = set()
         results = []
         for leaving in members:

@@ -1,7 +1,7 @@
 """A group under the consumer protocol (KIP-848): the broker assigns, members reconcile.
 
-Every fact about the group is a record, so its state is exactly what replay made of the log. A partition has one owner
-at a time: a member is given a partition only once the member that had it has said that it let go.
+All state of the group is in its records. A partition has one owner at a time: a member gets a partition only after its
+last owner has reported that it revoked it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from uuid import UUID
 from semel.errors import ErrorCode, Refused
 from semel.machines.groups.committed_offsets import CommittedOffset
 from semel.machines.groups.consumer.assignors import Assignment
-from semel.machines.groups.idle_entries import NOTHING, with_entry, without_entry
+from semel.machines.groups.idle_entries import SHARED_EMPTY, with_entry, without_entry
 
-#: Epochs a member sends that are not epochs.
+#: Special values of the member epoch in a heartbeat.
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 LEAVE_STATIC_EPOCH = -2
 UNKNOWN_MEMBER_EPOCH = -1
-#: A group begins here without a record, and its first subscription takes it further.
+#: The epoch of a new group, before its first record.
 FIRST_GROUP_EPOCH = 1
 
-#: topic id -> partition -> the epoch in which the member was given it
+#: topic id -> partition -> the epoch in which the member got it
 Owned = Mapping[UUID, Mapping[int, int]]
 
 
 class ConsumerGroupState(enum.Enum):
-    """Under the names Kafka's tools print."""
+    """The states of a consumer group. The values are the names that Kafka's tools print."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -40,7 +40,7 @@ class ConsumerGroupState(enum.Enum):
 
 
 class ConsumerMemberState(enum.IntEnum):
-    """How far a member is with its target; the numbers are those of the record."""
+    """How far a member is with its target. The numbers are those in the record."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
@@ -48,7 +48,7 @@ class ConsumerMemberState(enum.IntEnum):
 
 
 class ClassicSide(NamedTuple):
-    """What is kept of a member that speaks the classic protocol in a group that has gone over to this one."""
+    """What is stored of a member that uses the classic protocol in a consumer group."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -56,7 +56,7 @@ class ClassicSide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
-    """What is recorded of a member. Changed by making another one."""
+    """One member. Immutable: a change makes a new object."""
 
     member_id: str
     instance_id: str | None = None
@@ -75,7 +75,7 @@ class ConsumerMember:
     classic: ClassicSide | None = None
 
     def given_in(self, topic_id: UUID, partition: int) -> int | None:
-        """The epoch in which the member was given a partition it still has."""
+        """The epoch in which the member got a partition that it still has."""
         epoch = self.assigned.get(topic_id, {}).get(partition)
         return self.pending_revocation.get(topic_id, {}).get(partition) if epoch is None else epoch
 
@@ -84,7 +84,7 @@ class ConsumerMember:
 
 
 class ResolvedRegex(NamedTuple):
-    """The topics a regular expression stood for when it was last looked at."""
+    """The topics that matched a regular expression when it was last checked."""
 
     topics: frozenset[str]
     version: int
@@ -92,7 +92,7 @@ class ResolvedRegex(NamedTuple):
 
 
 class ConsumerGroup:
-    """The group as replayed."""
+    """A consumer group, as replayed from its records."""
 
     __slots__ = (
         "checked_topics",
@@ -111,14 +111,14 @@ class ConsumerGroup:
         self.group_id = group_id
         self.epoch = FIRST_GROUP_EPOCH
         self.metadata_hash = 0
-        self.members: dict[str, ConsumerMember] = NOTHING
-        self.static_members: dict[str, str] = NOTHING
+        self.members: dict[str, ConsumerMember] = SHARED_EMPTY
+        self.static_members: dict[str, str] = SHARED_EMPTY
         self.target_epoch = 0
-        self.target: dict[str, Assignment] = NOTHING
-        self.regexes: dict[str, ResolvedRegex] = NOTHING
-        #: partition -> the member that holds it, or has not yet let go of it
-        self.owners: dict[tuple[UUID, int], str] = NOTHING
-        #: The view of topics the subscriptions were last held against; another one means to look again.
+        self.target: dict[str, Assignment] = SHARED_EMPTY
+        self.regexes: dict[str, ResolvedRegex] = SHARED_EMPTY
+        #: partition -> the member that owns it, or has not revoked it yet
+        self.owners: dict[tuple[UUID, int], str] = SHARED_EMPTY
+        #: The topics against which the subscriptions were last checked. If they changed, check again.
         self.checked_topics: object = None
 
     @property
@@ -135,7 +135,7 @@ class ConsumerGroup:
         return self.owners.get((topic_id, partition))
 
     def waits_for_release(self, member: ConsumerMember) -> bool:
-        """Whether somebody else still has a partition the member is to get."""
+        """Whether another member still has a partition of this member's target."""
         return any(
             partition not in member.assigned.get(topic_id, {}) and (topic_id, partition) in self.owners
             for topic_id, partitions in self.target.get(member.member_id, {}).items()
@@ -149,7 +149,7 @@ class ConsumerGroup:
         return member
 
     def subscribed_topics(self) -> frozenset[str]:
-        """Every topic some member subscribes to, by name or by regular expression."""
+        """The topics that any member subscribes to, by name or by regular expression."""
         return frozenset().union(*(topics_of(member, self.regexes) for member in self.members.values()))
 
     def is_subscribed_to(self, topic: str) -> bool:
@@ -188,21 +188,24 @@ class ConsumerGroup:
     def validate_commit(
         self, member_id: str, group_instance_id: str | None, member_epoch: int, version: int, *, transactional: bool
     ) -> ConsumerMember | None:
-        """Refuse a commit that does not come from a member. If its epoch is behind, its partitions decide."""
+        """Refuse a commit unless its sender is a member.
+
+        Returns the member if its epoch is behind. Then each partition has to be checked with `validate_commit_of`.
+        """
         if member_epoch < 0 and not self.members:
             return None
         if transactional and member_epoch == UNKNOWN_MEMBER_EPOCH and not member_id and group_instance_id is None:
             return None
         member = self.member(member_id)
         if not transactional and member.classic is None and version < 9:
-            raise Refused(ErrorCode.UNSUPPORTED_VERSION, "members of this protocol commit with version 9 or newer")
+            raise Refused(ErrorCode.UNSUPPORTED_VERSION, "members of a consumer group commit with version 9 or newer")
         if member_epoch > member.member_epoch:
             self.validate_epoch(member, member_epoch)
         return None if member_epoch == member.member_epoch else member
 
     @staticmethod
     def validate_commit_of(member: ConsumerMember, member_epoch: int, topic_id: UUID, partition: int) -> None:
-        """A member that has not heard of its newest epoch may commit what it has had since the one it knows."""
+        """A member with an older epoch may commit partitions that it has had since that epoch."""
         given_in = member.given_in(topic_id, partition)
         if given_in is None or member_epoch < given_in:
             raise Refused(_stale(member), f"partition {partition} is not the member's since {member_epoch}")
@@ -218,12 +221,12 @@ class ConsumerGroup:
             raise Refused(_stale(member), f"epoch {member_epoch}, but the member is at {member.member_epoch}")
 
     def expires(self, offset: CommittedOffset, topic: str, retention_ms: int, now_ms: int) -> bool:
-        """An offset of a topic nobody subscribes to grows old from its commit on."""
-        return not self.is_subscribed_to(topic) and offset.expired(offset.commit_timestamp_ms, retention_ms, now_ms)
+        """Whether an offset is expired. Only offsets of topics without a subscriber expire."""
+        return not self.is_subscribed_to(topic) and offset.is_expired(offset.commit_timestamp_ms, retention_ms, now_ms)
 
 
 def _stale(member: ConsumerMember) -> ErrorCode:
-    """Each protocol has its own word for an epoch that is over."""
+    """The code for a stale epoch in the member's protocol."""
     return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
 
 
@@ -235,6 +238,6 @@ def _places(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:
 
 
 def topics_of(member: ConsumerMember, regexes: Mapping[str, ResolvedRegex]) -> frozenset[str]:
-    """What a member subscribes to, by name and by regular expression."""
+    """The topics that a member subscribes to, by name and by regular expression."""
     resolved = regexes.get(member.subscribed_topic_regex or "")
     return member.subscribed_topic_names if resolved is None else member.subscribed_topic_names | resolved.topics

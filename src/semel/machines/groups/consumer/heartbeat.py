@@ -1,8 +1,7 @@
 """The consumer protocol's requests (KIP-848): ConsumerGroupHeartbeat, ConsumerGroupDescribe and their timers.
 
-A heartbeat is the whole conversation: it carries what a member wants and has, and is answered with what it may have.
-Everything that changes is in the records of the decision; until they are replayed the group is as it was. What is in
-memory alone is when each member was last heard from.
+A heartbeat carries a member's subscription and the partitions it owns. The reply is its assignment. All changes are in
+the records of the decision; until they are replayed the group is as it was. Only the sessions are in memory alone.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from semel.machines.groups.consumer.group import (
 from semel.machines.groups.consumer.reconciliation import reconcile
 from semel.machines.groups.consumer.records import ConsumerRecords
 from semel.machines.groups.consumer.sessions import ConsumerSessions
-from semel.machines.groups.migration import downgraded, upgraded
+from semel.machines.groups.migration import to_classic_group, to_consumer_group
 from semel.machines.groups.records import group_tombstone
-from semel.machines.groups.registry import GroupRegistry, Outcome, Timer, TopicsView
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry, Timer, TopicsView
 from semel.machines.name_pattern import NamePattern
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
 
-#: From this version a member chooses its own id.
+#: From this version on a member chooses its own id.
 MEMBER_CHOOSES_ID_SINCE = 1
 
-#: What a member says it has: topic id -> partitions
+#: The partitions that a member reports as owned: topic id -> partitions
 Said = Mapping[UUID, frozenset[int]]
 
 
-class Draft:
-    """The group as it will be once the records gathered so far are replayed."""
+class ConsumerGroupDraft:
+    """The group as it will be when the records of the decision are replayed."""
 
     __slots__ = ("epoch", "members", "regexes", "replaced_id", "target")
 
@@ -64,7 +63,7 @@ class Draft:
 
 
 class ConsumerRebalance:
-    """Drives the consumer groups of a registry."""
+    """Serves the consumer groups of a registry. Records and effects go into `out`."""
 
     __slots__ = ("_registry", "sessions")
 
@@ -89,7 +88,7 @@ class ConsumerRebalance:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
-        out: Outcome,
+        out: DecisionDraft,
     ) -> ConsumerGroupHeartbeatResponse:
         self._check(request, version)
         if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
@@ -102,9 +101,9 @@ class ConsumerRebalance:
         said = None
         if request.topic_partitions is not None:
             said = {part.topic_id: frozenset(part.partitions) for part in request.topic_partitions}
-        draft = Draft(group)
+        draft = ConsumerGroupDraft(group)
         before = self._member(group, draft, member_id, request, said, out)
-        member = _updated(before, request, client_id, client_host)
+        member = _member_after_request(before, request, client_id, client_host)
         after = self.advance(group, draft, before, member, said, now_ms, out)
         self.sessions.heard_from(group.group_id, after, now_ms)
         reply = ConsumerGroupHeartbeatResponse(
@@ -126,14 +125,14 @@ class ConsumerRebalance:
     def advance(
         self,
         group: ConsumerGroup,
-        draft: Draft,
+        draft: ConsumerGroupDraft,
         before: ConsumerMember,
         member: ConsumerMember,
         said: Said | None,
         now_ms: int,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> ConsumerMember:
-        """Take in what a member wants and has, assign anew if that changes the group, and move the member on."""
+        """Apply a member's subscription, assign again if the group changed, and reconcile the member."""
         records = self.records_of(group.group_id)
         self._subscribe(group, draft, before, member, records, now_ms, out)
         target_epoch = group.target_epoch
@@ -161,7 +160,7 @@ class ConsumerRebalance:
         return after
 
     def _check(self, request: ConsumerGroupHeartbeatRequest, version: int) -> None:
-        """Refuse what no well-behaved member sends."""
+        """Refuse an invalid request."""
         epoch = request.member_epoch
         wrong = ""
         if not request.member_id and (version >= MEMBER_CHOOSES_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
@@ -184,8 +183,8 @@ class ConsumerRebalance:
         if assignor is not None and assignor not in self._registry.settings.group_consumer_assignors:
             raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {assignor} is not supported.")
 
-    def _group(self, group_id: str, create: bool, now_ms: int, out: Outcome) -> ConsumerGroup:
-        """The group. One of the classic protocol goes over to this one with its first member that speaks it."""
+    def _group(self, group_id: str, create: bool, now_ms: int, out: DecisionDraft) -> ConsumerGroup:
+        """The group. A classic group is converted when its first member of this protocol joins."""
         group = self._registry.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group
@@ -196,9 +195,9 @@ class ConsumerRebalance:
         if group.state is ClassicGroupState.EMPTY:
             out.records.append(group_tombstone(self._registry.partition_for(group_id), group_id))
             return ConsumerGroup(group_id)
-        return self._upgraded(group, now_ms, out)
+        return self._upgrade(group, now_ms, out)
 
-    def _upgraded(self, group: ClassicGroup, now_ms: int, out: Outcome) -> ConsumerGroup:
+    def _upgrade(self, group: ClassicGroup, now_ms: int, out: DecisionDraft) -> ConsumerGroup:
         settings = self._registry.settings
         if not (
             settings.allows_upgrade
@@ -207,7 +206,7 @@ class ConsumerRebalance:
         ):
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} is not a consumer group.")
         try:
-            converted = upgraded(group, self._topics)
+            converted = to_consumer_group(group, self._topics)
         except Refused as refused:
             raise Refused(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} cannot be upgraded: {refused.why}"
@@ -223,13 +222,13 @@ class ConsumerRebalance:
     def _member(
         self,
         group: ConsumerGroup,
-        draft: Draft,
+        draft: ConsumerGroupDraft,
         member_id: str,
         request: ConsumerGroupHeartbeatRequest,
         said: Said | None,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> ConsumerMember:
-        """Who is speaking, fenced if somebody else took its place."""
+        """The member that sent the request; `Refused` if it is fenced."""
         joining = request.member_epoch == JOIN_EPOCH
         holder_id = None if request.instance_id is None else group.static_members.get(request.instance_id)
         if request.instance_id is None or (joining and holder_id is None):
@@ -253,9 +252,14 @@ class ConsumerRebalance:
         return self.replace_static(group, draft, holder, member_id, out)
 
     def replace_static(
-        self, group: ConsumerGroup, draft: Draft, holder: ConsumerMember, member_id: str, out: Outcome
+        self,
+        group: ConsumerGroup,
+        draft: ConsumerGroupDraft,
+        holder: ConsumerMember,
+        member_id: str,
+        out: DecisionDraft,
     ) -> ConsumerMember:
-        """The static member is back under another id: what it was to have waits for it."""
+        """A static member came back with another id. It gets the target of its old id."""
         records = self.records_of(group.group_id)
         member = replace(holder, member_id=member_id, member_epoch=0, previous_member_epoch=0)
         target = draft.target.pop(holder.member_id, {})
@@ -282,20 +286,20 @@ class ConsumerRebalance:
     def _subscribe(
         self,
         group: ConsumerGroup,
-        draft: Draft,
+        draft: ConsumerGroupDraft,
         before: ConsumerMember,
         member: ConsumerMember,
         records: ConsumerRecords,
         now_ms: int,
-        out: Outcome,
+        out: DecisionDraft,
     ) -> None:
-        """Write down a changed subscription; a new epoch begins when the topics of the group are no longer the same."""
+        """Write a changed subscription. A new epoch begins if the topics of the group changed."""
         if member != before or member.member_id not in draft.members:
             out.records.append(records.member(member))
         draft.members[member.member_id] = member
         topics = self._topics
         if member.subscribed_topic_regex and member.subscribed_topic_regex not in draft.regexes:
-            # Before anything is written: an expression that cannot be read is refused.
+            # Refuses an invalid expression before anything is written.
             NamePattern(member.subscribed_topic_regex)
         looked_again = group.checked_topics is not topics
         regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out)
@@ -309,8 +313,10 @@ class ConsumerRebalance:
             out.records.append(records.epoch(draft.epoch, metadata_hash))
         group.checked_topics = topics
 
-    def _resolve_regexes(self, draft: Draft, records: ConsumerRecords, again: bool, now_ms: int, out: Outcome) -> bool:
-        """Hold the members' expressions against the topics there are; whether any stands for something else now."""
+    def _resolve_regexes(
+        self, draft: ConsumerGroupDraft, records: ConsumerRecords, again: bool, now_ms: int, out: DecisionDraft
+    ) -> bool:
+        """Match the members' expressions with the topics. Returns whether any result changed."""
         used = {member.subscribed_topic_regex for member in draft.members.values() if member.subscribed_topic_regex}
         for expression in sorted(draft.regexes.keys() - used):
             del draft.regexes[expression]
@@ -335,8 +341,8 @@ class ConsumerRebalance:
 
     # Assignment
 
-    def _assign(self, draft: Draft, records: ConsumerRecords, now_ms: int, out: Outcome) -> None:
-        """A new target for the new epoch; only what changed is written."""
+    def _assign(self, draft: ConsumerGroupDraft, records: ConsumerRecords, now_ms: int, out: DecisionDraft) -> None:
+        """Compute the target of the new epoch. Only changes are written."""
         assignor = ASSIGNORS[self.assignor_name(draft.members.values())]
         members = {
             member_id: AssignedMember(
@@ -358,7 +364,7 @@ class ConsumerRebalance:
         out.records.append(records.target_epoch(draft.epoch, now_ms))
 
     def assignor_name(self, members: Iterable[ConsumerMember]) -> str:
-        """The one most members ask for, else the broker's first."""
+        """The assignor that most members ask for, else the broker's first."""
         wanted = Counter(member.server_assignor for member in members if member.server_assignor is not None)
         if wanted:
             return wanted.most_common(1)[0][0]
@@ -367,7 +373,7 @@ class ConsumerRebalance:
     # Leaving
 
     def _leave(
-        self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome
+        self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: DecisionDraft
     ) -> ConsumerGroupHeartbeatResponse:
         group = self._registry.groups.get(request.group_id)
         if not isinstance(group, ConsumerGroup):
@@ -377,26 +383,26 @@ class ConsumerRebalance:
         else:
             member = self.static_holder(group, request.instance_id, request.member_id, must_be_same=True)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
-            # It means to come back: its partitions stay with it until its session ends.
+            # A static member that will come back: it keeps its partitions until its session ends.
             gone = replace(member, member_epoch=LEAVE_STATIC_EPOCH, pending_revocation={})
             out.records.append(self.records_of(group.group_id).current(gone))
         else:
             self.remove(group, {member.member_id}, now_ms, out)
         return ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
 
-    def remove(self, group: ConsumerGroup, gone: set[str], now_ms: int, out: Outcome) -> None:
-        """Members are gone: a new epoch begins, and the next heartbeat of another member assigns anew.
+    def remove(self, group: ConsumerGroup, gone: set[str], now_ms: int, out: DecisionDraft) -> None:
+        """Remove members. A new epoch begins, and the next heartbeat of another member assigns again.
 
-        If only members of the classic protocol are left, the group goes back to it.
+        If only members of the classic protocol are left, the group is converted back to it.
         """
         records = self.records_of(group.group_id)
         self.sessions.forget(group.group_id, gone)
-        draft = Draft(group)
+        draft = ConsumerGroupDraft(group)
         for member_id in gone:
             del draft.members[member_id]
         if self._may_downgrade(draft.members):
             self.sessions.forget(group.group_id, draft.members)
-            classic = downgraded(group, gone, self._topics, now_ms)
+            classic = to_classic_group(group, gone, self._topics, now_ms)
             out.records += records.end_of_group(group)
             out.records.append(group_record(self._registry.partition_for(group.group_id), classic))
             return
@@ -418,17 +424,17 @@ class ConsumerRebalance:
 
     # Time
 
-    def on_timer(self, group: ConsumerGroup | None, timer: Timer, now_ms: int, out: Outcome) -> None:
-        """A member that did not do in time what it had to is gone."""
+    def on_timer(self, group: ConsumerGroup | None, timer: Timer, now_ms: int, out: DecisionDraft) -> None:
+        """Remove the member if it is overdue."""
         member = None if group is None else group.members.get(timer.member_id)
         if self.sessions.is_overdue(timer, member, now_ms) and group is not None:
             self.remove(group, {timer.member_id}, now_ms, out)
 
 
-def _updated(
+def _member_after_request(
     member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, client_id: str, client_host: str
 ) -> ConsumerMember:
-    """The member with whatever the request says anew; what it leaves out stays."""
+    """The member with the fields of the request. A field that is not set keeps its value."""
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     return replace(
         member,
@@ -447,9 +453,9 @@ def _updated(
 
 
 def _check_epoch(member: ConsumerMember, epoch: int, said: Said | None) -> None:
-    """Fence a member that is not where it should be.
+    """Fence a member with a wrong epoch.
 
-    One epoch behind is well when it has nothing but what it was given: the answer with the new epoch was lost.
+    The previous epoch is accepted if the member owns only assigned partitions: it lost the answer with the new epoch.
     """
     if epoch in (JOIN_EPOCH, member.member_epoch):
         return
@@ -466,7 +472,7 @@ def _check_epoch(member: ConsumerMember, epoch: int, said: Said | None) -> None:
 
 
 def _metadata_hash(subscribed: frozenset[str], topics: TopicsView) -> int:
-    """A number that changes when the topics a group reads do; 0 when there are none."""
+    """A hash of the subscribed topics and their partitions; 0 if there are none."""
     known = sorted((name, topics[name]) for name in subscribed if name in topics)
     if not known:
         return 0

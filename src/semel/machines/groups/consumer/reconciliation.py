@@ -1,7 +1,7 @@
-"""One step of a member towards its target: revoke first, acknowledge, then take what is free.
+"""One step of a member towards its target: revoke first, then take what is free.
 
-A member stays in its epoch until it has let go of what the target does not give it; only then does it move to the
-target's epoch, and of the target it gets what nobody else holds. That order is what keeps one owner per partition.
+A member stays in its epoch until it has revoked what is not in its target. Then it moves to the target's epoch and gets
+the partitions of the target that no other member holds. This order guarantees one owner per partition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import UUID
 from semel.machines.groups.consumer.assignors import Assignment
 from semel.machines.groups.consumer.group import ConsumerMember, ConsumerMemberState, Owned
 
-#: Whether somebody else holds a partition, or has not let go of it.
+#: Whether another member holds a partition, or has not revoked it yet.
 HeldByAnother = Callable[[UUID, int], bool]
 
 
@@ -27,7 +27,7 @@ def reconcile(
     *,
     subscription_changed: bool,
 ) -> ConsumerMember:
-    """The member's next state, or the member itself if it cannot move. `owned` is what it says it has, if it said."""
+    """The member after this step, or the same object if nothing changes. `owned` is None if it was not reported."""
     if member.state is ConsumerMemberState.STABLE and member.member_epoch == target_epoch:
         return _drop_unsubscribed(member, subscribed, owned) if subscription_changed else member
     if member.state is ConsumerMemberState.UNREVOKED_PARTITIONS and _still_owns(owned, member.pending_revocation):
@@ -62,7 +62,7 @@ def _next(
             else:
                 takes.setdefault(topic_id, []).append(partition)
     if revokes and _still_owns(owned, revokes):
-        return _moved(
+        return _member_after_step(
             member,
             member.member_epoch,
             ConsumerMemberState.UNREVOKED_PARTITIONS,
@@ -72,13 +72,13 @@ def _next(
     for topic_id, partitions in takes.items():
         keeps.setdefault(topic_id, {}).update(dict.fromkeys(partitions, target_epoch))
     state = ConsumerMemberState.UNRELEASED_PARTITIONS if unreleased else ConsumerMemberState.STABLE
-    return _moved(member, target_epoch, state, assigned=keeps, pending_revocation={})
+    return _member_after_step(member, target_epoch, state, assigned=keeps, pending_revocation={})
 
 
 def _drop_unsubscribed(
     member: ConsumerMember, subscribed: frozenset[UUID], owned: Mapping[UUID, frozenset[int]] | None
 ) -> ConsumerMember:
-    """The member no longer subscribes to something it has: take that back at once, without a new target."""
+    """Revoke partitions of topics that the member no longer subscribes to, at once and without a new target."""
     dropped = {topic_id: dict(places) for topic_id, places in member.assigned.items() if topic_id not in subscribed}
     if not dropped:
         return member
@@ -87,22 +87,22 @@ def _drop_unsubscribed(
     for topic_id, places in dropped.items():
         pending.setdefault(topic_id, {}).update(places)
     if _still_owns(owned, pending):
-        return _moved(
+        return _member_after_step(
             member,
             member.member_epoch,
             ConsumerMemberState.UNREVOKED_PARTITIONS,
             assigned=keeps,
             pending_revocation=pending,
         )
-    return _moved(
+    return _member_after_step(
         member, member.member_epoch, member.state, assigned=keeps, pending_revocation=member.pending_revocation
     )
 
 
-def _moved(
+def _member_after_step(
     member: ConsumerMember, epoch: int, state: ConsumerMemberState, *, assigned: Owned, pending_revocation: Owned
 ) -> ConsumerMember:
-    """The epoch it had is remembered: a member that lost the answer comes back with it once more."""
+    """The member after a step. Its previous epoch is kept: a member that lost the answer sends it once more."""
     return replace(
         member,
         member_epoch=epoch,
@@ -114,7 +114,7 @@ def _moved(
 
 
 def _still_owns(owned: Mapping[UUID, frozenset[int]] | None, places: Owned) -> bool:
-    """Whether the member has any of these. Not having said so means that it may."""
+    """Whether the member may own any of these. If it did not report what it owns, it may."""
     if owned is None:
         return True
     return any(not partitions.isdisjoint(places.get(topic_id, {})) for topic_id, partitions in owned.items())

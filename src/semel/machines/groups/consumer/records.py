@@ -1,4 +1,4 @@
-"""The consumer protocol's records (KIP-848): one fact each about a group or a member, and their replay."""
+"""Encodes and replays the records of consumer groups (KIP-848)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from semel.wire.messages.coordinator_records import (
 
 
 class ConsumerRecords:
-    """Builds the records of one group, in the partition it lives in."""
+    """Builds the records of one group, for its partition."""
 
     __slots__ = ("_group_id", "_partition")
 
@@ -115,7 +115,7 @@ class ConsumerRecords:
         )
 
     def whole_group(self, group: ConsumerGroup, now_ms: int) -> list[StateRecord]:
-        """Everything about a group that has just become one."""
+        """All records of a group that was just converted."""
         members = group.members.values()
         return [
             *(self.member(member) for member in members),
@@ -147,7 +147,7 @@ class ConsumerRecords:
 def replay(group: ConsumerGroup, key: Any, value: Any) -> None:
     """Take in one record of the group.
 
-    Compaction keeps the newest record of each key where it was written, so a member's records may come in any order.
+    After compaction the records of a member may come in any order.
     """
     if isinstance(key, ConsumerGroupMetadataKey):
         group.epoch, group.metadata_hash = value.epoch, value.metadata_hash
@@ -237,7 +237,7 @@ def _written(owned: Owned) -> list[ConsumerGroupCurrentMemberAssignmentValue.Top
 
 
 def _read(parts: list[Any], member_epoch: int) -> Mapping[UUID, Mapping[int, int]]:
-    """Records from before 4.3 do not say when a partition was given; then it was no later than the member's epoch."""
+    """Records from before 4.3 have no epoch per partition. Then the member's epoch is taken."""
     return {
         part.topic_id: dict(
             zip(part.partitions, part.assignment_epochs or [member_epoch] * len(part.partitions), strict=False)

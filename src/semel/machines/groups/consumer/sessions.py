@@ -1,8 +1,8 @@
-"""What is expected of the members of consumer groups, and by when.
+"""The deadlines of the members of consumer groups.
 
-In memory alone: a new coordinator gives everybody a full session. A member is overdue when it was silent for its
-session, did not revoke what it was asked to within its rebalance timeout, or, speaking the classic protocol, did not
-take its next step in that time.
+They are in memory alone: a new coordinator gives all members a full session. A member is overdue if it sent no
+heartbeat within its session, did not revoke partitions within its rebalance timeout, or, with the classic protocol, did
+not join or sync within that time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Session:
     """One member's deadlines."""
 
     deadline_ms: int
-    #: The earliest timer set for the session, so that a heartbeat need not set another.
+    #: The earliest timer of this session. A heartbeat sets no other one.
     timer_at_ms: int
-    #: When the member must have revoked what it was asked to, and in which epoch it was asked.
+    #: Until when the member must revoke its partitions, and the epoch of that request.
     revoke_by_ms: int | None = None
     revoke_epoch: int = LEAVE_EPOCH
-    #: When a member of the classic protocol must have joined again, or synced.
+    #: Until when a member of the classic protocol must join again or sync.
     next_step_by_ms: int | None = None
 
 
 class ConsumerSessions:
-    """The sessions of every member of every consumer group."""
+    """The sessions of all members of all consumer groups."""
 
     __slots__ = ("_registry", "_sessions")
 
@@ -40,7 +40,7 @@ class ConsumerSessions:
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def heard_from(self, group_id: str, member: ConsumerMember, now_ms: int) -> Session:
-        """A member showed itself: it has another session, and what it was asked to do is looked at again."""
+        """A member sent a request: start its session again, and update its revocation deadline."""
         timeout_ms = self._registry.timeouts_of(group_id).session_timeout_ms
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
@@ -51,7 +51,7 @@ class ConsumerSessions:
             session = self._sessions[key] = Session(deadline_ms, deadline_ms)
             self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
         elif deadline_ms < session.timer_at_ms:
-            # The group's sessions were made shorter.
+            # The group's session timeout was made shorter.
             session.timer_at_ms = deadline_ms
             self._registry.timers.set(deadline_ms, SESSION, group_id, member.member_id)
         session.deadline_ms = deadline_ms
@@ -64,13 +64,13 @@ class ConsumerSessions:
         return session
 
     def expect_next(self, group_id: str, member: ConsumerMember, session: Session, now_ms: int) -> None:
-        """A classic member must take its next step, join or sync, within its rebalance timeout."""
+        """Expect a join or sync of a classic member within its rebalance timeout."""
         if session.next_step_by_ms is None:
             session.next_step_by_ms = now_ms + member.rebalance_timeout_ms
             self._registry.timers.set(session.next_step_by_ms, NEXT_STEP, group_id, member.member_id)
 
     def start(self, group: ConsumerGroup, now_ms: int) -> None:
-        """Everybody in the group has a full session to show themselves."""
+        """Start a full session for all members of a group."""
         for member in group.members.values():
             self.heard_from(group.group_id, member, now_ms)
 
@@ -79,7 +79,7 @@ class ConsumerSessions:
             self._sessions.pop((group_id, member_id), None)
 
     def is_overdue(self, timer: Timer, member: ConsumerMember | None, now_ms: int) -> bool:
-        """Whether the moment that came still matters, and the member failed it."""
+        """Whether this timer is still valid and the member missed its deadline."""
         key = (timer.group_id, timer.member_id)
         session = self._sessions.get(key)
         if session is None:
