@@ -1,8 +1,8 @@
-"""One record, exactly once, through every room: the proof a person can watch.
+"""The demo: a Spark pipeline whose driver is killed twice still writes every payment exactly once.
 
-An embedded broker, a stream of payments, a Spark pipeline whose driver is killed with -9 twice (before EndTxn and
-after it), a restart, and then the count, read by a client nobody here wrote. The last line is computed, and the exit
-code is 1 when it says NO.
+It starts a broker, writes payments, and runs the pipeline three times. The driver is killed with SIGKILL before EndTxn
+in the first run, and after it in the second. At the end confluent-kafka reads the ledger, and the entries are counted.
+The last line is computed from the counts; if it says NO, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def produce_payments(bootstrap: str, count: int) -> None:
 
 
 def read_all(bootstrap: str, topic: str, isolation: str) -> list[dict[str, Any]]:
-    """Everything a topic shows under an isolation level, by librdkafka."""
+    """All records of a topic under an isolation level, read by librdkafka."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -89,7 +89,7 @@ def run_pipeline(bootstrap: str, checkpoint: Path, per_batch: int, die_at: str =
         try:
             os.killpg(driver.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # the whole group is gone already
+            pass  # the process group has already ended
     if driver.returncode not in (0, -signal.SIGKILL):
         print(errors[-6000:], file=sys.stderr)
         raise SystemExit(f"the pipeline failed with exit code {driver.returncode}")
@@ -97,7 +97,7 @@ def run_pipeline(bootstrap: str, checkpoint: Path, per_batch: int, die_at: str =
 
 
 def judge(bootstrap: str) -> bool:
-    """Compare what went in with what a read_committed reader sees; print both and what lies in the log beside it."""
+    """Compare the payments with what a read_committed reader gets, and print the counts."""
     payments = read_all(bootstrap, "payments", "read_committed")
     entries = read_all(bootstrap, "ledger", "read_committed")
     wanted = Counter((row["id"], row["account"], row["cents"] * 2) for row in payments)
@@ -114,7 +114,7 @@ def judge(bootstrap: str) -> bool:
 
 
 def main() -> int:
-    """Play the story and compute the last line."""
+    """Run all steps and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--payments", type=int, default=PAYMENTS)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""The pipeline of the demo: payments in, ledger entries out, each exactly once.
+"""The pipeline of the demo: reads payments and writes one ledger entry for each, exactly once.
 
-Run it again after any crash: it goes on where the last committed micro-batch ended. `--die-at STEP:BATCH` kills this
-very process with SIGKILL when the micro-batch reaches that step, as a power cut would.
+Run it again after a crash: it goes on after the last committed micro-batch. `--die-at STEP:BATCH` kills this process
+with SIGKILL when the micro-batch reaches that step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semel.spark import Step, register, start
 
 
 def main() -> None:
-    """Read payments, take a fee, write the ledger."""
+    """Read payments, double each amount, write the ledger."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--checkpoint", required=True)

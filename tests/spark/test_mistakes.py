@@ -43,7 +43,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
     [
         ({"compression": "zst"}, "compression='zst': must be one of none, gzip, snappy, lz4, zstd"),
         ({"compression": None}, "compression=None: must be one of"),
-        ({"transactional_id": ""}, "transactional_id='': must be a text that is not empty"),
+        ({"transactional_id": ""}, "transactional_id='': must be a non-empty string"),
         ({"transactional_id": 7}, "transactional_id=7"),
         ({"transactional_id": "x" * 40_000}, "give a shorter one"),
         ({"bootstrap_servers": {"localhost": 9092}}, "bootstrap_servers={'localhost': 9092}: must be host:port"),

@@ -88,7 +88,7 @@ def check_arguments(
 ) -> None:
     """Refuse an argument of the wrong type or with an impossible value, by its name."""
     if not isinstance(transactional_id, str) or not transactional_id.strip():
-        raise PipelineMistake(f"transactional_id={transactional_id!r}: must be a text that is not empty")
+        raise PipelineMistake(f"transactional_id={transactional_id!r}: must be a non-empty string")
     if len(transactional_id.encode()) > 30_000:
         raise PipelineMistake(f"transactional_id is {len(transactional_id)} characters long: give a shorter one")
     for name, value in (("topic", topic), ("marker_topic", marker_topic)):
@@ -103,7 +103,7 @@ def check_arguments(
     if writers is not None:
         _whole_number("writers", writers)
     if query_name is not None and (not isinstance(query_name, str) or not query_name):
-        raise PipelineMistake(f"query_name={query_name!r}: must be a text that is not empty")
+        raise PipelineMistake(f"query_name={query_name!r}: must be a non-empty string")
     if not callable(observer):
         raise PipelineMistake(f"observer={observer!r}: must be a function of a step and a batch id")
     _check_trigger(trigger)

@@ -106,7 +106,10 @@ def _after_loss(
     timeout_ms = cluster.config["default.api.timeout.ms"]
     left = loop.run(list_offsets(cluster, {place: EARLIEST}, timeout_ms=timeout_ms))[place].offset
     if options.fail_on_data_loss:
-        what = f"the log starts at {left}" if left > position else "the log ends before it: was the topic made anew?"
+        if left > position:
+            what = f"the log starts at {left}."
+        else:
+            what = "the log ends before it: was the topic deleted and created again?"
         raise DataLost(
             f"{place}: offset {position} is gone, {what} Set failOnDataLoss=false to read on from what is left."
         )

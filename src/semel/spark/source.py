@@ -193,8 +193,8 @@ class _RangeReader:
             until = end[place.topic][str(place.partition)]
             if since > until and self._options.fail_on_data_loss:
                 raise DataLost(
-                    f"{place} ends at {until}, but {since} was read before: was the topic made anew? Set "
-                    "failOnDataLoss=false to read on from what is left."
+                    f"{place} ends at {until}, but {since} was read before: was the topic deleted and created "
+                    "again? Set failOnDataLoss=false to read on from what is left."
                 )
             if until > since:
                 ranges.append(OffsetRange(place.topic, place.partition, since, until))

@@ -102,7 +102,7 @@ def judge_batch(
         if batch_ends is None:
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch.batch_id} and the broker at batch {committed.batch_id}: the "
-                "checkpoint was set back, and its source is not on this cluster, so nobody can say what is new. "
+                "checkpoint was set back, and its source is not on this cluster, so it is unknown which rows are new. "
                 f"Bring the newer checkpoint back. Without it: {_how_to_go_on(committed, {})}"
             )
         beyond = [where for where, end in batch_ends.items() if end > committed_ends.get(where, end)]
@@ -133,7 +133,7 @@ def refuse_foreign_checkpoint(
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch_id}, but the broker knows no progress of '{transactional_id}': it "
                 "expired (offsets.retention.minutes), was deleted, or is kept under another id or on another cluster. "
-                f"Nobody can say whether batch {batch_id} was written. If the checkpoint was made with another "
+                f"It is unknown whether batch {batch_id} was written. If the checkpoint was made with another "
                 "transactional_id or other bootstrap_servers, start it with these. If the progress is gone: start with "
                 f"an empty checkpoint, and set the source's startingOffsets to {begins_at()}; there batch {batch_id} "
                 "begins, so that its rows are written twice if it was committed before."
@@ -151,7 +151,7 @@ def refuse_foreign_checkpoint(
             )
         raise MarkerConflict(
             f"{words} Start this checkpoint, which is at batch {batch_id}, with the transactional_id it was made with. "
-            "If nobody knows that any more: start with an empty checkpoint and a transactional_id of its own, and set "
+            "If that is not known: start with an empty checkpoint and a transactional_id of its own, and set "
             f"the source's startingOffsets to {begins_at()}; there batch {batch_id} begins."
         )
     if batch_id > committed.batch_id + 1:

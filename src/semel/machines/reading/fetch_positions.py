@@ -238,7 +238,7 @@ class FetchPositions:
         if not self.is_current(partition, generation):
             return
         entry = self.partitions[partition]
-        entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is not there any more")
+        entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is no longer in the log")
         self._jump(entry, PositionEvent.OUT_OF_RANGE, -1)
 
     def positions(self) -> Mapping[TopicPartition, PartitionPosition]:

@@ -116,7 +116,7 @@ class ProducerVerdict(enum.Enum):
     RETRY = "retry"
     ABORTABLE = "abortable"
     FENCED = "fenced"
-    NOT_ALLOWED = "not allowed, until somebody allows it"
+    NOT_ALLOWED = "not allowed until the permission is granted"
     FATAL = "fatal"
 
 
