@@ -149,6 +149,20 @@ def test_the_files_that_a_page_names_are_there_with_what_it_names_in_them(page: 
         assert not inside or any(inside in path.read_text() for path in found), f"{name_of(page)}: {name}: {inside}"
 
 
+#: `CoordinatorHost`, `Decision(reply, records, effects)`, `PartitionLog.append_marker`
+CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?:\.(\w+)|\([^`]*\))?`")
+
+
+def test_the_classes_that_pages_name_are_there() -> None:
+    sources = "\n".join(path.read_text() for room in ("src", "tests") for path in (CHECKOUT / room).rglob("*.py"))
+    words = set(re.findall(r"\w+", sources))
+    for page in pages():
+        # The changelog names what was; the pages of docs/states are written from the code.
+        if page.name != "CHANGELOG.md" and page.parent.name != "states":
+            missing = {name for found in CLASS.findall(text(page)) for name in found if name and name not in words}
+            assert missing == set(), f"{name_of(page)} names {sorted(missing)}"
+
+
 def test_the_figures_of_the_readme_are_the_ones_that_were_measured() -> None:
     measured = (CHECKOUT / "bench" / "results" / "all.md").read_text()
     shown = README.partition("<!-- figures: begin -->")[2].partition("<!-- figures: end -->")[0]
