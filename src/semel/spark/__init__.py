@@ -45,8 +45,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] in ("pyspark", "py4j", "pyarrow", "pandas"):
+        package = (error.name or "").partition(".")[0]
+        if package in ("pyspark", "py4j", "pyarrow", "pandas"):
             raise ModuleNotFoundError(
-                f"semel.spark needs {error.name}: pip install 'semel[spark]'", name=error.name
+                f"semel.spark needs {package}: pip install 'semel[spark]'", name=error.name
             ) from error
         raise
