@@ -27,7 +27,7 @@ START_TIMEOUT_S = 60.0
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed."""
+    """A new event loop: uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -39,10 +39,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 class Broker:
     """A broker on its own thread.
 
-    Without `data_dir` it keeps its data in a temporary directory that goes when the broker does. It listens on a free
-    port of 127.0.0.1 unless `listen` says otherwise. `settings` are the broker's, under Kafka's names.
+    Without `data_dir` its data is in a temporary directory, which is removed when the broker stops. It listens on a
+    free port of 127.0.0.1 unless `listen` is given. `settings` are the broker's settings, under Kafka's names.
 
-    An argument of the wrong type raises TypeError, a setting that cannot be ConfigError; nothing is made then.
+    An argument of the wrong type raises TypeError, a setting that is not legal ConfigError. Nothing is created then.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Broker:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> Broker:
-        """Start and return once clients can connect. A broker is started once."""
+        """Start, and return once clients can connect. A broker can be started once."""
         if self._thread is not None:
-            raise RuntimeError("the broker was started before: make a new one over the same data_dir")
+            raise RuntimeError("the broker was started before: create a new Broker with the same data_dir")
         self._thread = threading.Thread(target=self._run, name="semel-broker", daemon=True)
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
@@ -102,7 +102,7 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client needs to find this broker."""
+        """HOST:PORT, for a client's `bootstrap.servers`."""
         if self._thread is None:
             raise RuntimeError("the broker is not started: use `with Broker() as broker` or call start()")
         return address_text(*self.server.listening.endpoint)

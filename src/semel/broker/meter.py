@@ -28,7 +28,7 @@ class Measurement:
 
     __slots__ = ("_began_ns", "_call", "_meter", "_size_bytes", "_spent_ns", "_started_ns")
 
-    def __init__(self, meter: Meter, call: Call, size_bytes: int) -> None:
+    def __init__(self, meter: RequestMeter, call: Call, size_bytes: int) -> None:
         self._meter = meter
         self._call = call
         self._size_bytes = size_bytes
@@ -69,7 +69,7 @@ class Measurement:
             known.add((perf_counter_ns() - self._began_ns) / 1_000_000)
 
 
-class Meter:
+class RequestMeter:
     """Measures requests by quotas, by the clock, or both."""
 
     __slots__ = ("quotas", "times")

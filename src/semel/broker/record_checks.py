@@ -1,13 +1,11 @@
-"""Looks into batches that would keep the one thread from everybody else, on threads of their own.
+"""Checks large batches on threads, so that they do not block the event loop.
 
 Guarantees:
 
-- Whoever waits for a batch keeps its bytes as they are: a connection takes no further frame meanwhile. So what was
-  checked is what is written.
-- One request has at most its own share decompressed: `DECOMPRESSED_MAX_BYTES`, or `DECOMPRESSED_RATIO` times its own
-  size.
-- At most `THREADS` batches are decompressed at a time, and each request has one of them, so that nobody waits for all
-  of another's.
+- The bytes that were checked are the bytes that are written: the connection takes no further frame meanwhile.
+- All batches of one request together decompress to `DECOMPRESSED_MAX_BYTES`, or to `DECOMPRESSED_RATIO` times the
+  request's size, at most.
+- At most `THREADS` batches are checked at a time, one of each request. So no request waits for all batches of another.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from semel.records.batch import Batch, Meter
 from semel.records.compression import DecompressionLimitExceeded
 from semel.records.layout import DECOMPRESSED_LIMIT
 
-#: No topic takes a batch that decompresses to more.
+#: The largest decompressed batch that any topic takes.
 DECOMPRESSED_MAX_BYTES = DECOMPRESSED_LIMIT
-#: Honest data rarely gets as small.
+#: Ordinary data rarely compresses better than this.
 DECOMPRESSED_RATIO = 64
 THREADS = 2
 
@@ -38,19 +36,19 @@ class Share:
 
 
 class RecordChecks:
-    """The threads, and what they have done."""
+    """The threads that check batches."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        #: How many batches were looked into here, since the start.
+        #: How many batches were checked here, since the start.
         self.batches = 0
 
     async def prepare(
         self, admission: Admission, data: bytes | bytearray | memoryview, now_ms: int, share: Share
     ) -> Batch:
-        """The batch as it is to be written, or `Refused`."""
+        """Check a batch. Returns it as it is to be written, or raises `Refused`."""
         if share.left_bytes <= 0:
-            # Very many may be refused like this: others are served between them.
+            # A request may have very many such batches: others are served in between.
             await asyncio.sleep(0)
             raise _used_up()
         if self._threads is None:
@@ -71,13 +69,13 @@ class RecordChecks:
             share.left_bytes -= meter.decompressed_bytes
 
     def close(self) -> None:
-        """Begin nothing more; what runs ends by itself, and soon."""
+        """Start no more checks. Those that run end soon."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _used_up() -> Refused:
-    """Retriable: the rest comes again in a request with a share of its own."""
+    """A retriable error: the client sends the rest again, in a request with its own share."""
     return Refused(
         ErrorCode.REQUEST_TIMED_OUT,
         f"the batches before it in this request decompress to {DECOMPRESSED_MAX_BYTES} bytes or {DECOMPRESSED_RATIO} "

@@ -29,7 +29,7 @@ from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
 from semel.broker.listening import Listening
-from semel.broker.meter import Meter
+from semel.broker.meter import RequestMeter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
 from semel.broker.observability.metrics import Metrics
@@ -106,7 +106,7 @@ class BrokerServer:
         #: Enforces quotas; None while there are none, so that serving costs nothing more.
         self.quotas: Quotas | None = None
         #: Measures requests, for the quotas and for the metrics port; None where there is neither.
-        self.meter: Meter | None = None
+        self.meter: RequestMeter | None = None
         self._times: dict[int, RequestTimes] | None = {} if settings["semel.metrics.port"] >= 0 else None
         #: Checks large batches on threads.
         self.record_checks = RecordChecks()
@@ -305,4 +305,4 @@ class BrokerServer:
         elif self.quotas is None:
             self.quotas = Quotas(self.stores.quotas, self.settings, self.metrics, self.now_ms)
         is_measured = self.quotas is not None or self._times is not None
-        self.meter = Meter(self.quotas, self._times) if is_measured else None
+        self.meter = RequestMeter(self.quotas, self._times) if is_measured else None

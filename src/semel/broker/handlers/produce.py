@@ -2,15 +2,15 @@
 
 Guarantees:
 
-- Nothing is answered before it is written; with `semel.durability=fsync` nothing is answered before it is on disk. A
-  retry that arrives meanwhile finds the original in the producer's state and waits for the same fsync.
-- The first batch of a transaction in a partition is appended only after the coordinator agreed: under protocol V1 it
-  is asked whether the partition was added, under V2 (Produce 12 and later) it adds it.
-- With acks=0 an error closes the connection, because there is no answer to put it in.
-- Every record of a batch is looked at before any of it is written. What is small is looked at and written at once; what
-  takes long is looked at elsewhere (`broker.record_checks`) while this connection waits, so that what it sends stays in
-  order. Between many partitions others are served.
-- A partition that is named twice is written not at all, and says so: Kafka keeps the last and forgets the others.
+- A batch is written before it is answered, and with `semel.durability=fsync` it is on disk. A retry that arrives
+  meanwhile finds the original in the producer's state and waits for the same fsync.
+- The first batch of a transaction in a partition is appended only after the coordinator agreed. Under protocol V1 the
+  coordinator is asked whether the partition was added. Under V2 (Produce 12 and later) it adds the partition.
+- With acks=0 an error closes the connection, because there is no answer that could carry it.
+- Every record of a batch is checked before the batch is written. A small batch is checked and written at once. A large
+  one is checked on a thread (`broker.record_checks`) while this connection waits, so its requests stay in order. In a
+  request with many partitions, other requests are served in between.
+- A partition that is named twice is refused and not written. (Kafka writes the last one and drops the others.)
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ ZSTD_SINCE = 7
 #: From this version on a produce adds its partition to the transaction by itself (KIP-890).
 IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
-#: With UNKNOWN_PRODUCER_ID the Java producer compares the log's start with the last offset it was told, or -1. If that
-#: is less, it takes its earlier batches for deleted and sends this one again, with sequence 0, until its time is up.
-#: Only with a start below all of them does it abort, as it should.
+#: After UNKNOWN_PRODUCER_ID the Java producer compares the log's start with the last acknowledged offset, or -1. If the
+#: start is higher, it takes its earlier batches for deleted and sends this one again, with sequence 0, until it times
+#: out. With a start below all of them it aborts, as it should.
 NOTHING_WAS_DELETED = -2
-#: So much is done for one request before others are served: bytes that were looked at or written, and what else a
-#: partition costs, in bytes that take as long.
+#: How many bytes of one request are checked or written before other requests are served; and the fixed cost of a
+#: partition, in bytes that take as long.
 BYTES_AT_ONCE = 4 * 1024 * 1024
 PARTITION_COSTS_BYTES = 64 * 1024
-#: An uncompressed batch of so many bytes is light, whatever is in it.
+#: An uncompressed batch of up to this many bytes is always checked at once.
 SMALL_BYTES = 32 * 1024
-#: What a tool may write into an internal topic at a time: its coordinator reads it before anybody else is served.
+#: How much a tool may write into an internal topic at a time: the coordinator reads it in one piece.
 REPAIR_BYTES = 64 * 1024
-#: Tools may repair internal topics under this name, as in Kafka, with records that a coordinator can read.
+#: The client id of tools that may repair internal topics, as in Kafka, with records that a coordinator can read.
 ADMIN_CLIENT = "__admin_client"
 
-#: Coordinator errors an old client would not retry in a produce; NOT_ENOUGH_REPLICAS it does, without new metadata.
+#: Errors of the coordinator that an old producer would not retry. NOT_ENOUGH_REPLICAS it retries, without new metadata.
 _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
     (
         ErrorCode.NETWORK_EXCEPTION,
@@ -73,7 +73,7 @@ _RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
 
 
 def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
-    """Append every partition's batch and answer."""
+    """Append each partition's batch, and answer."""
     if call.is_long:
         return _produce_to_many(broker, request, call)
     return _begin(broker, request, call, _repeated(request, call.version))
@@ -98,10 +98,11 @@ def _begin(broker: BrokerServer, request: ProduceRequest, call: Call, refused: d
 async def _produce_after_the_coordinator(
     broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]
 ) -> Any:
-    """With fsync, a transaction's data must not be on disk before the coordinator's record of it: nobody would end it.
+    """Produce once the coordinator's record is on disk. Data of a transaction that no coordinator knows stays open.
 
-    So every partition is added first and the coordinator's log flushed; the append then finds them added already. What
-    is refused now stays refused: added later, after the flush, it would be written before the coordinator's record.
+    First every partition is added to the transaction and the coordinator's log is flushed. Then the batches are
+    appended. A partition that is refused now stays refused: added after the flush, its data could be on disk before the
+    coordinator's record.
     """
     transactional_id = str(request.transactional_id)
     if broker.transactions.host.ready_for(transactional_id):
@@ -134,7 +135,7 @@ def is_transactional(records: Any) -> bool:
 
 
 class _LookInto:
-    """A batch that takes long to look into: to be done elsewhere, while the request waits."""
+    """A batch that takes long to check: it is checked on a thread while the request waits."""
 
     __slots__ = ("admission", "records")
 
@@ -143,37 +144,37 @@ class _LookInto:
         self.records = records
 
 
-#: What a request waits for: a batch to be looked into, or (None) its next turn.
+#: What a request waits for: a batch to be checked, or (None) the next turn of the loop.
 _Wait = _LookInto | None
 
 
 class _Outcome:
-    """What came of a request's partitions so far."""
+    """The results of a request's partitions so far."""
 
     __slots__ = ("answers", "failed", "responses", "written")
 
     def __init__(self) -> None:
         self.failed = False
         self.responses: list[_TopicResponse] = []
-        #: The partitions that were written to, and the answer of each.
+        #: The partitions that were written to, and the answer for each.
         self.written: list[Partition] = []
         self.answers: list[_PartitionResponse] = []
 
 
 def _produce(broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]) -> Any:
-    """`refused`: partitions, by their identity, that are not to be written."""
+    """`refused`: the partitions that must not be written, by the id() of their part of the request."""
     outcome = _Outcome()
     steps = _write_each(broker, request, call, refused, outcome)
     for wait in steps:
         if request.acks == 0:
-            # Who asks for no answer may hang up as soon as everything is sent.
+            # A client with acks=0 may hang up as soon as it has sent everything.
             call.connection.finishes = True
         return _run_to_end(broker, request, call, steps, wait, outcome)
     return _answer(broker, request, call, outcome)
 
 
 async def _run_to_end(broker: BrokerServer, *rest: Any) -> Any:
-    """What has arrived is served, whether or not its sender is still there, as it is when it is done at once."""
+    """Serve a request to its end, also if the client is gone, as a request that is served at once."""
     return await asyncio.shield(broker.spawn(_go_on(broker, *rest)))
 
 
@@ -185,7 +186,7 @@ async def _go_on(
     wait: _Wait,
     outcome: _Outcome,
 ) -> Any:
-    """The rest of a request that is not done at once."""
+    """Serve the rest of a request that takes more than one turn of the loop."""
     # A list for each topic, not one generator: these may be very many, and others wait meanwhile.
     sizes = [[len(part.records) for part in data.partition_data if part.records] for data in request.topic_data]
     share = Share(sum(map(sum, sizes)))
@@ -202,7 +203,7 @@ async def _go_on(
             except Refused as refused:
                 error = refused
             if broker.fatal_error is not None:
-                # Nothing more is written, and nobody is told that it was.
+                # Nothing more is written or answered.
                 call.connection.refuse("the broker stopped for a broken invariant")
                 return None
             since = turns.clock()
@@ -217,7 +218,7 @@ async def _go_on(
 
 
 def _repeated(request: ProduceRequest, version: int) -> dict[int, Refused]:
-    """Every partition, by its identity, that is named more than once: nobody could say which of them is meant."""
+    """Every partition that is named more than once, by the id() of its part: nobody knows which part is meant."""
     topics = request.topic_data
     repeated: dict[int, Refused] = {}
     if len(topics) == 1 and len(topics[0].partition_data) == 1:
@@ -237,7 +238,7 @@ def _repeated(request: ProduceRequest, version: int) -> dict[int, Refused]:
 def _write_each(
     broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused], outcome: _Outcome
 ) -> Generator[_Wait, Batch | None, None]:
-    """Write one partition after the other. What it yields is to be waited for; what it is sent is what came of it."""
+    """Write one partition after the other. It yields what to wait for, and is sent the checked batch."""
     version = call.version
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     now_ms = broker.now_ms()
@@ -252,7 +253,7 @@ def _write_each(
                 spent_bytes = 0
                 yield None
             records: Any = part.records
-            # The topic may have gone, or changed, while something was waited for.
+            # Looked up each time: the topic may be deleted or changed while the request waits.
             topic = _topic(broker, data, version)
             try:
                 if topic is None:
@@ -339,22 +340,23 @@ def _too_much_at_once(topic: Topic) -> Refused:
 
 
 def _check_request(request: ProduceRequest, call: Call, partition: Partition, records: Any) -> None:
-    """Whether this request may write to this partition at all; the records were not looked at yet."""
+    """Refuse a request that may not write to this partition. The records are not checked here."""
     topic = partition.topic
     acks = request.acks
     if acks != -1 and acks != 1 and acks != 0:
-        raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of -1, 0 and 1")
+        raise Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not legal: -1, 0 or 1")
     if topic.internal:
         if call.client_id != ADMIN_CLIENT:
-            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients cannot write to it")
         if records is not None and len(records) > REPAIR_BYTES:
             raise _too_much_at_once(topic)
     if acks == -1 and topic.min_insync_replicas > 1:
-        raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, f"{topic.name} wants more replicas in sync than there are brokers")
+        why = f"{topic.name}: min.insync.replicas={topic.min_insync_replicas}, but there is one broker"
+        raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, why)
     if records is None or len(records) < HEADER_SIZE:
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
     if call.version < ZSTD_SINCE and records[ATTRIBUTES_AT] & CODEC_MASK == ZSTD:
-        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd came with version {ZSTD_SINCE}")
+        raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE} or later")
 
 
 def _append(
@@ -366,7 +368,7 @@ def _append(
     now_ms: int,
     batch: Batch | None,
 ) -> Any:
-    """`batch`: what was made of the records, if they were looked at already."""
+    """Append one batch. `batch`: the checked batch, if the records were checked already."""
     if partition.topic.internal:
         return _append_for_coordinator(broker, partition, records, now_ms)
     guard = None
@@ -382,7 +384,7 @@ def _append(
 
 
 def _append_for_coordinator(broker: BrokerServer, partition: Partition, records: Any, now_ms: int) -> Any:
-    """Records of an internal topic, from a tool that repairs it: only what its coordinator can read and act upon."""
+    """Append records that a tool writes to repair an internal topic: only those that the coordinator can read."""
     shell = broker.groups if partition.topic.name == CONSUMER_OFFSETS else broker.transactions
     host: CoordinatorHost = shell.host
     host.ready(partition.index)
@@ -399,10 +401,11 @@ def _append_for_coordinator(broker: BrokerServer, partition: Partition, records:
 def _verification_guard(
     broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
 ) -> Any:
-    """The guard to append with, once the coordinator knows this partition as part of the producer's transaction."""
+    """The guard to append with, after the coordinator agreed that the partition is in the producer's transaction."""
     if request.transactional_id is None:
         raise Refused(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without a transactional id"
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "the batch is transactional, but the request has no transactional id",
         )
     batch = Batch.parse(records)
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
@@ -425,7 +428,7 @@ def _verification_guard(
     )
     if code == ErrorCode.NONE:
         return guard
-    # A producer that adds implicitly meets CONCURRENT_TRANSACTIONS often, and knows what it means.
+    # A producer of protocol V2 often gets CONCURRENT_TRANSACTIONS, and retries it.
     if code in _RETRY_AS_NOT_ENOUGH_REPLICAS or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not implicit_add):
         raise Refused(
             ErrorCode.NOT_ENOUGH_REPLICAS,

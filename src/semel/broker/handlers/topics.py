@@ -98,10 +98,10 @@ def _check_coordinators_topic(broker: BrokerServer, name: str, count: int, overr
         return
     setting = PARTITIONS_OF_INTERNAL_TOPICS[name]
     if count != broker.settings[setting]:
-        why = f"{name} is the broker's own and has {setting}={broker.settings[setting]} partitions, not {count}"
+        why = f"{name} is internal and has {setting}={broker.settings[setting]} partitions, not {count}"
         raise Refused(ErrorCode.INVALID_PARTITIONS, why)
     if overrides.get("cleanup.policy", "compact") != "compact":
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{name} is the broker's own: its cleanup.policy is compact")
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{name} is internal: its cleanup.policy is compact")
     overrides["cleanup.policy"] = "compact"
 
 
@@ -194,7 +194,7 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
             if name is not None and ids[topic.topic_id]:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"{name} is in the request by its id as well")
             if topic.internal:
-                raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own")
+                raise Refused(ErrorCode.INVALID_REQUEST, f"{topic.name} is internal: it cannot be deleted")
             if mutation is not None:
                 mutation.take(len(topic.partitions))
             doomed[topic.name] = topic, result
@@ -281,7 +281,7 @@ def delete_records(
             try:
                 partition = broker.topics.partition(row.name, index)
                 if partition.topic.internal:
-                    raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is the broker's own")
+                    raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{row.name} is internal")
                 if "delete" not in partition.topic.values["cleanup.policy"]:
                     raise Refused(ErrorCode.POLICY_VIOLATION, f"{row.name} is compacted: its records cannot be deleted")
                 deletions[row.name, index] = partition, Deletion(partition.log, asked.offset)
