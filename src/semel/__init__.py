@@ -1,8 +1,8 @@
 """Semel: an exactly-once event log for Python and Spark.
 
 A broker that speaks Kafka's wire protocol and writes Kafka's files, a client, and an exactly-once pipeline on Spark.
-What is importable from here is the public surface; everything else may change. Names are loaded when they are first
-used, so that importing `semel` costs nothing.
+The names in this module are the public interface; everything else may change. Each name is loaded on its first use, so
+that importing `semel` is fast.
 
 >>> import semel
 >>> with semel.Broker() as broker:

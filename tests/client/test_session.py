@@ -224,7 +224,7 @@ def test_blocks_do_not_nest_and_sending_needs_records(session_broker: Broker, na
     with session(bootstrap, name) as copier:
         with copier.transaction(timeout_ms=0) as none:
             assert none == []
-            with pytest.raises(Misuse, match="without any, none is open"):
+            with pytest.raises(Misuse, match="otherwise no transaction is open"):
                 copier.send(f"{name}-out", "too early")
         copier.subscribe(name)
 

@@ -1,5 +1,5 @@
-"""The client: producer, consumer and admin, written once for asyncio, with one thin blocking face over it.
+"""The client: producer, consumer and admin, written once for asyncio, and thin blocking clients on top of them.
 
-What a request may do, and what to do when it fails, is decided in `semel.machines`; the modules here own the sockets
-and the clock. Import what you need from `semel` itself: `semel.Producer`, `semel.Consumer`, `semel.Admin`.
+`semel.machines` decides what is sent next and what follows from an error. The modules here own the sockets and the
+clock. Import what you need from `semel` itself: `semel.Producer`, `semel.Consumer`, `semel.Admin`.
 """

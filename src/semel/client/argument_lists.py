@@ -1,4 +1,4 @@
-"""Lists, dictionaries and callbacks that a caller hands over: the same rules as in `arguments`, item by item."""
+"""Checks of lists, dictionaries and callbacks, by the same rules as in `arguments`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semel.machines.values import TopicPartition
 
 T = TypeVar("T")
 
-#: Stands for "no end" where an event loop needs a number: a year.
+#: Stands for "no limit" where an event loop needs a number: a year.
 _A_YEAR_MS = 366 * 24 * 3600 * 1000.0
 
 
@@ -32,7 +32,7 @@ def as_timeout_s(given: object, what: str = "timeout_ms") -> float:
 
 
 def as_values(given: object, table: Table) -> Values:
-    """A client's settings, from a dict or as they were read before."""
+    """A client's settings, from a dict or parsed already."""
     if isinstance(given, Values):
         if given.table is not table:
             raise TypeError(f"the settings are those of a {given.table.noun}, not of a {table.noun}")
@@ -64,7 +64,7 @@ def as_callback(given: Any, what: str) -> Any:
 
 
 def as_list(given: object, what: str, each: Callable[[Any], T]) -> list[T]:
-    """Every item, checked. A single text is not taken for the list of its letters."""
+    """All items, each checked by `each`. A string is refused: it would be read as the list of its letters."""
     if isinstance(given, (str, bytes, bytearray, memoryview)) or not isinstance(given, Iterable):
         raise TypeError(f"{what} is a list, not {type(given).__name__}")
     return [each(item) for item in given]
@@ -75,7 +75,7 @@ def as_texts(given: object, what: str) -> list[str]:
 
 
 def as_ids(given: object, what: str) -> list[str]:
-    """Names of groups or transactional ids, each once; an empty one is nobody's."""
+    """Group ids or transactional ids, each once. An empty one is refused."""
     return list(dict.fromkeys(as_list(given, what, lambda item: as_id(item, f"each of {what}"))))
 
 
@@ -86,20 +86,20 @@ def as_id(given: object, what: str) -> str:
 
 
 def as_topics(given: object, what: str = "topics") -> list[str]:
-    """Names of topics, each once."""
+    """Topic names, each once."""
     return list(dict.fromkeys(as_list(given, what, as_topic)))
 
 
 def as_subscription(given: object) -> re.Pattern[str] | frozenset[str]:
-    """What to subscribe to: one topic, several, or a pattern."""
+    """The argument of `subscribe`: one topic, several, or a pattern."""
     if isinstance(given, re.Pattern):
         if not isinstance(given.pattern, str):
-            raise TypeError("topics is a pattern of bytes: names are text, leave out the b")
+            raise TypeError("topics is a pattern of bytes: topic names are text, so leave out the b")
         return given
     names = [as_topic(given)] if isinstance(given, str) else as_topics(given)
     if not names:
         raise Misuse(
-            ErrorCode.INVALID_REQUEST, "subscribe() to no topic at all: unsubscribe() is what leaves the group"
+            ErrorCode.INVALID_REQUEST, "subscribe() got no topic: use unsubscribe() to leave the group"
         )
     return frozenset(names)
 
@@ -121,7 +121,7 @@ def as_numbers_by_partition(
 
 
 def as_settings(given: object, what: str = "configs") -> dict[str, str | None]:
-    """Settings by name; each value as the text that a broker takes, None as it is."""
+    """Settings by name. Values are converted to the text that a broker expects; None stays None."""
     found: dict[str, str | None] = {}
     for name, value in as_dict(given, what).items():
         as_id(name, f"a name in {what}")

@@ -1,7 +1,7 @@
-"""What a caller hands over, checked before anything is done with it.
+"""Checks of the arguments of public methods, made before anything is done.
 
-An argument of the wrong type raises `TypeError`; one of the right type that cannot be meant raises a `Misuse` that says
-what would do. Nothing has happened then: the next correct call works.
+An argument of the wrong type raises `TypeError`. A value that makes no sense raises a `Misuse` that says what is
+allowed. Nothing was changed then, so the next correct call works.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 #: The most bytes a text may have in a message of any version.
 TEXT_MAX_BYTES = 2**15 - 1
-#: Longer waits are as good as waits without an end.
+#: A longer wait is treated as a wait without a limit.
 _LONGEST_WAIT_MS = 10 * 365 * 24 * 3600 * 1000.0
 
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 
 class Headers(list[tuple[str, bytes | None]]):
-    """Headers that were checked: `as_headers` takes them as they are."""
+    """Headers that were checked already: `as_headers` returns them unchanged."""
 
 
 def as_bytes(given: Text, what: str) -> bytes:
-    """Bytes as they are, text as UTF-8.
+    """Bytes unchanged, text encoded as UTF-8.
 
     >>> as_bytes("once", "value")
     b'once'
@@ -49,7 +49,7 @@ def as_bytes(given: Text, what: str) -> bytes:
 
 
 def as_headers(given: HeadersLike) -> Headers:
-    """Headers as pairs; a name may come more than once.
+    """Headers as pairs. A name may occur more than once.
 
     >>> as_headers({"trace": "7f", "empty": None})
     [('trace', b'7f'), ('empty', None)]
@@ -90,17 +90,17 @@ def as_partition_number(given: object) -> int:
 
 
 def as_topic(given: object) -> str:
-    """A topic's name, as Kafka allows it."""
+    """A topic name that Kafka allows."""
     if not isinstance(given, str):
         raise TypeError(f"topic is str, not {type(given).__name__}")
     if given in (".", "..") or not _LEGAL_TOPIC.match(given):
-        why = f"no topic can be called {shown(given)}"
+        why = f"no topic can be called {shown(given)}: use 1 to 249 letters, digits, '.', '_' and '-'"
         raise InvalidTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, why)
     return given
 
 
 def as_wait(given: object, what: str = "timeout_ms", longest: float = _LONGEST_WAIT_MS) -> float | None:
-    """How long to wait; None for as long as it takes."""
+    """How long to wait; None for no limit."""
     if given is None:
         return None
     if isinstance(given, bool) or not (hasattr(given, "__float__") or hasattr(given, "__index__")):
@@ -109,7 +109,7 @@ def as_wait(given: object, what: str = "timeout_ms", longest: float = _LONGEST_W
         value = float(given)  # type: ignore[arg-type]
     except OverflowError:
         value = float("inf") if given > 0 else -1.0  # type: ignore[operator]
-    if not value >= 0:  # also what is not a number at all
+    if not value >= 0:  # also refuses NaN
         raise Misuse(ErrorCode.INVALID_REQUEST, f"{what}={shown(given)}: must be at least 0")
     return value if value <= longest else None
 
@@ -120,19 +120,19 @@ def as_wait_s(given: object) -> float | None:
 
 
 def as_identity(given: object) -> ProducerIdentity:
-    """What `prepare_transaction` answered, perhaps read back from elsewhere as a plain pair."""
+    """The identity that `prepare_transaction` returned. A plain pair is allowed, as it may have been stored as one."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise TypeError(f"decided is what prepare_transaction() answered, not {shown(given)}")
     return ProducerIdentity(_whole(given[0], "producer_id"), _whole(given[1], "producer_epoch"))
 
 
 def as_group(given: GroupMetadata | str) -> GroupMetadata:
-    """Which member of which group commits."""
+    """The group, and the member of it, that commits."""
     group = GroupMetadata(given) if isinstance(given, str) else given
     if not isinstance(group, GroupMetadata):
         raise TypeError(f"group_metadata is consumer.group_metadata() or a group id, not {type(given).__name__}")
     if not as_text(group.group_id, "group_id"):
-        raise Misuse(ErrorCode.INVALID_GROUP_ID, "group_id is empty: name the group whose offsets these are")
+        raise Misuse(ErrorCode.INVALID_GROUP_ID, "group_id is empty: give the id of the group whose offsets these are")
     as_text(group.member_id, "member_id")
     if group.group_instance_id is not None:
         as_text(group.group_instance_id, "group_instance_id")
@@ -141,13 +141,13 @@ def as_group(given: GroupMetadata | str) -> GroupMetadata:
 
 
 def as_text(given: object, what: str) -> str:
-    """A text that fits every message."""
+    """A text that fits into every message."""
     if not isinstance(given, str):
         raise TypeError(f"{what} is str, not {type(given).__name__}")
     if len(given) * 4 > TEXT_MAX_BYTES or not given.isascii():
         size = len(_encoded(given, what, ErrorCode.INVALID_REQUEST))
         if size > TEXT_MAX_BYTES:
-            raise Misuse(ErrorCode.INVALID_REQUEST, f"{what} has {size} bytes: {TEXT_MAX_BYTES} are the most")
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{what} has {size} bytes: at most {TEXT_MAX_BYTES} are allowed")
     return given
 
 
@@ -177,11 +177,11 @@ def _encoded(given: str, what: str, code: ErrorCode) -> bytes:
 
 
 def shown(given: Any) -> str:
-    """What was given, as far as it fits a message."""
+    """The argument as text for an error message, shortened if it is long."""
     if isinstance(given, int) and given.bit_length() > 100:
         return f"a number of {given.bit_length()} bits"
     try:
         text = repr(given)
-    except Exception:  # it is not ours, and what is wrong with it is not what the message is about
+    except Exception:  # a failing __repr__ must not hide the error that is being reported
         text = f"a {type(given).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,8 @@
-"""The end of a blocking client that nobody closed: one that was dropped, or that is there when the program ends.
+"""Ends clients that nobody closed: those that are dropped, and those that are still open when the program exits.
 
-Guarantees: what it was given is still sent, within a bound, and what could not be sent is told; its thread ends and its
-descriptors are closed. Dropping never waits, the client's own thread does the work; the program's end waits for it.
+Guarantees: records that were taken in are still sent, within a time limit, and the log says how many were not; the
+client's thread ends and its descriptors are closed. Dropping a client never blocks, because the client's own thread
+does the work. The exit of the program waits for that thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: What a thread gets to stop in, beyond the time its client takes for what is left to do.
+#: How long a thread may take to stop, in addition to the time that its client needs to finish.
 _SLACK_S = 5.0
 
 
@@ -34,11 +35,11 @@ class Abandonable(Protocol):
         """How long `abandon` may take."""
 
     async def abandon(self) -> None:
-        """Finish what must not be lost, say what was lost, and let go of the connections."""
+        """Finish what must not be lost, log what was lost, and close the connections."""
 
 
 class Finalizer:
-    """What is left to do for a face when it goes. Knows its thread and its client, never the face itself."""
+    """Ends a blocking client. Holds its thread and its asyncio client, but not the blocking client itself."""
 
     def __init__(self, thread: LoopThread, client: Abandonable) -> None:
         self.thread = thread
@@ -48,21 +49,21 @@ class Finalizer:
         _watch_a_child_of_multiprocessing()
 
     def over(self) -> None:
-        """It was closed in good order."""
+        """The client was closed."""
         _open.discard(self)
 
     def begin(self, *, dropped: bool = False) -> None:
-        """Have the thread finish and stop. Never waits: a garbage collector may call this, in any thread."""
+        """Let the thread finish and stop. Does not wait: the garbage collector may call this, in any thread."""
         self._dropped = dropped
         self.thread.finish(self._finish)
 
     async def _finish(self) -> None:
-        if self._dropped:  # Python hides a ResourceWarning unless asked; the log is read
+        if self._dropped:  # Python hides a ResourceWarning by default
             _log.warning("%s was dropped without being closed: call close() or use `with`", self.thread.name)
         try:
             await self._client.abandon()
         except Exception:
-            _log.exception("%s was not closed, and could not be ended in good order", self.thread.name)
+            _log.exception("%s was not closed, and ending it failed", self.thread.name)
         finally:
             self.over()
 
@@ -74,7 +75,7 @@ _open: set[Finalizer] = set()
 
 
 def _at_exit() -> None:
-    """All at once, so that the longest wait is the whole wait. Other threads have ended, only these still run."""
+    """End all open clients at once, so that the waits overlap. All other threads have ended by now."""
     since = time.monotonic()
     left = [finalizer for finalizer in list(_open) if not finalizer.thread.origin.lost]
     for finalizer in left:
@@ -85,12 +86,12 @@ def _at_exit() -> None:
 
 atexit.register(_at_exit)
 
-#: The process in which multiprocessing was asked to say when it ends.
+#: The id of the process in which `_at_end_of_child` is registered.
 _watched_in = 0
 
 
 def _watch_a_child_of_multiprocessing() -> None:
-    """Where multiprocessing forked a process, it also ends it, and asks nobody but those who told it to."""
+    """A child of multiprocessing does not run atexit functions: register with multiprocessing itself."""
     global _watched_in
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or _watched_in == os.getpid():
@@ -102,7 +103,7 @@ def _watch_a_child_of_multiprocessing() -> None:
 
 
 def _at_end_of_child() -> None:
-    for thread in threading.enumerate():  # whoever still works may use a client; multiprocessing waits for them next
+    for thread in threading.enumerate():  # they may still use a client; multiprocessing would wait for them next
         if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
             thread.join()
     _at_exit()
@@ -112,7 +113,7 @@ _abandoning: set[asyncio.Task[None]] = set()
 
 
 def drop(client: Abandonable, name: str, loop: asyncio.AbstractEventLoop) -> None:
-    """For `__del__` of a client for asyncio that was not closed: warn, and have its loop end it. Never waits."""
+    """For `__del__` of an asyncio client that was not closed: warn, and let its loop end it. Does not wait."""
 
     def end() -> None:
         _log.warning("%s was dropped without being closed: await close() or use `async with`", name)

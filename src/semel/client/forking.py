@@ -1,7 +1,7 @@
-"""A client belongs to the process that made it: neither its thread nor its connections come along into a fork.
+"""A client belongs to the process that created it: a forked process has neither its thread nor its connections.
 
-Guarantees: in a forked process every call that would need them is refused with the reason, before it takes a lock that
-a thread of the other process may have held. Asking costs one attribute, so it can be asked for every record.
+Guarantees: in a forked process every call that needs them is refused with the reason, before it takes a lock that a
+thread of the parent process may have held. The check costs one attribute lookup, so it is made for every record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from semel.errors import ErrorCode, Misuse
 
 
 class Origin:
-    """The process a client was made in. `lost` is true in every process forked from it."""
+    """The process that created a client. `lost` is true in every process forked from it."""
 
     __slots__ = ("__weakref__", "lost")
 
@@ -39,5 +39,5 @@ def _lose_all() -> None:
         origin.lost = True
 
 
-if hasattr(os, "register_at_fork"):  # where it is missing, nothing forks
+if hasattr(os, "register_at_fork"):  # missing on platforms without fork
     os.register_at_fork(after_in_child=_lose_all)

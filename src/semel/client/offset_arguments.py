@@ -1,4 +1,4 @@
-"""Offsets as callers write them, made into values."""
+"""Checks of partitions and offsets, by the same rules as in `arguments`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Offsets = Mapping[TopicPartition, Position] | Mapping[tuple[str, int], Position]
 
 
 def as_partition(given: PartitionLike) -> TopicPartition:
-    """A partition, also from a plain pair.
+    """A partition; a plain pair is allowed.
 
     >>> as_partition(("payments", 0))
     TopicPartition(topic='payments', partition=0)
@@ -33,14 +33,14 @@ def as_partitions(given: Iterable[PartitionLike]) -> list[TopicPartition]:
 
 
 def as_offsets(given: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets to commit: the next one to read, per partition."""
+    """Offsets to commit: for each partition, the next offset to read."""
     if not isinstance(given, Mapping):
         raise TypeError(f"offsets are a dict from partition to offset, not {type(given).__name__}")
     return {as_partition(partition): as_position(offset) for partition, offset in given.items()}
 
 
 def as_position(given: Position) -> OffsetAndMetadata:
-    """An offset, with what may stand beside it."""
+    """An offset, with leader epoch and metadata if they were given."""
     if not isinstance(given, OffsetAndMetadata):
         return OffsetAndMetadata(as_number(given, "offset", 0, INT64_MAX))
     return OffsetAndMetadata(

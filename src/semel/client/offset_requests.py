@@ -1,4 +1,4 @@
-"""Asking for offsets: by timestamp from partition leaders, committed ones from a group's coordinator."""
+"""Requests about offsets: by timestamp to partition leaders, about commits to a group's coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndTimestamp:
-    """An offset found by timestamp; -1 and -1 where no record is that young."""
+    """An offset found by timestamp; both are -1 where no record is that young."""
 
     offset: int
     timestamp_ms: int
@@ -34,9 +34,9 @@ async def list_offsets(
     isolation_level: int = READ_UNCOMMITTED,
     timeout_ms: float,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """For each partition the first offset whose timestamp is at least the one given (-1: the end, -2: the start).
+    """For each partition the first offset whose timestamp is not below the given one (-1: the end, -2: the start).
 
-    Under read_committed the end is the last stable offset. Partitions whose leader moves are asked again.
+    Under read_committed the end is the last stable offset. If a leader moves, its partitions are asked again.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -60,7 +60,7 @@ async def list_offsets(
 async def ask_leaders(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation_level: int, timeout_ms: float
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp], KafkaError | None]:
-    """Ask every leader once: what was found, and the retriable error that kept the rest from being found."""
+    """Ask every leader once. Returns what was found, and a retriable error if anything is missing."""
     timeout_ms = min(max(1.0, timeout_ms), cluster.config["request.timeout.ms"])
     nodes, last = await _by_leader(cluster, wanted, timeout_ms)
     answers = await asyncio.gather(
@@ -100,7 +100,7 @@ async def ask_leaders(
 async def _by_leader(
     cluster: Cluster, wanted: Iterable[TopicPartition], timeout_ms: float
 ) -> tuple[dict[int, list[TopicPartition]], KafkaError | None]:
-    """These partitions by the node that leads them; one without a leader is left out, and does not hold up the rest."""
+    """Group partitions by their leader. One without a leader is left out, with a retriable error as the reason."""
     metadata = cluster.metadata
     last: KafkaError | None = None
     doubtful = {p.topic for p in wanted if p.topic not in metadata.fetched_at or metadata.leader(*p) is None}
@@ -117,7 +117,7 @@ async def _by_leader(
         elif partition.topic not in metadata.topics:
             last = last or error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{partition.topic}'")
         else:
-            last = last or error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} is not there, or has no leader")
+            last = last or error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} does not exist or has no leader")
     return nodes, last
 
 
@@ -152,9 +152,9 @@ async def fetch_committed(
     member_id: str | None = None,
     member_epoch: int = -1,
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """A group's committed offsets (None: all of them); partitions without one are left out.
+    """A group's committed offsets, for these partitions or for all (None). Partitions without one are left out.
 
-    With `require_stable` the answer waits for transactions that are about to decide.
+    With `require_stable` this waits until transactions with offsets of the group have ended.
     """
     topics = None if partitions is None else by_topic(partitions)
     if topics is not None and not topics:
@@ -203,7 +203,7 @@ async def commit_offsets(
     *,
     timeout_ms: float,
 ) -> None:
-    """Write down how far the group has read; raises `CommitFailed` when the group has moved on without this member."""
+    """Commit offsets. Raises `CommitFailed` if the group has moved on without this member."""
     if not offsets:
         return
     request = OffsetCommitRequest(

@@ -1,9 +1,9 @@
-"""Read, transform, write, exactly once: a consumer and a producer that move on together.
+"""Consume, transform, produce, exactly once: a consumer and a producer in one transaction.
 
-Guarantees: what is sent while a batch of records is being worked on, and the fact that the batch was read, become
-visible in one transaction or not at all. A batch whose transaction did not commit (the body raised, the group moved on,
-the coordinator aborted) is read again, by this member or by whoever has its partitions now. What the transaction itself
-failed of is tried again without a word to the caller, but not without one in the log, and not for ever.
+Guarantees: the records sent for a batch, and the fact that the batch was read, become visible in one transaction or not
+at all. A batch whose transaction did not commit (the block raised, the group moved on, the coordinator aborted) is read
+again, by this member or by the new owner of its partitions. Errors of the transaction itself are retried: the log says
+so, and after `retry_timeout_ms` the error is raised.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
 from semel.machines.transactions.producer import ProducerState
 
-#: What the session decides itself, because exactly-once depends on it.
+#: Settings that the session sets itself, because exactly-once depends on them.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}
 _ABORTABLE = (ProducerState.IN_TRANSACTION, ProducerState.ABORTABLE_ERROR, ProducerState.ABORTING)
-#: How long transactions may fail in a row, unless told otherwise: as Kafka Streams has it (task.timeout.ms).
+#: The default of `retry_timeout_ms`, the same as Kafka Streams' task.timeout.ms.
 _RETRY_TIMEOUT_MS = 300_000
 
 _log = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 class AsyncTransactSession:
     """The exactly-once loop for asyncio. `TransactSession` is the same for blocking code.
 
-    The settings are those of a consumer and of a producer together; both `group.id` and `transactional.id` are needed.
-    Every running session must have a transactional id of its own. A transaction that the brokers made impossible is
-    tried again for up to `retry_timeout_ms`; then its error is raised.
+    The settings are those of a consumer and of a producer together. Both `group.id` and `transactional.id` are needed.
+    Every running session must have its own transactional id. A transaction that fails because of the brokers is retried
+    for up to `retry_timeout_ms`; then its error is raised.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class AsyncTransactSession:
     ) -> None:
         consumer, producer = split_settings(config)
         self._retry_timeout_s = as_timeout_s(retry_timeout_ms, "retry_timeout_ms")
-        #: How many batches were given back because their transaction did not commit.
+        #: How many batches are read again because their transaction did not commit.
         self.aborted = 0
         self._consumer = AsyncConsumer(consumer, connect=connect)
         self._producer = AsyncProducer(producer, connect=connect)
         self._initialized = False
-        #: Whether a block of `transaction()` is being run.
+        #: Whether a block of `transaction()` is running.
         self._in_block = False
-        #: What `send` of this session has raised in the block.
+        #: The error that `send` of this session has raised in the block.
         self._raised: KafkaError | None = None
         #: How many transactions have failed in a row, and since when.
         self._failures, self._failing_since = 0, 0.0
@@ -83,7 +83,7 @@ class AsyncTransactSession:
         headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
-        """Send a record with the transaction of the batch that is being worked on."""
+        """Send a record in the transaction of the current batch."""
         try:
             return await self._producer.send(topic, value, key, partition, headers, timestamp_ms)
         except KafkaError as error:
@@ -97,25 +97,25 @@ class AsyncTransactSession:
             raise self._own(error) from error.__cause__
 
     def _own(self, error: KafkaError) -> KafkaError:
-        """An error of this session's own producer; where no transaction is open, that is what it is about."""
+        """An error of the session's own producer. If no transaction is open, a clearer error says that."""
         if (
             isinstance(error, Misuse)
             and error.code is ErrorCode.INVALID_TXN_STATE
             and not self._producer.in_transaction
         ):
-            why = "send() belongs into a block of transaction() that was given records: without any, none is open"
+            why = "send() needs a block of transaction() that got records: otherwise no transaction is open"
             return Misuse(ErrorCode.INVALID_TXN_STATE, why)
         self._raised = error
         return error
 
     @asynccontextmanager
     async def transaction(self, timeout_ms: float = 1_000) -> AsyncIterator[list[ConsumerRecord]]:
-        """The next records, in a transaction that ends with the block; an empty list when none came in time.
+        """The next records, in a transaction that ends with the block; an empty list if none came in time.
 
-        A transaction that the brokers made impossible is aborted, counted in `aborted`, logged, and its records come
-        again: that is what `send` of this session, its deliveries and the commit say. When that has gone on for
-        `retry_timeout_ms` the error is raised. Any other exception of the block, also one that says "try again" about
-        something else, aborts and is raised; a fatal error is raised: the session is over.
+        If `send` of this session, a delivery or the commit fails because of the brokers, the transaction is aborted,
+        counted in `aborted` and logged, and its records are read again. After `retry_timeout_ms` of this the error is
+        raised. Any other exception of the block, retriable or not, aborts the transaction and is raised. After a fatal
+        error the session cannot be used any more.
         """
         records = await self.begin(timeout_ms)
         try:
@@ -127,10 +127,10 @@ class AsyncTransactSession:
             await self.end(None)
 
     async def begin(self, timeout_ms: float) -> list[ConsumerRecord]:
-        """Poll, and open a transaction if anything came; first the fate of the last one is settled."""
+        """End the last transaction, if that is still open, then poll, and open a transaction if there are records."""
         as_timeout_s(timeout_ms)
         if self._in_block:
-            why = "transaction() inside a block of transaction(): a session does one thing at a time"
+            why = "transaction() inside a block of transaction(): end the first block before the next one"
             raise Misuse(ErrorCode.INVALID_TXN_STATE, why)
         if not self._initialized:
             await self._producer.init_transactions()
@@ -146,12 +146,12 @@ class AsyncTransactSession:
                 await self._producer.begin_transaction()
         except BaseException:
             self._in_block = False
-            self._consumer.rewind()  # these reach nobody
+            self._consumer.rewind()  # the records reached nobody
             raise
         return records
 
     async def end(self, error: BaseException | None) -> bool:
-        """End the block's transaction: commit, or abort for what the block raised. Whether that is to be swallowed."""
+        """End the transaction: commit, or abort if the block raised. Returns whether its exception is handled."""
         self._in_block = False
         ours = error is not None and (error is self._raised or self._producer.state is ProducerState.ABORTABLE_ERROR)
         try:
@@ -183,7 +183,7 @@ class AsyncTransactSession:
             self._failures = 0
 
     def _may_try_again(self, error: KafkaError) -> bool:
-        """Count a transaction that failed. One warning when it begins; no more when it has gone on for too long."""
+        """Count a failed transaction, and warn of the first. Returns False after `retry_timeout_ms`."""
         now = asyncio.get_running_loop().time()
         if not self._failures:
             self._failing_since = now
@@ -195,7 +195,7 @@ class AsyncTransactSession:
         tries, self._failures = self._failures, 0
         error.add_note(
             f"{tries} transactions in a row have failed within {now - self._failing_since:.1f} s: that is longer than "
-            f"retry_timeout_ms={self._retry_timeout_s * 1000:g}. Nothing of them is visible; the records come again."
+            f"retry_timeout_ms={self._retry_timeout_s * 1000:g}. Nothing of them is visible; their records come again."
         )
         return False
 
@@ -204,15 +204,15 @@ class AsyncTransactSession:
         return str(self._producer.config["transactional.id"])
 
     async def commit(self) -> None:
-        """Make what was sent visible, together with the fact that the batch was read."""
+        """Commit the records that were sent, together with the offsets of the batch."""
         if self._producer.in_transaction:
             await self._producer.send_offsets_to_transaction(self._consumer.consumed(), self._consumer.group_metadata())
             await self._producer.commit_transaction()
 
     async def give_back(self) -> None:
-        """Drop what was sent; the batch will be read again.
+        """Abort the transaction; the batch will be read again.
 
-        A commit whose answer is overdue cannot be dropped any more: it is settled before the next batch is read.
+        A commit whose response is late cannot be aborted any more: its outcome is awaited before the next batch.
         """
         if self._producer.state not in _ABORTABLE:
             return
@@ -221,7 +221,7 @@ class AsyncTransactSession:
         try:
             await self._producer.abort_transaction()
         except Retriable:
-            return  # it goes on, and is waited for before the next batch is read
+            return  # the abort continues, and is awaited before the next batch
 
     async def _settle(self) -> None:
         if self._producer.state is ProducerState.COMMITTING:
@@ -230,12 +230,12 @@ class AsyncTransactSession:
             except AbortTransaction:
                 await self.give_back()
         if self._producer.state in (ProducerState.IN_TRANSACTION, ProducerState.ABORTABLE_ERROR):
-            await self.give_back()  # a caller was interrupted before it had its records
+            await self.give_back()  # the caller was interrupted before it got its records
         if self._producer.state is ProducerState.ABORTING:
             await self._producer.abort_transaction()
 
     async def close(self) -> None:
-        """Abort what is open, leave the group, let go of the connections."""
+        """Abort an open transaction, leave the group, and close the connections."""
         try:
             await self._producer.close()
         finally:
@@ -243,11 +243,11 @@ class AsyncTransactSession:
 
     @property
     def abandon_within_s(self) -> float:
-        """How long ending without having been closed may take: see `semel.client.finalizers`."""
+        """How long a session that nobody closed may take to end: see `semel.client.finalizers`."""
         return self._producer.abandon_within_s + self._consumer.abandon_within_s
 
     async def abandon(self) -> None:
-        """End without having been closed: abort what is open, commit nothing."""
+        """End without having been closed: abort an open transaction, and commit nothing."""
         try:
             await self._producer.abandon()
         finally:
@@ -255,7 +255,7 @@ class AsyncTransactSession:
 
 
 class TransactSession(BlockingClient):
-    """The exactly-once loop: read a batch, send what follows from it, and both count together or not at all.
+    """The exactly-once loop: reading a batch and sending its results happen together, or not at all.
 
     >>> import semel
     >>> with semel.Producer({"bootstrap.servers": broker}) as producer:
@@ -270,7 +270,7 @@ class TransactSession(BlockingClient):
     ...                 _ = session.send("doubles", str(2 * int(record.value)))
     ...                 doubled += 1
 
-    An argument of the wrong type raises TypeError; what else can go wrong is in `semel.errors`.
+    An argument of the wrong type raises TypeError, everything else that goes wrong a `semel.errors.KafkaError`.
     """
 
     def __init__(self, config: Mapping[str, object], *, retry_timeout_ms: float = _RETRY_TIMEOUT_MS) -> None:
@@ -279,7 +279,7 @@ class TransactSession(BlockingClient):
 
     @property
     def aborted(self) -> int:
-        """How many batches were given back because their transaction did not commit."""
+        """How many batches are read again because their transaction did not commit."""
         return self._session.aborted
 
     def subscribe(self, topics: Iterable[str] | str | re.Pattern[str]) -> None:
@@ -295,9 +295,9 @@ class TransactSession(BlockingClient):
         headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
-        """Send a record with the transaction of the batch that is being worked on."""
+        """Send a record in the transaction of the current batch."""
         if headers is not None:
-            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
+            headers = as_headers(headers)  # once: an iterator cannot be read a second time below
         delivery = self._session.send_now(topic, value, key, partition, headers, timestamp_ms)
         if delivery is not None:
             return delivery
@@ -311,7 +311,7 @@ class TransactSession(BlockingClient):
         except Exception:
             raise
         except BaseException as interrupt:
-            self._thread.run(self._session.end(interrupt))  # what was read has reached nobody
+            self._thread.run(self._session.end(interrupt))  # the records reached nobody
             raise
         try:
             yield records
@@ -322,12 +322,12 @@ class TransactSession(BlockingClient):
             self._thread.run(self._session.end(None))
 
     def close(self) -> None:
-        """Abort what is open, leave the group, let go of the connections."""
+        """Abort an open transaction, leave the group, and close the connections."""
         self._close(self._session.close())
 
 
 def split_settings(config: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """The consumer's settings and the producer's; what neither has is refused with the nearest name.
+    """The consumer's settings and the producer's. An unknown setting is refused, with the nearest known name.
 
     >>> split_settings({"group.id": "g", "transactional.id": "t", "linger.ms": 0})[1]
     {'transactional.id': 't', 'linger.ms': 0}

@@ -1,4 +1,4 @@
-"""What the blocking clients share: an event loop in a thread of their own, and an orderly end, asked for or not."""
+"""What the blocking clients share: an event loop in its own thread, and the end of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Client = TypeVar("Client", bound=Abandonable)
 class BlockingClient:
     """The base of the blocking clients: a loop thread, and closing.
 
-    A client that is dropped without being closed warns (ResourceWarning) and closes itself: see `endings`.
+    A client that is dropped without being closed warns (ResourceWarning) and closes itself: see `finalizers`.
     """
 
     _finalizer: Finalizer | None = None
@@ -26,7 +26,7 @@ class BlockingClient:
         self._thread = LoopThread(name)
 
     def _make(self, factory: Callable[[], Client]) -> Client:
-        """Make the client on the loop; if that fails, leave no thread behind."""
+        """Create the asyncio client on the loop. If that fails, stop the thread."""
 
         async def make() -> Client:
             return factory()
@@ -40,7 +40,7 @@ class BlockingClient:
         return client
 
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call something that does not wait, on the loop, where everything else happens."""
+        """Call a function that does not wait, on the loop's thread."""
 
         async def call() -> T:
             return function(*arguments)
@@ -67,7 +67,7 @@ class BlockingClient:
         raise NotImplementedError
 
     def _close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run the last coroutine, then stop the thread; closing twice does no harm, nor does closing after a fork."""
+        """Run the last coroutine, then stop the thread. Does nothing if it is closed already, or after a fork."""
         if self._thread.is_closed or self._thread.origin.lost:
             last.close()
             return

@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class BlockingCluster(BlockingClient):
-    """A `Cluster` for code without an event loop: raw requests by message class, with retries and deadlines.
+    """A `Cluster` for blocking code: sends raw requests, with retries and deadlines.
 
-    Make it in the process that uses it (in a Spark executor, inside the task): it owns a thread.
+    Create it in the process that uses it (in a Spark executor, inside the task), because it owns a thread.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
@@ -39,7 +39,7 @@ class BlockingCluster(BlockingClient):
         return self._cluster.transaction_version
 
     def connect(self) -> None:
-        """Reach the cluster once: brokers, versions and finalized features are known afterwards."""
+        """Connect once. Brokers, versions and finalized features are known afterwards."""
         self._thread.run(self._cluster.connect())
 
     def request(self, to: Target, message: Any, **options: Any) -> Any:
@@ -47,11 +47,11 @@ class BlockingCluster(BlockingClient):
         return self._thread.run(self._cluster.request(to, message, **options))
 
     def request_retrying(self, message: Any, **options: Any) -> Any:
-        """Send until there is a final answer or the deadline passes; see `Cluster.request_retrying`."""
+        """Send until there is a final response, or until the deadline; see `Cluster.request_retrying`."""
         return self._thread.run(self._cluster.request_retrying(message, **options))
 
     def request_all(self, requests: Iterable[tuple[Target, Any]], **options: Any) -> list[Any]:
-        """Send several at once, each with retries; the answers come in the order of the requests."""
+        """Send several at once, each with retries. The responses are in the order of the requests."""
         return self._thread.run(self._cluster.request_all(requests, **options))
 
     def topic(self, name: str, **options: Any) -> TopicMetadata:

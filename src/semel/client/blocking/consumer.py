@@ -38,11 +38,11 @@ class Consumer(BlockingClient):
     ...     [record.value for record in consumer.poll(timeout_ms=10_000)]
     [b'alpha']
 
-    Without `isolation.level` a consumer reads committed records only. One thread at a time may use it.
+    By default a consumer reads committed records only (`isolation.level`). Only one thread at a time may use it.
 
-    With a `group.id` and enable.auto.commit (the default) the group's offsets are committed as the reading goes on:
-    calling `poll` again, or asking an iteration for the next record, says that what came before is done. `commit()` and
-    a `close()` in good order say so too. After an exception what was handed out last is not committed, and comes again:
+    With a `group.id` and enable.auto.commit (the default) offsets are committed automatically. Calling `poll` again, or
+    asking an iteration for the next record, says that the records before are done; so do `commit()` and `close()`.
+    After an exception the records handed out last are not committed, and are read again:
 
     >>> with Consumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest", "group.id": "docs"}) as consumer:
     ...     consumer.subscribe("letters")
@@ -51,7 +51,7 @@ class Consumer(BlockingClient):
     ...         break
     b'alpha'
 
-    An argument of the wrong type raises TypeError; what else can go wrong is in `semel.errors`.
+    An argument of the wrong type raises TypeError, everything else that goes wrong a `semel.errors.KafkaError`.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
@@ -59,11 +59,11 @@ class Consumer(BlockingClient):
         self._consumer = self._make(lambda: AsyncConsumer(config))
 
     def __iter__(self) -> Records:
-        """Records one by one, for ever. Asking for the next one says that the last one is done."""
+        """Records one by one, without an end. Asking for the next record says that the last one is done."""
         return Records(self)
 
     def _read(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a poll. What it took while its caller was interrupted has reached nobody, and is read again."""
+        """Run a poll. If the caller is interrupted, its records reached nobody and are read again."""
         try:
             return self._thread.run(work)
         except KafkaError:
@@ -73,7 +73,7 @@ class Consumer(BlockingClient):
             raise
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
-        """Read these partitions, without asking a group. Pairs of topic and number will do."""
+        """Read these partitions, without a group. A partition may be given as a pair of topic and number."""
         self._call(self._consumer.assign, partitions)
 
     def subscribe(
@@ -92,25 +92,27 @@ class Consumer(BlockingClient):
         self._thread.run(self._consumer.subscribe(topics, *threaded))
 
     def unsubscribe(self) -> None:
-        """Leave the group, or let go of what was assigned."""
+        """Leave the group, or drop the assigned partitions. As for `close`, the records handed out count as done."""
         self._thread.run(self._consumer.unsubscribe())
 
     def assignment(self) -> set[TopicPartition]:
+        """The partitions that this consumer reads now."""
         return self._call(self._consumer.assignment)
 
     def subscription(self) -> set[str]:
+        """The topics that this consumer shares with its group."""
         return self._call(self._consumer.subscription)
 
     def group_metadata(self) -> GroupMetadata:
-        """For `producer.send_offsets_to_transaction`."""
+        """Who commits, for `producer.send_offsets_to_transaction`: a stale member is refused (KIP-447)."""
         return self._call(self._consumer.group_metadata)
 
     def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
-        """Records, as soon as there are any; an empty list when `timeout_ms` passes without."""
+        """Return records as soon as there are any, or an empty list after `timeout_ms`."""
         return self._read(self._consumer.poll(timeout_ms, max_records))
 
     def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
-        """Records as Arrow columns; no Python object is made for any of them."""
+        """Return records as Arrow columns. No Python object is created for any record."""
         return self._read(self._consumer.poll_arrow(timeout_ms, max_bytes))
 
     def position(self, partition: PartitionLike) -> int:
@@ -118,38 +120,43 @@ class Consumer(BlockingClient):
         return self._thread.run(self._consumer.position(partition))
 
     def seek(self, partition: PartitionLike, offset: int | OffsetAndMetadata) -> None:
-        """Read on from this offset."""
+        """Continue reading at this offset."""
         self._call(self._consumer.seek, partition, offset)
 
     def seek_to_beginning(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        """Read from the first record that exists; without arguments, in all assigned partitions."""
         self._call(self._consumer.seek_to_beginning, partitions)
 
     def seek_to_end(self, partitions: Iterable[PartitionLike] | None = None) -> None:
+        """Read only new records; without arguments, in all assigned partitions."""
         self._call(self._consumer.seek_to_end, partitions)
 
     def rewind(self) -> None:
-        """Read again from what the group has committed: what was read since then comes once more."""
+        """Go back to the group's committed offsets: records read since then are read again."""
         self._call(self._consumer.rewind)
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What `commit` would write down: for each partition, the offset after what was handed out."""
+        """What `commit` would commit: for each partition, the offset after the records that were handed out."""
         return self._call(self._consumer.consumed)
 
     def pause(self, partitions: Iterable[PartitionLike]) -> None:
-        """Get no records of these partitions until `resume`; they stay assigned."""
+        """Return no records of these partitions until `resume`. They stay assigned."""
         self._call(self._consumer.pause, partitions)
 
     def resume(self, partitions: Iterable[PartitionLike]) -> None:
+        """Return records of these partitions again."""
         self._call(self._consumer.resume, partitions)
 
     def paused(self) -> set[TopicPartition]:
+        """The partitions that are paused."""
         return self._call(self._consumer.paused)
 
     def lag(self, partition: PartitionLike) -> int | None:
-        """Offsets between the position and what can be read now, as of the last fetch."""
+        """Offsets between the position and the end of what can be read, as of the last fetch; None before the first."""
         return self._call(self._consumer.lag, partition)
 
     def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
         return self._thread.run(self._consumer.beginning_offsets(partitions))
 
     def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
@@ -163,13 +170,14 @@ class Consumer(BlockingClient):
         return self._thread.run(self._consumer.offsets_for_times(timestamps))
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions a topic has."""
+        """The partitions of a topic."""
         return self._thread.run(self._consumer.partitions_for(topic))
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Write down how far the group has read: up to what was handed out, unless told otherwise.
+        """Commit these offsets of the group; without arguments, those after the records that were handed out.
 
-        Of an iteration that is every record up to the one in hand. Raises `CommitFailed` when the group has moved on.
+        Handed out are all records that `poll` has returned, and those of an iteration up to the current one. Raises
+        `CommitFailed` if the group has moved on; it may have given this member's partitions away.
         """
         self._thread.run(self._consumer.commit(offsets))
 
@@ -178,11 +186,11 @@ class Consumer(BlockingClient):
         offsets: Offsets | None = None,
         on_done: Callable[[KafkaError | None], object] | None = None,
     ) -> None:
-        """As `commit`, without waiting; `on_done` gets the error, or None."""
+        """As `commit`, without waiting. `on_done` gets the error, or None; without `on_done` an error is logged."""
         self._call(self._consumer.commit_soon, offsets, on_done)
 
     def committed(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The group's committed offsets; partitions without one are left out."""
+        """The group's committed offsets; partitions without one are left out. Waits for open transactions."""
         return self._thread.run(self._consumer.committed(partitions))
 
     def __exit__(
@@ -191,17 +199,18 @@ class Consumer(BlockingClient):
         self._close(self._consumer.close_after(30_000, in_order=kind is None))
 
     def close(self, timeout_ms: float = 30_000) -> None:
-        """Commit if enable.auto.commit says so, leave the group, and let go of the connections.
+        """Commit if enable.auto.commit is set, leave the group, and close the connections.
 
-        Committed is what was handed out. While an exception is on its way (in a `finally`, an `except`, or at the end
-        of a `with`) what was handed out last counts as not done: it is not committed, and comes again.
+        All records that were handed out are committed. While an exception is being handled (in a `finally`, an
+        `except`, or at the end of a `with`) the last ones count as not done: they are not committed, and are read
+        again. Leaving the group takes `timeout_ms` at most; otherwise the group waits for session.timeout.ms.
         """
         as_timeout_s(timeout_ms)
         self._close(self._consumer.close_after(timeout_ms, in_order=sys.exc_info()[0] is None))
 
 
 class Records(Iterator[ConsumerRecord]):
-    """A consumer's records one by one. An error does not end it: the next call asks again."""
+    """An iteration over a consumer's records. An error does not end it: the next call continues."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._of = consumer
@@ -214,5 +223,5 @@ class Records(Iterator[ConsumerRecord]):
 
 
 def _in_a_thread(callback: Callback | None) -> Callback | None:
-    """Callbacks may use the consumer, which is blocking: so they must not run on its loop."""
+    """Callbacks may call the blocking consumer, so they must not run on its loop."""
     return None if callback is None else lambda partitions: asyncio.to_thread(callback, partitions)

@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own: what lets blocking code use the asyncio client.
+"""An event loop in its own thread, so that blocking code can use the asyncio clients.
 
-A process that was forked has no such thread any more, so a face made before a fork says so instead of hanging.
+A forked process does not have this thread. A client from before the fork raises an error there, and does not hang.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for callers in other threads, until closed. Whoever waits when it closes is told."""
+    """Runs coroutines for callers in other threads, until it is closed. Calls that wait then raise Misuse."""
 
     def __init__(self, name: str) -> None:
         self.origin = Origin()
         self.name = name
         self.loop = _new_loop()
-        # Nothing may be handed to the loop after the decision to stop it. Taken again where a garbage collection in the
-        # midst of it finds a client that nobody closed.
+        # Nothing may be handed to the loop once it is being stopped. Reentrant, because a garbage collection may run
+        # while it is held, and find a client that nobody closed.
         self._gate = threading.RLock()
         self._closing = False
         self._awaited: set[concurrent.futures.Future[Any]] = set()
@@ -36,20 +36,20 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()  # also ended by a SystemExit that a callback raised
+            self.loop.run_forever()  # a SystemExit of a callback ends it too
         finally:
             with self._gate:
                 self._closing = True
             self.loop.close()
             for future in self._awaited.copy():
-                future.cancel()  # what would not be cancelled will not end any more either
+                future.cancel()  # tasks that ignored the cancellation will never end
 
     @property
     def is_closed(self) -> bool:
         return self._closing
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_ms: float | None = None) -> T:
-        """Wait for the work's result. An interrupt of the caller, or the end of `timeout_ms`, cancels the work."""
+        """Run the coroutine and return its result. It is cancelled if the caller is interrupted, or on a timeout."""
         try:
             future = self._hand_over(work)
         except BaseException:
@@ -69,9 +69,7 @@ class LoopThread:
             raise
         finally:
             self._awaited.discard(future)
-            del (
-                future
-            )  # what is raised keeps this frame, which must not keep what is raised: clients are dropped at once
+            del future  # an exception keeps this frame alive: without a cycle, clients are freed at once
 
     def _hand_over(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         self.origin.check(self.name)
@@ -88,7 +86,7 @@ class LoopThread:
             return future
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Stop the loop; what still runs on it is cancelled first, and given `patience_s` to end."""
+        """Stop the loop. Tasks that still run are cancelled first, and get `patience_s` to end."""
         if self.origin.lost:
             return
         with self._gate:
@@ -99,7 +97,7 @@ class LoopThread:
         self._thread.join()
 
     def finish(self, last: Callable[[], Coroutine[Any, Any, None]], patience_s: float = 10.0) -> None:
-        """Run the last work and stop the loop, without waiting for either; `join` does. Nothing else is taken in."""
+        """Run the last coroutine and then stop the loop, without waiting; `join` waits. Nothing else is accepted."""
         if self.origin.lost:
             return
         with self._gate:
@@ -116,7 +114,7 @@ class LoopThread:
             await last
         finally:
             await _cancel_all(patience_s)
-            await asyncio.sleep(0)  # connections that were let go of are closed in the next turn of the loop
+            await asyncio.sleep(0)  # closed connections are released in the next iteration of the loop
             self.loop.stop()
 
     def join(self, timeout_s: float) -> None:

@@ -30,7 +30,7 @@ class Producer(BlockingClient):
     ...     delivery.result().offset
     0
 
-    With a `transactional.id`, what is sent within a transaction becomes visible at once or never:
+    With a `transactional.id`, the records of a transaction become visible together, or not at all:
 
     >>> with Producer({"bootstrap.servers": broker, "transactional.id": "docs"}) as producer:
     ...     producer.init_transactions()
@@ -38,12 +38,13 @@ class Producer(BlockingClient):
     ...         _ = producer.send("ledger", b"debit")
     ...         _ = producer.send("ledger", b"credit")
 
-    An argument of the wrong type raises TypeError; all else that goes wrong raises a `semel.errors.KafkaError`, an
-    argument that cannot be a `Misuse`, such as `InvalidRecord`. Nothing has happened then: the next correct call works.
+    An argument of the wrong type raises TypeError. Everything else that goes wrong raises a `semel.errors.KafkaError`;
+    for a value that makes no sense that is a `Misuse`, such as `InvalidRecord`. Nothing was sent then, and the next
+    correct call works.
 
-    Close it, or use it as above. One that is not closed still sends what it was given when it is dropped or the program
-    ends, for up to semel.exit.timeout.ms, and logs what did not go out. After a fork only the process that made it can
-    use it: every call in the other one says so.
+    Close it, or use `with`. A producer that is dropped without being closed, or still open at the end of the program,
+    still sends what it was given, for up to semel.exit.timeout.ms, and logs how much it could not send. After a fork
+    only the process that created it can use it; calls in the other one raise Misuse.
     """
 
     def __init__(self, config: Values | Mapping[str, object]) -> None:
@@ -64,19 +65,19 @@ class Producer(BlockingClient):
         headers: HeadersLike | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
-        """Take a record in. Blocks up to max.block.ms, only while metadata or memory is missing.
+        """Take a record in. Blocks only while metadata or memory is missing, for up to max.block.ms.
 
-        The delivery's `result()` waits for the broker and says where the record is.
+        The `result()` of the delivery waits for the broker and returns the place of the record.
         """
         if headers is not None:
-            headers = as_headers(headers)  # once: what is read below for a second time may be an iterator
+            headers = as_headers(headers)  # once: an iterator cannot be read a second time below
         delivery = self._producer.send_now(topic, value, key, partition, headers, timestamp_ms)
         if delivery is not None:
             return delivery
         return self._thread.run(self._producer.send(topic, value, key, partition, headers, timestamp_ms))
 
     def send_arrow(self, topic: str, rows: pa.Table | pa.RecordBatch, partition: int | None = None) -> BatchDelivery:
-        """Send a table with the columns `value`, `key` and `headers`; no Python object is made for any row."""
+        """Send a table with the columns `value`, `key` and `headers`. No Python object is created for any row."""
         return self._thread.run(self._producer.send_arrow(topic, rows, partition))
 
     def flush(self, timeout_ms: float | None = None) -> None:
@@ -84,10 +85,10 @@ class Producer(BlockingClient):
         self._thread.run(self._producer.flush(timeout_ms))
 
     def init_transactions(self, *, keep_prepared: bool = False) -> ProducerIdentity | None:
-        """Take the transactional id over: fences its former owner and ends what that left open.
+        """Take over the transactional id: fence its former owner and end the transaction that it left open.
 
-        With `keep_prepared` (two-phase commit) a prepared transaction stays for `complete_transaction`; its identity
-        is the answer.
+        With `keep_prepared` (two-phase commit) a prepared transaction is kept for `complete_transaction`, and its
+        identity is returned.
         """
         return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
 
@@ -100,28 +101,28 @@ class Producer(BlockingClient):
         offsets: Offsets,
         group_metadata: GroupMetadata | str,
     ) -> None:
-        """Commit a group's offsets with the open transaction. Give `consumer.group_metadata()`, not just a name."""
+        """Commit a group's offsets with the open transaction. Pass `consumer.group_metadata()`, not only a group id."""
         self._thread.run(self._producer.send_offsets_to_transaction(offsets, group_metadata))
 
     def prepare_transaction(self) -> ProducerIdentity:
-        """Flush, and promise to commit if told so: phase one of two (KIP-939). Write the answer down elsewhere."""
+        """Phase one of a two-phase commit (KIP-939): flush, and promise to commit. Store the returned identity."""
         return self._thread.run(self._producer.prepare_transaction())
 
     def complete_transaction(self, decided: ProducerIdentity) -> None:
-        """Phase two: commit if this is the transaction that was written down, abort it if not."""
+        """Phase two: commit if `decided` is the identity of the prepared transaction, and abort otherwise."""
         self._thread.run(self._producer.complete_transaction(decided))
 
     def commit_transaction(self) -> None:
-        """Wait for every record of the transaction, then make all of it visible at once."""
+        """Wait until every record of the transaction is written, then make all of them visible at once."""
         self._thread.run(self._producer.commit_transaction())
 
     def abort_transaction(self) -> None:
-        """Drop the transaction."""
+        """Abort the transaction: no read_committed reader will see its records."""
         self._thread.run(self._producer.abort_transaction())
 
     @contextmanager
     def transaction(self) -> Iterator[Producer]:
-        """Begin; commit at the end of the block, or abort if it raises."""
+        """Begin a transaction. Commit it at the end of the block, or abort it if the block raises."""
         self.begin_transaction()
         try:
             yield self
@@ -133,10 +134,10 @@ class Producer(BlockingClient):
             raise
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, abort an open transaction, and let go of the connections.
+        """Deliver what was sent, abort an open transaction, and close the connections.
 
-        Waits for up to `timeout_ms`, without it for delivery.timeout.ms. Records that are not delivered by then fail
-        with `ClientClosed`, which says whether they may have been written, and how many they are is logged.
+        Waits for `timeout_ms` at most, by default delivery.timeout.ms. Records not delivered by then fail with
+        `ClientClosed`, which says whether they may have been written. Their number is logged.
         """
         wait_ms = as_wait(timeout_ms)
         self._close(self._producer.close(wait_ms))

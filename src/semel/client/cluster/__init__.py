@@ -1,1 +1,1 @@
-"""The client's way to the brokers: connections, metadata, coordinators, throttling."""
+"""How the client reaches the brokers: connections, metadata, coordinators, throttling."""

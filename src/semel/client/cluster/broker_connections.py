@@ -1,9 +1,9 @@
-"""Connections to brokers: opened when needed, greeted, given up and opened again.
+"""Connections to brokers: opened when needed, and opened again after a failure.
 
-Guarantees: the first thing said on a connection is ApiVersions, so that every request after it goes out in a version
-the broker serves; then the client authenticates, where it has credentials, and again before its session ends; one
-connection is opened at a time for each broker and lane; after a failure the next attempt waits, longer each time; a
-broker that asks for a pause gets it.
+Guarantees: the first request on a connection is ApiVersions, so that every request after it goes out in a version that
+the broker serves; then the client authenticates, if it has credentials, and again before its session ends; for each
+broker and lane one connection is opened at a time; after a failure the next attempt waits, longer each time; throttle
+times that a broker asks for are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.features import ApiVersionsRequest
 
-#: From these versions on a request names topics by id. Callers that fill in names get the version before.
+#: The last versions that name topics. Later ones use topic ids, which callers do not fill in.
 LAST_VERSION_BY_NAME = {
     ApiKey.PRODUCE: 12,
     ApiKey.FETCH: 12,
@@ -37,7 +37,7 @@ LAST_VERSION_BY_NAME = {
 
 @dataclass(slots=True)
 class _ConnectionSlot:
-    """What the client keeps per broker and lane: the connection, and how often opening it failed."""
+    """For one broker and lane: the connection, and how often opening it failed."""
 
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: Connection | None = None
@@ -48,7 +48,7 @@ class _ConnectionSlot:
 
 
 class BrokerConnections:
-    """The connections of one client. `address_of` says where a node listens."""
+    """The connections of one client. `address_of` returns the address of a node."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class BrokerConnections:
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
 
     def least_busy(self, lane: str) -> int | None:
-        """The node with an open connection and the fewest requests waiting on it, if there is any.
+        """The node whose open connection has the fewest waiting requests; None if no connection is open.
 
-        One that has asked this client to wait comes after all that have not.
+        A broker that throttles this client comes after all that do not.
         """
         ready = [
             (self.throttles.left_s(node_id, lane), slot.connection.in_flight, node_id)
@@ -99,7 +99,7 @@ class BrokerConnections:
     async def exchange(
         self, connection: Connection, node_id: int, lane: str, message: Any, version: int | None, newest: int | None
     ) -> Any:
-        """Send one request and wait for its answer; None for a produce that wants none."""
+        """Send one request and wait for its response. Returns None for a produce with acks=0."""
         api = APIS[type(message).__about__.key]
         version = self.pick_version(node_id, api.key, version, newest)
         correlation_id = connection.next_correlation_id()
@@ -113,7 +113,7 @@ class BrokerConnections:
         return response
 
     def pick_version(self, node_id: int, api: ApiKey, wanted: int | None, newest: int | None) -> int:
-        """The version to use with a node: exactly the one wanted, or the best up to `newest`."""
+        """The version to use with a node: exactly `wanted`, or the highest one up to `newest`."""
         served = self._versions[node_id].get(api)
         ours = APIS[api]
         if served is None:
@@ -129,11 +129,11 @@ class BrokerConnections:
         return wanted
 
     async def open(self, node_id: int, lane: str) -> Connection:
-        """An open connection to a node that may be used now; raises `Disconnected` with the reason."""
+        """An open connection to a node, which is not throttled now. Raises `Disconnected` with the reason."""
         while True:
             connection = await self._connect_slot(node_id, lane)
             await self.throttles.passed(node_id, lane)
-            if not connection.closed:  # it may have been lost meanwhile
+            if not connection.closed:  # it may have been lost while waiting
                 return connection
 
     async def _connect_slot(self, node_id: int, lane: str) -> Connection:
@@ -141,7 +141,7 @@ class BrokerConnections:
         loop = asyncio.get_running_loop()
         if slot.connection is not None and not slot.connection.closed:
             if slot.connection.idle_s >= self.config["connections.max.idle.ms"] / 1000:
-                # The broker closes idle connections too, and a request must not be the one to find out.
+                # The broker closes idle connections too, and a request should not be the one to notice.
                 slot.connection.close("closed: it was idle")
             elif loop.time() < slot.renew_at:
                 return slot.connection
@@ -153,7 +153,7 @@ class BrokerConnections:
             self._check_open()
             await asyncio.sleep(max(0.0, slot.not_before - loop.time()))
             try:
-                slot.connection = await self._greet(slot, node_id, lane)
+                slot.connection = await self._connect_and_authenticate(slot, node_id, lane)
                 self._check_open(slot.connection)
             except Disconnected as failure:
                 self._note_failure(node_id, failure)
@@ -173,18 +173,18 @@ class BrokerConnections:
         try:
             host, port = self._address_of(node_id)
         except Disconnected:
-            return  # the cluster does not name it any more
+            return  # it is not in the cluster any more
         self.wait_warnings.begin(("broker", host, port), f"no connection to the broker at {host}:{port}", failure.why)
 
     def _check_open(self, connection: Connection | None = None) -> None:
-        """Nothing is opened once the client is closed, and what was being opened meanwhile is closed again."""
+        """After closing nothing is opened, and a connection that was being opened is closed again."""
         if self.closed:
             if connection is not None:
                 connection.close()
             raise Disconnected(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
 
-    async def _greet(self, slot: _ConnectionSlot, node_id: int, lane: str) -> Connection:
-        """Connect, learn what the broker serves, and authenticate."""
+    async def _connect_and_authenticate(self, slot: _ConnectionSlot, node_id: int, lane: str) -> Connection:
+        """Connect, ask which versions the broker serves, and authenticate."""
         host, port = self._address_of(node_id)
         setup_ms = self.config["socket.connection.setup.timeout.ms"]
         try:
@@ -226,7 +226,7 @@ class BrokerConnections:
             raise
 
     def _set_buffers(self, connection: Connection) -> None:
-        """Socket buffers are left to the system, which fits them to the connection, unless they were asked for."""
+        """Set socket buffer sizes only if they are configured: the system adapts its own sizes to the connection."""
         given = self.config.explicit
         sizes = [
             self.config[name] if name in given and self.config[name] > 0 else None
@@ -260,17 +260,17 @@ class BrokerConnections:
 
 
 def _parse_response(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
-    """The message in a frame; a connection that carries something else is of no use."""
+    """The response in a frame. If it cannot be parsed, the connection is closed."""
     try:
         return parse_response(api_key, version, frame)[1]
     except Malformed as malformed:
-        connection.close("closed: it sent something that is no answer")
-        why = f"{connection.address} sent something that is no answer: {malformed.why}; is it a Kafka broker?"
+        connection.close("closed: it sent something that is not a response")
+        why = f"{connection.address} sent something that is not a response: {malformed.why}; is it a Kafka broker?"
         raise Disconnected(ErrorCode.NETWORK_EXCEPTION, why) from malformed
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """Read host:port; an IPv6 host stands in brackets.
+    """Parse host:port. An IPv6 host is written in brackets.
 
     >>> read_address("broker-1:9092"), read_address("[::1]:9093")
     (('broker-1', 9092), ('::1', 9093))

@@ -1,9 +1,9 @@
-"""The client's way to the brokers: connections, versions, metadata, coordinators, and requests that survive faults.
+"""Sends requests to the brokers of a cluster: finds the right broker, connects, and retries.
 
-Guarantees: a request goes out in the highest version both sides speak; a lost connection is opened again when it is
+Guarantees: a request goes out in the highest version that both sides know; a lost connection is opened again when it is
 next needed, with a growing pause; `request` tries once, `request_retrying` tries until its deadline as long as the
-broker's answers say that trying again is right. Joins of a group, other requests to a coordinator, long-polling fetches
-and everything else use separate connections, because a broker answers one connection strictly in order.
+responses are retriable. Group joins, other requests to a coordinator, long-polling fetches and everything else use
+separate connections, because a broker answers one connection strictly in order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from semel.wire.messages.metadata import FindCoordinatorRequest, MetadataRequest
 
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 _CONCURRENT_TRANSACTIONS_BACKOFF = 0.02
-#: A topic that is made because it was asked for is answered as unknown at first.
+#: A topic that is created on demand is reported as unknown at first.
 _TIME_TO_MAKE_A_TOPIC_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """Sends a request to whichever broker coordinates this group or transactional id."""
+    """As the target of a request: the broker that coordinates this group or transactional id."""
 
     kind: str
     key: str
@@ -45,7 +45,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Sends a request to whichever broker leads this partition."""
+    """As the target of a request: the broker that leads this partition."""
 
     topic: str
     partition: int
@@ -53,16 +53,16 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Sends a request to the controller, which is where topics are made and unmade."""
+    """As the target of a request: the controller, which creates and deletes topics."""
 
 
 Target = int | Coordinator | Leader | Controller | None
 
 
 class Cluster:
-    """A Kafka cluster as a client sees it.
+    """A client's access to a Kafka cluster.
 
-    `to` says who gets a request: a node id, `Coordinator(kind, key)`, `Leader(topic, partition)`, `Controller()`,
+    `to` is the target of a request: a node id, `Coordinator(kind, key)`, `Leader(topic, partition)`, `Controller()`,
     or None for any broker.
 
     >>> import asyncio
@@ -84,7 +84,7 @@ class Cluster:
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
         self.origin = Origin()
         self.metadata = Metadata()
-        #: Whether asking for a topic may make it, where the broker allows that.
+        #: Whether asking for a topic may create it, if the broker allows that.
         self._auto_create_topics = auto_create_topics
         self._bootstrap = [read_address(text) for text in self.config["bootstrap.servers"]]
         if not self._bootstrap:
@@ -99,7 +99,7 @@ class Cluster:
             self._address_of,
             None if credentials is None else Authentication(credentials),
         )
-        #: What is waited for, for the log.
+        #: Log warnings about what the client waits for.
         self.wait_warnings = self._connections.wait_warnings
         self._coordinators: dict[Coordinator, int] = {}
         self._refreshing: dict[tuple[frozenset[str] | None, bool], asyncio.Task[None]] = {}
@@ -111,13 +111,13 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; requests that wait fail with `Disconnected`."""
+        """Close every connection. Requests that wait fail with `Disconnected`."""
         self._connections.close()
         for task in self._refreshing.values():
             task.cancel()
         await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
 
-    #: What is left to do takes no time: see `semel.client.finalizers`.
+    #: Closing takes no time: see `semel.client.finalizers`.
     abandon_within_s = 0.0
 
     async def abandon(self) -> None:
@@ -126,12 +126,12 @@ class Cluster:
 
     @property
     def finalized_features(self) -> dict[str, int]:
-        """What the whole cluster agreed on, such as {"transaction.version": 2}; known after the first connection."""
+        """The finalized features, such as {"transaction.version": 2}; known after the first connection."""
         return self._connections.finalized_features
 
     @property
     def transaction_version(self) -> int:
-        """The transaction protocol the cluster has finalized: 2 is KIP-890, below it the old one."""
+        """The transaction protocol of the cluster: 2 is KIP-890, lower values are the old one."""
         return self.finalized_features.get("transaction.version", 0)
 
     # --- requests -------------------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class Cluster:
         lane: str | None = None,
         limit: str | None = None,
     ) -> Any:
-        """Send once and return the answer, whatever error codes it holds.
+        """Send once and return the response, whatever error codes it holds.
 
-        `version` asks for exactly that version, `newest` for the best one up to that. Raises `Disconnected` or
-        `RequestTimedOut` when there is no answer; whether the broker acted is then unknown. `limit` is what the caller
-        allows in all, for the message, where `timeout_ms` is only what is left of it.
+        `version` asks for exactly that version, `newest` for the highest one up to that. Raises `Disconnected` or
+        `RequestTimedOut` if there is no response; whether the broker acted is then unknown. `limit` is for the error
+        message: the caller's whole time limit, if `timeout_ms` is only what is left of it.
         """
         self.origin.check(self.config["client.id"])
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
@@ -164,8 +164,8 @@ class Cluster:
                 return await self._connections.exchange(connection, node_id, lane, message, version, newest)
         except TimeoutError:
             if connection is not None:
-                # Answers come in order: whatever follows on this connection would wait behind the one that is late.
-                connection.close("closed: an answer on it is overdue")
+                # Responses come in order: all later ones on this connection would wait for the late one.
+                connection.close("closed: a response on it is overdue")
             elif self._connections.failure is not None:
                 failure = self._connections.failure
                 why = f"no connection within {limit or f'{timeout_ms:g} ms'}; the last try: {failure.why}"
@@ -176,8 +176,8 @@ class Cluster:
             raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from None
         except asyncio.CancelledError:
             if connection is not None and lane != "data":
-                # A broker may hold a join or a fetch for long, and would answer nothing else meanwhile.
-                connection.close("closed: nobody waits for its answer any more")
+                # A broker may hold a join or a fetch for long, and answers nothing else on this connection meanwhile.
+                connection.close("closed: nobody waits for its response any more")
             raise
 
     async def request_retrying(
@@ -190,10 +190,10 @@ class Cluster:
         timeout_ms: float | None = None,
         lane: str | None = None,
     ) -> Any:
-        """Send until the answer holds no retriable error, or the deadline passes.
+        """Send until the response holds no retriable error, or until the deadline.
 
-        An answer with any error that retrying cannot mend is returned as it is. The very same message is sent each
-        time: a produce request with sequence numbers may be repeated without fear of a duplicate.
+        A response with an error that is not retriable is returned as it is. The same message is sent each time, so a
+        produce request with sequence numbers can be repeated without duplicates.
         """
         loop = asyncio.get_running_loop()
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
@@ -236,7 +236,7 @@ class Cluster:
         ) from last
 
     async def request_all(self, requests: Iterable[tuple[Target, Any]], **options: Any) -> list[Any]:
-        """Send several at once, each as `request_retrying` does; the first failure is raised when all are done."""
+        """Send several at once, each as `request_retrying`. The first error is raised when all are done."""
         answers = await asyncio.gather(
             *(self.request_retrying(message, to=to, **options) for to, message in requests), return_exceptions=True
         )
@@ -246,7 +246,7 @@ class Cluster:
         return answers
 
     def backoff(self, tries: int) -> float:
-        """Seconds to wait before try number `tries` + 1: doubling, capped, with a fifth of jitter."""
+        """Seconds to wait before try number `tries` + 1: doubles each time up to a limit, with 20 % jitter."""
         base, most = self.config["retry.backoff.ms"], self.config["retry.backoff.max.ms"]
         return float(min(most, base * 2 ** min(tries - 1, 20)) * random.uniform(0.8, 1.2)) / 1000
 
@@ -257,12 +257,12 @@ class Cluster:
         return self._connections.pick_version(node_id, api, None, None)
 
     async def serves(self, api: ApiKey) -> bool:
-        """Whether the cluster offers this API at all."""
+        """Whether the cluster has this API."""
         _, node_id = await self._connection(None, "data")
         return self._connections.serves(node_id, api)
 
     def throttled_s(self, node_id: int, lane: str = "data") -> float:
-        """For how many seconds this broker wants to hear nothing more of this client; `request` waits by itself."""
+        """For how many seconds this client is throttled by the broker. `request` waits by itself."""
         return self._connections.throttles.left_s(node_id, lane)
 
     # --- connections ----------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Cluster:
         return to
 
     async def _connection(self, node_id: int | None, lane: str) -> tuple[Connection, int]:
-        """An open connection to a node, or for None to whichever broker answers first."""
+        """An open connection to a node; for None to any broker."""
         if node_id is not None:
             return await self._connections.open(node_id, lane), node_id
         ready = self._connections.least_busy(lane)
@@ -288,7 +288,7 @@ class Cluster:
         last: Disconnected | None = None
         known = list(self.metadata.nodes)
         random.shuffle(known)
-        # Bootstrap addresses have negative ids: they are a way in, not brokers by name.
+        # Bootstrap addresses have negative ids: which brokers they are is not known.
         for candidate in known + [-1 - i for i in range(len(self._bootstrap))]:
             try:
                 return await self._connections.open(candidate, lane), candidate
@@ -308,7 +308,7 @@ class Cluster:
     # --- metadata -------------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Reach the cluster once: brokers, versions and finalized features are known afterwards."""
+        """Connect once. Brokers, versions and finalized features are known afterwards."""
         await self.refresh_metadata(())
 
     async def refresh_metadata(
@@ -320,9 +320,9 @@ class Cluster:
         limit: str | None = None,
         waiting: bool = True,
     ) -> None:
-        """Ask for news of these topics (None: all, empty: brokers only). Equal questions at once are asked once.
+        """Fetch metadata of these topics (None: all, empty: brokers only). Equal calls at once share one request.
 
-        With `waiting` somebody waits for these topics to be there: the log says which are not.
+        With `waiting` the caller waits for these topics to exist: the log says which do not.
         """
         key = (None if topics is None else frozenset(topics), allow_auto_create or self._auto_create_topics)
         task = self._refreshing.get(key)
@@ -344,7 +344,7 @@ class Cluster:
         self.wait_warnings.begin(("topic", name), f"topic '{name}' is not there", why, after_s=after_s)
 
     async def refresh_retrying(self, topics: Iterable[str] | None, *, timeout_ms: float) -> None:
-        """As `refresh_metadata`, until there is an answer or `timeout_ms` has passed."""
+        """As `refresh_metadata`, retried until `timeout_ms` has passed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         names = None if topics is None else frozenset(topics)
@@ -373,7 +373,7 @@ class Cluster:
         if self._refreshing.get(key) is task:
             del self._refreshing[key]
         if not task.cancelled():
-            task.exception()  # whoever awaited it has it; nobody may be left when a caller timed out
+            task.exception()  # mark it as retrieved: nobody may have waited to the end
 
     async def _refresh(
         self, topics: frozenset[str] | None, allow_auto_create: bool, timeout_ms: float | None, limit: str | None
@@ -401,9 +401,9 @@ class Cluster:
         timeout_ms: float | None = None,
         limit: str | None = None,
     ) -> TopicMetadata:
-        """A topic with its partitions, from memory while it is younger than metadata.max.age.ms.
+        """A topic with its partitions, from memory if that is younger than metadata.max.age.ms.
 
-        `limit` is what the caller allows in all, for the message, where `timeout_ms` is only what is left of it.
+        `limit` is for the error message, as for `request`.
         """
         loop = asyncio.get_running_loop()
         timeout_ms = self.config["request.timeout.ms"] if timeout_ms is None else timeout_ms
@@ -442,7 +442,7 @@ class Cluster:
         return info.partitions[partition]
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition; raises a retriable error while there is none."""
+        """The node that leads a partition. Raises a retriable error while there is none."""
         info = await self.partition(topic, partition)
         if info.leader < 0 or info.leader not in self.metadata.nodes:
             self.metadata.fetched_at.pop(topic, None)
@@ -450,13 +450,13 @@ class Cluster:
         return info.leader
 
     def forget_topic(self, topic: str) -> None:
-        """Ask for this topic's metadata before it is used again."""
+        """Fetch this topic's metadata again before it is next used."""
         self.metadata.fetched_at.pop(topic, None)
 
     # --- coordinators ---------------------------------------------------------------------------------------------
 
     async def coordinator(self, kind: str, key: str) -> int:
-        """The node that coordinates a group or a transactional id; remembered until an answer casts doubt on it."""
+        """The node that coordinates a group or a transactional id; remembered until an error says otherwise."""
         target = Coordinator(kind, key)
         node_id = self._coordinators.get(target)
         if node_id is not None:
@@ -473,7 +473,7 @@ class Cluster:
         self._coordinators.pop(Coordinator(kind, key), None)
 
     def _doubt(self, to: Target) -> None:
-        """After a retriable failure: what was believed about the target is asked again."""
+        """After a retriable failure: look up the target again before the next try."""
         if isinstance(to, Coordinator):
             self.forget_coordinator(to.kind, to.key)
         elif isinstance(to, Leader):

@@ -1,8 +1,8 @@
-"""One connection to one broker: frames out, frames in, answers matched to requests in the order they were sent.
+"""One connection to one broker. It sends and receives frames, and matches responses to requests by their order.
 
-Guarantees: an answer goes to the request it belongs to or the connection dies; when it dies, every request that waits
-fails with `Disconnected` at once; a large frame is received straight into its own buffer, so that the records of a
-fetch are views into it and are never copied.
+Guarantees: a response goes to the request that it belongs to, or the connection is closed; when it is closed, every
+waiting request fails with `Disconnected` at once; a large frame is received straight into its own buffer, so that the
+records of a fetch are views into it and are never copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semel.errors import Disconnected, ErrorCode, KafkaError, TlsFailed
 from semel.wire.primitives import Buffer
 
 _STAGING_SIZE = 64 * 1024
-#: A frame that claims more than this is not Kafka's protocol (or not a broker).
+#: A larger frame size means that the other side is not a Kafka broker.
 _LARGEST_FRAME = 1 << 30
 
 
@@ -54,7 +54,7 @@ def tls_failure(address: str, host: str, failure: ssl.SSLError) -> KafkaError:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A socket that speaks in frames. Open one with `Connection.open`."""
+    """A socket that carries frames. Open one with `Connection.open`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -89,16 +89,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for an answer."""
+        """How many requests wait for a response."""
         return len(self._waiting)
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request, or 0 while an answer is awaited."""
+        """Seconds since the last request, or 0 while a response is awaited."""
         return 0.0 if self._waiting else self._loop.time() - self._used_at
 
     def set_buffers(self, send_bytes: int | None, receive_bytes: int | None) -> None:
-        """SO_SNDBUF and SO_RCVBUF; None leaves them to the system."""
+        """Set SO_SNDBUF and SO_RCVBUF; None leaves them to the system."""
         raw = None if self._transport is None else self._transport.get_extra_info("socket")
         for option, size in ((socket.SO_SNDBUF, send_bytes), (socket.SO_RCVBUF, receive_bytes)):
             if raw is not None and size is not None:
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._next_correlation_id
 
     def send(self, parts: Iterable[Buffer], correlation_id: int | None) -> asyncio.Future[memoryview]:
-        """Write one frame; the future holds the answering frame. Without a correlation id no answer is expected."""
+        """Write one frame. The future gets the response frame. Without a correlation id no response is expected."""
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         self._used_at = self._loop.time()
         if self.closed or self._transport is None:
@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         return answer
 
     def close(self, why: str = "closed by the client") -> None:
-        """Close now; what waits fails with `Disconnected`."""
+        """Close now. Waiting requests fail with `Disconnected`."""
         if self._transport is not None and not self.closed:
             self._fail(Disconnected(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address} {why}"))
             self._transport.abort()
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own transports are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(self._lost(exc))
@@ -157,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- frames ---------------------------------------------------------------------------------------------------
 
     def _take_frames(self) -> None:
-        """Cut whole frames out of the staging buffer; a frame that goes on beyond it gets a buffer of its own."""
+        """Take whole frames out of the staging buffer. A frame that is not complete gets its own buffer."""
         position, end, staging = 0, self._staged, self._staging
         while end - position >= 4 and not self.closed:
             size = int.from_bytes(staging[position : position + 4], "big", signed=True)
@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, frame: memoryview) -> None:
         if not self._waiting:
-            self.close("sent an answer nobody asked for")
+            self.close("sent a response that nobody asked for")
             return
         correlation_id, answer = self._waiting.popleft()
         if int.from_bytes(frame[:4], "big", signed=True) != correlation_id:

@@ -1,7 +1,7 @@
-"""What a client knows of the cluster: brokers, topics, leaders. Only the newest word on each is kept.
+"""What a client knows of the cluster: brokers, topics and leaders.
 
-A leader epoch never goes back: an older answer about a partition, from a broker that has not heard the news, does not
-replace a newer one of the same topic.
+Guarantees: the leader epoch of a partition never goes back. A response from a broker that is behind does not replace
+newer metadata of the same topic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_TOPIC_ID = uuid.UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker and where it listens."""
+    """A broker and its address."""
 
     node_id: int
     host: str
@@ -31,7 +31,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """One partition: who leads it, in which epoch, and who follows."""
+    """One partition: its leader, leader epoch and replicas."""
 
     topic: str
     partition: int
@@ -56,7 +56,7 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class Metadata:
-    """The client's picture of the cluster; `update` lays an answer over it."""
+    """The metadata of one client. `update` merges a response into it."""
 
     cluster_id: str | None = None
     controller_id: int = -1
@@ -97,13 +97,13 @@ class Metadata:
         return known.partitions[partition]
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """The node that leads the partition, or None when that is not known."""
+        """The node that leads the partition, or None if it is not known."""
         info = self.partition(topic, partition)
         return None if info is None or info.leader < 0 else info.leader
 
 
 def topics_of(response: MetadataResponse) -> Iterator[TopicMetadata]:
-    """The answer's topics as values; a partition list with holes reads as far as it goes."""
+    """The topics of a response, with their partitions in order."""
     for topic in response.topics:
         yield TopicMetadata(
             topic.name or "",

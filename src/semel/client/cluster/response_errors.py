@@ -6,7 +6,7 @@ from semel.errors import ErrorCode, KafkaError, Misuse, error_for
 
 
 def failure(code: int, what: str, message: str | None = None) -> KafkaError | None:
-    """The exception for an error code in an answer, or None when there was no error."""
+    """The exception for an error code in a response; None if there was no error."""
     if not code:
         return None
     row = ErrorCode.of(code)
@@ -14,9 +14,9 @@ def failure(code: int, what: str, message: str | None = None) -> KafkaError | No
 
 
 def check(code: int, what: str, message: str | None = None, *, final: bool = False) -> None:
-    """Raise the exception for an error code in an answer; `what` says what was being done.
+    """Raise the exception for an error code in a response. `what` says what was being done.
 
-    With `final`, asking again would not help even where the code says that it may: a topic to be deleted is not there.
+    With `final` a retriable code raises a Misuse: a topic to be deleted that does not exist will not appear.
     """
     error = failure(code, what, message)
     if error is None:

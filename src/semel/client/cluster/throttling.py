@@ -1,8 +1,8 @@
-"""Waiting where a broker asked for it: a client above its quota sends nothing to that broker until its time is over.
+"""Throttling: a client above its quota sends nothing to a broker until the time that the broker asked for is over.
 
-Guarantees: what waits goes out in the order it came, because the batches of an idempotent producer must; answers of
-versions from before KIP-219 ask for nothing, because their broker has waited itself before it answered. Coordinators
-are waited for apart: a consumer that fetches too much must not miss its heartbeats for it.
+Guarantees: waiting requests go out in the order in which they came, as the batches of an idempotent producer must;
+responses of versions before KIP-219 cause no wait, because the broker waited itself before it answered. Requests to
+coordinators wait separately: a consumer that fetches too much must not miss its heartbeats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from semel.wire.apis import ApiKey
 
-#: From these versions on it is the client who waits; APIs that are not here have come later.
+#: The first version in which the client has to wait. APIs that are not listed are newer than KIP-219.
 _CLIENT_WAITS_SINCE = {
     ApiKey.PRODUCE: 6,
     ApiKey.FETCH: 8,
@@ -42,44 +42,44 @@ _CLIENT_WAITS_SINCE = {
     ApiKey.CREATE_PARTITIONS: 1,
     ApiKey.DELETE_GROUPS: 1,
 }
-#: Where a consumer speaks to its coordinator; joins have a connection of their own.
+#: The lanes of requests to coordinators; joins have their own connection.
 _COORDINATOR_LANES = ("coordinator", "join")
 
 
 @dataclass(slots=True)
 class _Gate:
-    """Until when nothing may pass, and the queue of those who want to."""
+    """Until when nothing may be sent, and the queue of requests that wait."""
 
     until: float = 0.0
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Throttles:
-    """The waits that brokers have asked one client for. Everything happens on one loop."""
+    """The throttle times that brokers have given one client. Everything happens on one loop."""
 
     def __init__(self) -> None:
         self._gates: dict[tuple[int, bool], _Gate] = {}
         self._closing = asyncio.Event()
 
     def note(self, node_id: int, lane: str, api: ApiKey, version: int, response: Any) -> None:
-        """Heed the wait that an answer asks for, if it asks for one."""
+        """Remember the throttle time of a response, if it has one."""
         wait_ms = getattr(response, "throttle_time_ms", 0)
         if wait_ms > 0 and version >= _CLIENT_WAITS_SINCE.get(api, 0):
             gate = self._gates.setdefault((node_id, lane in _COORDINATOR_LANES), _Gate())
             gate.until = max(gate.until, asyncio.get_running_loop().time() + wait_ms / 1000)
 
     def left_s(self, node_id: int, lane: str) -> float:
-        """For how long nothing may be sent; 0 when it may."""
+        """For how many seconds nothing may be sent to this node; 0 if there is no limit."""
         gate = self._gates.get((node_id, lane in _COORDINATOR_LANES))
         return 0.0 if gate is None else max(0.0, gate.until - asyncio.get_running_loop().time())
 
     def longest_s(self) -> float:
-        """How much of the longest wait is left, whichever broker asked for it."""
+        """The longest time that is left, of all brokers."""
         now = asyncio.get_running_loop().time()
         return max((gate.until - now for gate in self._gates.values()), default=0.0)
 
     async def passed(self, node_id: int, lane: str) -> None:
-        """Wait until nothing keeps this request any longer, and until those before it have passed."""
+        """Wait until this request may be sent, after all requests that came before it."""
         gate = self._gates.get((node_id, lane in _COORDINATOR_LANES))
         if gate is None:
             return
@@ -92,5 +92,5 @@ class Throttles:
                     continue
 
     def close(self) -> None:
-        """Nobody waits any longer: there is nothing left to send on."""
+        """End all waits: the client is closed."""
         self._closing.set()

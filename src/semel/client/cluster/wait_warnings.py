@@ -1,7 +1,7 @@
-"""What a client waits for without a word to its caller: one warning when it begins, one when it is over.
+"""Log warnings about what a client waits for: one when the wait begins, one when it is over.
 
-A client goes on by itself when a broker is down or a topic is missing, and whoever waits for records sees nothing. The
-log says why, once for each cause, however often it is tried again.
+A client retries by itself when a broker is down or a topic is missing, and its caller only sees that nothing comes. The
+log says why: once for each cause, however often it is retried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Wait:
 
 
 class WaitWarnings:
-    """The troubles of one client, each under a key of its own. Everything happens on one loop."""
+    """The waits of one client, each under its own key. Everything happens on one loop."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -32,7 +32,7 @@ class WaitWarnings:
         return bool(self._open)
 
     def begin(self, key: Hashable, what: str, why: str, *, after_s: float = 0.0) -> None:
-        """It is so, now: told of once it has been so for `after_s`, since some of it passes by itself."""
+        """The client waits for this. The warning is logged after `after_s` seconds: short waits are normal."""
         now = asyncio.get_running_loop().time()
         wait = self._open.setdefault(key, _Wait(now, what))
         if not wait.told and now - wait.since >= after_s:
@@ -40,12 +40,12 @@ class WaitWarnings:
             _log.warning("%s: %s: %s. It is tried again until that is over", self._who, what, why)
 
     def end(self, key: Hashable) -> None:
-        """It is not so, now."""
+        """The client does not wait for this any more."""
         wait = self._open.pop(key, None)
         if wait is not None and wait.told:
             passed = asyncio.get_running_loop().time() - wait.since
             _log.warning("%s: over after %.1f s: %s", self._who, passed, wait.what)
 
     def forget(self) -> None:
-        """Nobody waits for anything any more."""
+        """The client is closed: no more warnings."""
         self._open.clear()

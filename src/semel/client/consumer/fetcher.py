@@ -1,8 +1,8 @@
-"""Asks partition leaders for records and holds what has come until it is taken.
+"""Fetches records from partition leaders and holds them until they are taken.
 
-Guarantees: records of a partition are handed out in offset order, each once for a position; what the isolation level
-hides is never handed out; a partition is asked for more while at most one answer of it waits, so that reading and
-waiting overlap without memory growing; an error of one partition does not hold up the others.
+Guarantees: records of a partition are handed out in offset order, each once for a position; records that the isolation
+level hides are never handed out; a partition is fetched while at most one of its responses waits, so that fetching and
+processing overlap while memory stays bounded; an error of one partition does not hold up the others.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ANSWERS_HELD = 2
-#: How long a leader may refuse to be one before that is told: leaders move.
+#: How long a leader may be missing before a warning: it is normal that leaders move.
 _PASSING_S = 2.0
 _LAST_VERSION_BY_NAME = 12
-#: The newest version in which a consumer has anything new to say; the one after is for followers.
+#: The newest version with changes for consumers; version 18 only has changes for followers.
 _NEWEST_VERSION = min(17, APIS[ApiKey.FETCH].max_version)
 
 
 class ConsumerRecord(NamedTuple):
-    """One record and where it stood. `timestamp_type` is 0 for the producer's clock, 1 for the broker's."""
+    """One record and its place. `timestamp_type` is 0 for the producer's clock, 1 for the broker's."""
 
     topic: str
     partition: int
@@ -51,17 +51,17 @@ class ConsumerRecord(NamedTuple):
 
 
 class Unreadable(KafkaError):
-    """A batch came from the broker as it lies there, and cannot be read: damaged, or in a form nobody here knows."""
+    """A batch from the broker cannot be read: it is damaged, or in an unknown format."""
 
 
 @dataclass(slots=True, eq=False)
 class Fetched:
-    """One partition's part of one answer."""
+    """One partition's part of one fetch response."""
 
     partition: TopicPartition
     generation: int
     batches: deque[Batch]
-    #: Where reading goes on when all of this is taken, hidden batches included.
+    #: The position after all of this is taken, hidden batches included.
     next_offset: int
     leader_epoch: int
     records: deque[Record] = field(default_factory=deque)
@@ -70,13 +70,13 @@ class Fetched:
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """Records that may be handed out one by one, without asking for each: none is taken before it is handed out."""
+    """Records for an iteration. A record is taken only when it was handed out."""
 
     fetched: Fetched
     records: list[ConsumerRecord]
-    #: How many of them were handed out. Written by the reader's thread, which may be another than the loop's.
+    #: How many of them were handed out. Written by the user's thread, which may not be the loop's.
     handed: int = 0
-    #: How many of these were taken off what is held.
+    #: How many of these were taken already.
     taken: int = 0
 
 
@@ -93,15 +93,15 @@ class Fetcher:
         self._not_before: dict[TopicPartition, float] = {}
         self._tries: dict[TopicPartition, int] = {}
         self._errors: deque[BaseException] = deque()
-        #: Replicas that leaders have pointed to, each with the time until which that holds.
+        #: The replica that a leader prefers for reading, and until when.
         self._nearer: dict[TopicPartition, tuple[int, float]] = {}
-        #: Set whenever something came that `poll` should look at.
+        #: Set when there is something new for `poll`.
         self.arrived = asyncio.Event()
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Send a fetch to every leader that has none on its way and something to be asked for."""
+        """Send a fetch to every leader that has none in flight and has partitions to fetch."""
         now = asyncio.get_running_loop().time()
         held: dict[TopicPartition, list[Fetched]] = {}
         for fetched in self._held:
@@ -122,14 +122,14 @@ class Fetcher:
                 offset = waiting[-1].next_offset if waiting else entry.position
                 by_node.setdefault(node_id, []).append((partition, entry.generation, offset))
         for node_id, wanted in by_node.items():
-            # What is asked for is decided after a wait, not before: positions may move meanwhile.
+            # While throttled, nothing is sent: positions may change until the wait is over.
             left_s = self._cluster.throttled_s(node_id, "fetch")
             self._start(node_id, asyncio.sleep(left_s) if left_s else self._fetch(node_id, wanted))
         if doubtful and -1 not in self._asked:
             self._start(-1, self._find_leaders(doubtful))
 
     def _replica_for(self, partition: TopicPartition, now: float) -> int | None:
-        """Whom to ask: the leader, or the nearer replica it has pointed to (KIP-392); None while nobody is known."""
+        """The node to fetch from: the leader, or the replica it prefers (KIP-392). None if it is not known."""
         node_id, until = self._nearer.get(partition, (-1, 0.0))
         if until > now and node_id in self._cluster.metadata.nodes:
             return node_id
@@ -144,7 +144,7 @@ class Fetcher:
                 del self._asked[node_id]
             failure = None if ended.cancelled() else ended.exception()
             if failure is not None:
-                self._errors.append(failure)  # nobody foresaw it, and `poll` must not go on in silence
+                self._errors.append(failure)  # unexpected: `poll` must raise it
             self.arrived.set()
 
         task.add_done_callback(done)
@@ -226,12 +226,12 @@ class Fetcher:
         if not self._positions.is_current(partition, generation):
             return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._nearer.pop(partition, None) is not None:
-            return  # only the leader knows for certain
+            return  # a follower may be behind: ask the leader
         if code is ErrorCode.NONE and row.preferred_read_replica >= 0:
             until = asyncio.get_running_loop().time() + self._config["metadata.max.age.ms"] / 1000
             self._nearer[partition] = (row.preferred_read_replica, until)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._positions[partition].position != offset:
-            self._later(partition)  # asked for ahead of the reader, who has not come to this place yet
+            self._later(partition)  # fetched ahead of the reader, who is not there yet
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             try:
                 self._positions.on_out_of_range(partition, generation)
@@ -274,7 +274,7 @@ class Fetcher:
             self._held.append(Fetched(partition, generation, visible, last.next_offset, last.leader_epoch))
 
     def _doubt(self, partitions: Iterable[TopicPartition]) -> None:
-        """A leader did not answer as one: ask who it is, and come back a little later."""
+        """The leader of these partitions is in doubt: fetch metadata, and retry a little later."""
         for partition in partitions:
             self._nearer.pop(partition, None)
             self._cluster.forget_topic(partition.topic)
@@ -290,12 +290,12 @@ class Fetcher:
     # --- handing out ----------------------------------------------------------------------------------------------
 
     def raise_error(self) -> None:
-        """Raise the oldest error that has not been told yet."""
+        """Raise the oldest error that was not raised yet."""
         if self._errors:
             raise self._errors.popleft()
 
     def take(self, most: int) -> list[ConsumerRecord]:
-        """Up to `most` records, of one partition after another."""
+        """Take up to `most` records, one partition after another."""
         taken: list[ConsumerRecord] = []
         try:
             while len(taken) < most and (fetched := self._next_held()) is not None:
@@ -306,7 +306,7 @@ class Fetcher:
         return taken
 
     def look_ahead(self, most: int) -> list[Ahead]:
-        """Up to `most` records of one partition, to be handed out one by one; `take_handed` takes those that were."""
+        """Up to `most` records of one partition, for an iteration. `take_handed` takes those that were handed out."""
         while (fetched := self._next_held()) is not None:
             batch = fetched.current
             if fetched.records and batch is not None:
@@ -323,7 +323,7 @@ class Fetcher:
         return []
 
     def take_handed(self, ahead: Ahead) -> None:
-        """Take what was handed out one by one. Its last record is in the reader's hand, all others are done."""
+        """Take the records that were handed out. The last one is being processed, all others are done."""
         fetched, count = ahead.fetched, ahead.handed - ahead.taken
         ahead.taken = ahead.handed
         if count == 0 or not self._positions.is_current(fetched.partition, fetched.generation):
@@ -338,7 +338,7 @@ class Fetcher:
             self._done_with(fetched)
 
     def take_arrow(self, most_bytes: int) -> list[pa.RecordBatch]:
-        """All that is held, up to about `most_bytes` of batches, as Arrow columns."""
+        """Take all records held, up to about `most_bytes` of batches, as Arrow columns."""
         parts: list[pa.RecordBatch] = []
         size = 0
         try:
@@ -350,7 +350,7 @@ class Fetcher:
         return parts
 
     def _take_columns(self, fetched: Fetched, parts: list[pa.RecordBatch]) -> int:
-        """Everything of one answer, or all that lies before a batch that cannot be read; how many bytes that was."""
+        """Take one response, up to a batch that cannot be read. Returns the size in bytes."""
         from semel.records.columns import to_arrow
 
         partition = fetched.partition
@@ -369,14 +369,14 @@ class Fetcher:
             )
         except Refused:
             if len(batches) > 1:
-                # One by one, until the one that it is comes first.
+                # Take the batches one by one, until the unreadable one is the first.
                 head = batches[0]
                 first = Fetched(partition, fetched.generation, deque([head]), head.next_offset, head.leader_epoch)
                 self._held.insert(self._held.index(fetched), first)
                 size = self._take_columns(first, parts)
                 fetched.batches.popleft()
                 return size
-            self._open(fetched)  # raises, and says why
+            self._open(fetched)  # raises with the reason
             raise
         if part.num_rows:
             parts.append(part)
@@ -384,7 +384,7 @@ class Fetcher:
         return sum(batch.size_bytes for batch in batches)
 
     def _next_held(self) -> Fetched | None:
-        """The first answer that may be used; those of older positions are thrown away, paused ones wait."""
+        """The first response that may be used. Those of old positions are dropped; those of paused partitions wait."""
         self._held = [f for f in self._held if self._positions.is_current(f.partition, f.generation)]
         return next((f for f in self._held if not self._positions[f.partition].paused), None)
 
@@ -411,7 +411,7 @@ class Fetcher:
             self._done_with(fetched)
 
     def _open(self, fetched: Fetched) -> None:
-        """Read the next batch's records; one that cannot be read stays where it is and raises every time."""
+        """Read the records of the next batch. A batch that cannot be read stays first, and raises every time."""
         batch, position = fetched.batches[0], self._positions[fetched.partition].position
         try:
             if self._config["check.crcs"]:
@@ -419,7 +419,7 @@ class Fetcher:
             fetched.records.extend([record for record in read_records(batch) if record.offset >= position])
         except Refused as refused:
             why = f"{fetched.partition} at {batch.base_offset}: {refused.why or refused.code.meaning}"
-            raise Unreadable(refused.code, f"{why}. To read on without it, seek to {batch.next_offset}") from refused
+            raise Unreadable(refused.code, f"{why}. To continue without it, seek to {batch.next_offset}") from refused
         fetched.current = fetched.batches.popleft()
 
     def _done_with(self, fetched: Fetched) -> None:

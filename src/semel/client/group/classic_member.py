@@ -1,6 +1,6 @@
-"""A consumer's life in a classic group: joins when `poll` asks for it, sends heartbeats in between.
+"""A member of a classic group: joins within `poll`, and sends heartbeats in the background.
 
-The rules are in `machines.membership`; this module owns the requests and the clock.
+The rules are in `machines.groups.classic.member`. This module owns the requests and the clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from semel.errors import ErrorCode, KafkaError, Retriable, error_for
 from semel.machines.groups.classic.member import ClassicMembership, ClassicMembershipState
 from semel.machines.transactions.producer import GroupMetadata
 
-#: A join waits for every member: longer than any one request, but not for ever.
+#: A join waits for all members, so it may take longer than other requests; this is added to their time limit.
 _JOIN_GRACE_MS = 5_000
 
 
@@ -35,7 +35,7 @@ class ClassicGroupMember(GroupMember):
         )
         super().__init__(cluster, config, hooks, self.machine)
         self._last_answer = self._loop.time()
-        #: As leader: how many partitions each topic had when they were shared out.
+        #: As the group's leader: how many partitions each topic had when they were assigned.
         self._shared_out: dict[str, int] | None = None
 
     @property
@@ -51,7 +51,7 @@ class ClassicGroupMember(GroupMember):
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
         self.machine.on_commit_refused(code, committed_as)
 
-    def _goodbye(self) -> Any:
+    def _leave_request(self) -> Any:
         return self.machine.leave_request("the consumer was closed or unsubscribed")
 
     # --- joining --------------------------------------------------------------------------------------------------
@@ -79,14 +79,14 @@ class ClassicGroupMember(GroupMember):
                 self._waiting_is_over()
             else:
                 tries += 1
-                # The first answer to a new member is only its id: that is no reason to wait.
+                # The first response to a new member only holds its id: no need to wait.
                 await asyncio.sleep(0 if tries == 1 else self._cluster.backoff(tries))
 
     async def _join_once(self) -> None:
         machine = self.machine
         to = self._coordinator
         timeout_ms = max(self._config["request.timeout.ms"], self._config["max.poll.interval.ms"] + _JOIN_GRACE_MS)
-        # A broker holds a join until everybody is there, and answers one connection in order: commits must not wait.
+        # A broker holds a join until all members have joined: commits must not wait behind it on the same connection.
         response = await self._cluster.request(to, machine.join_request(), timeout_ms=timeout_ms, lane="join")
         machine.on_join(response)
         self._doubt_coordinator(response.error_code)
@@ -109,14 +109,14 @@ class ClassicGroupMember(GroupMember):
             self._heartbeats = self._loop.create_task(self._beat())
         async with self._hand_over():
             if machine.lost:
-                return  # while the user was busy, the group gave this member up
+                return  # the group removed this member while the user was busy
             if gone or machine.has_news:
                 machine.rejoin()
                 await self._revoke(gone)
             await self._take_over(added)
 
     async def follow_topics(self) -> None:
-        """The leader shares out anew when there are more partitions, or a topic came or went."""
+        """As leader, assign again if a topic has more partitions, was created or was deleted."""
         machine = self.machine
         if self._shared_out is None or not machine.is_stable:
             return
@@ -129,20 +129,20 @@ class ClassicGroupMember(GroupMember):
         except Retriable:
             raise
         except KafkaError:
-            pass  # one topic that may not be read does not keep the others from being shared out
+            pass  # one topic that must not be read does not keep the others from being assigned
         known = self._cluster.metadata.topics
         return {topic: len(known[topic].partitions) for topic in topics if topic in known}
 
     # --- heartbeats -----------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """For as long as this is a member, whether the user polls or not; one who does not for too long is none."""
+        """Send heartbeats as long as this is a member. A user who stops polling for too long ends the membership."""
         machine = self.machine
         while True:
             next_ms = machine.next_heartbeat_ms if machine.is_alive else self._now_ms() + machine.heartbeat_interval_ms
             await asyncio.sleep(max(0.0, next_ms / 1000 - self._loop.time()))
-            if machine.is_alive and self._polls_no_more:
-                await self._say(machine.on_poll_interval_passed())
+            if machine.is_alive and self._has_stopped_polling:
+                await self._send_ignoring_errors(machine.on_poll_interval_passed())
                 self._notify()
             request = machine.heartbeat_request(self._now_ms())
             if request is not None:

@@ -1,7 +1,7 @@
-"""A consumer's life in a group whose coordinator assigns (group.protocol=consumer, KIP-848).
+"""A member of a group whose coordinator assigns the partitions (group.protocol=consumer, KIP-848).
 
-The rules are in `machines.consumer_membership`. Heartbeats go on in the background; what they bring (partitions to let
-go of and to take on) is carried out when `poll` comes by, callbacks included.
+The rules are in `machines.groups.consumer.member`. Heartbeats run in the background. The changes that they bring
+(partitions to give up and to take over) are carried out in the next `poll`, with the callbacks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ConsumerGroupMember(GroupMember):
             self.machine.subscribe(self.machine.topics)
             self._wake.set()
 
-    def _goodbye(self) -> Any:
+    def _leave_request(self) -> Any:
         return self.machine.leave_request()
 
     async def follow_topics(self) -> None:
@@ -104,7 +104,7 @@ class ConsumerGroupMember(GroupMember):
         machine = self.machine
         tries = 0
         while True:
-            if machine.state is ConsumerMembershipState.MEMBER and self._polls_no_more:
+            if machine.state is ConsumerMembershipState.MEMBER and self._has_stopped_polling:
                 await self._step_down()
             self._wake.clear()
             request = machine.heartbeat_request(self._now_ms())
@@ -135,7 +135,7 @@ class ConsumerGroupMember(GroupMember):
                 self._notify()
 
     async def _sleep_until(self, at_ms: int) -> None:
-        """Until then, or until there is something to say; at least often enough to see who stopped polling."""
+        """Sleep until then, or until woken up; not too long, to notice a user who stopped polling."""
         wait = max(0.001, min(at_ms / 1000 - self._loop.time(), self._config["heartbeat.interval.ms"] / 1000))
         try:
             async with asyncio.timeout(wait):
@@ -144,9 +144,9 @@ class ConsumerGroupMember(GroupMember):
             return
 
     async def _step_down(self) -> None:
-        """The user has not polled for max.poll.interval.ms: others shall have the partitions until the next poll."""
+        """The user has not polled for max.poll.interval.ms: leave the group until the next poll."""
         owned = self.machine.owned
-        await self._say(self._goodbye())
+        await self._send_ignoring_errors(self._leave_request())
         self.machine.owned = self.machine.lost = owned
         self._stepped_down = True
         self._notify()

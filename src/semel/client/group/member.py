@@ -1,8 +1,8 @@
-"""What every member of a group does, whichever protocol the group speaks: hand partitions over, be heard, say goodbye.
+"""What both kinds of group members share: handing partitions over, finding the coordinator, leaving.
 
-Guarantees: partitions change hands, and callbacks run, only while the user is in `poll`, which hands out nothing
-meanwhile. So what `poll` returned is this member's until the next `poll`, and can be committed whole. Callbacks run
-before the partitions they speak of are gone, and one that raises does not keep them from going.
+Guarantees: partitions are handed over, and callbacks run, only while the user is in `poll`, which returns no records
+meanwhile. So the partitions of the records that `poll` returned belong to this member until the next `poll`, and can be
+committed. `on_revoked` runs before its partitions are given up; if it raises, they are given up all the same.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from semel.machines.values import TopicPartition
 Callback = Callable[[list[TopicPartition]], object]
 
 _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-_GOODBYE_MS = 5_000
-#: How long a coordinator may be looked for before that is told: the first group of a cluster waits for one.
+_LEAVE_TIMEOUT_MS = 5_000
+#: How long a coordinator may be missing before a warning: the first group of a cluster has to wait for one.
 _PASSING_S = 5.0
 
 
 @dataclass(slots=True)
 class RebalanceListener:
-    """What the consumer's user wants to be told."""
+    """The user's callbacks for a rebalance."""
 
     on_assigned: Callback | None = None
     on_revoked: Callback | None = None
@@ -39,7 +39,7 @@ class RebalanceListener:
 
 
 class MembershipMachine(Protocol):
-    """The part of a membership that both protocols have."""
+    """What the machines of both group protocols have in common."""
 
     group_id: str
     owned: frozenset[TopicPartition]
@@ -52,18 +52,18 @@ class MembershipMachine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a member may ask of its consumer."""
+    """What a member may call of its consumer."""
 
-    #: Read exactly these partitions.
+    #: Read these partitions, and no others.
     apply: Callable[[Iterable[TopicPartition]], None]
-    #: Commit, if that is wanted: partitions are about to go.
+    #: Partitions are about to be given up: commit, if that is configured.
     before_revoke: Callable[[], Awaitable[None]]
-    #: Wake a `poll` that waits.
+    #: Wake up a `poll` that waits.
     notify: Callable[[], None]
 
 
 class GroupMember(ABC):
-    """A consumer's place in its group."""
+    """A consumer's membership in its group."""
 
     def __init__(self, cluster: Cluster, config: Values, hooks: Hooks, machine: MembershipMachine) -> None:
         self._cluster = cluster
@@ -75,59 +75,59 @@ class GroupMember(ABC):
         self._last_poll = self._loop.time()
         self._in_poll = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
-        #: Partitions are changing hands: nothing may be handed out.
+        #: Partitions are being handed over: `poll` returns no records.
         self.handing_over = False
 
     @property
     def metadata(self) -> GroupMetadata:
-        """As whom to commit."""
+        """The member in whose name offsets are committed."""
         return self._membership.metadata
 
     @property
     def in_touch(self) -> bool:
-        """Whether heartbeats go on and the group counts this member in."""
+        """Whether heartbeats are running and the group still has this member."""
         return self._heartbeats is not None and not self._heartbeats.done() and not self._membership.lost
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether the group wants something of this member that `settle` has to do."""
+        """Whether `settle` has something to do for the group."""
 
     @abstractmethod
     def subscribe(self, topics: Iterable[str], listener: RebalanceListener) -> None:
-        """Change what this member wants to read, and who is told of what it gets."""
+        """Change the topics of this member and its listener."""
 
     @abstractmethod
     async def settle(self) -> None:
-        """Do what the group wants: join, let go, take over."""
+        """Do what the group asks for: join, give partitions up, take partitions over."""
 
     @abstractmethod
     def on_commit_refused(self, code: ErrorCode, committed_as: GroupMetadata) -> None:
-        """A commit, made under this name, was refused because the group has moved on."""
+        """A commit in this name was refused because the group has moved on."""
 
     @abstractmethod
-    def _goodbye(self) -> Any:
-        """The request that ends the membership; None for one who is no member."""
+    def _leave_request(self) -> Any:
+        """The request that ends the membership; None if this is not a member."""
 
     @abstractmethod
     async def follow_topics(self) -> None:
-        """From time to time: has anything changed that the group does not see by itself?"""
+        """Check for changes to topics that the coordinator does not see by itself."""
 
     def polled(self) -> None:
-        """The user is in `poll`, and alive."""
+        """The user is in `poll`, and so alive."""
         self._last_poll = self._loop.time()
         self._in_poll.set()
 
     def poll_over(self) -> None:
-        """The user has what `poll` returned."""
+        """`poll` has returned to the user."""
         self._in_poll.clear()
 
     def alive(self) -> None:
-        """The user takes records one by one, and is alive. From any thread."""
+        """The user iterates over records, and so is alive. From any thread."""
         self._last_poll = self._loop.time()
 
     @property
-    def _polls_no_more(self) -> bool:
+    def _has_stopped_polling(self) -> bool:
         idle_s = self._loop.time() - self._last_poll
         return not self._in_poll.is_set() and idle_s > self._config["max.poll.interval.ms"] / 1000
 
@@ -136,7 +136,7 @@ class GroupMember(ABC):
     @asynccontextmanager
     async def _hand_over(self) -> AsyncIterator[None]:
         if not self._in_poll.is_set():
-            self._notify()  # one who takes records one by one is to come to `poll`
+            self._notify()  # a user who iterates has to come to `poll`
         await self._in_poll.wait()
         self.handing_over = True
         try:
@@ -146,28 +146,28 @@ class GroupMember(ABC):
             self._notify()
 
     async def _drop_lost(self) -> None:
-        """The group has given these away already: nothing can be committed for them."""
+        """Drop partitions that the group has given away already. Nothing can be committed for them."""
         async with self._hand_over():
             lost = self._membership.lost
             self._membership.let_go(lost)
             self._apply(self._membership.owned)
-            await _tell(self._listener.on_lost or self._listener.on_revoked, lost)
+            await _call_listener(self._listener.on_lost or self._listener.on_revoked, lost)
 
     async def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
-        """Let go of these in good order. To be called while handing over."""
+        """Give these partitions up, after committing and telling the listener. To be called while handing over."""
         if not partitions:
             return
         try:
             await self._before_revoke()
-            await _tell(self._listener.on_revoked, partitions)
+            await _call_listener(self._listener.on_revoked, partitions)
         finally:
             self._membership.let_go(partitions)
             self._apply(self._membership.owned)
 
     async def _take_over(self, partitions: frozenset[TopicPartition]) -> None:
-        """Read these too. To be called while handing over."""
+        """Take these partitions over. To be called while handing over."""
         self._apply(self._membership.owned)
-        await _tell(self._listener.on_assigned, partitions)
+        await _call_listener(self._listener.on_assigned, partitions)
 
     # --- the coordinator ------------------------------------------------------------------------------------------
 
@@ -176,12 +176,12 @@ class GroupMember(ABC):
         return Coordinator("group", self._membership.group_id)
 
     def _doubt_coordinator(self, error_code: int | None = None) -> None:
-        """Look for it anew; with a code, only if that says that it is another one."""
+        """Look up the coordinator again; with an error code, only if it says that the coordinator has moved."""
         if error_code is None or error_code in _COORDINATOR_IN_DOUBT:
             self._cluster.forget_coordinator("group", self._membership.group_id)
 
     def _warn_of_waiting(self, error: KafkaError) -> None:
-        """The group's coordinator cannot be had. A broker that is down is told of where it is noticed."""
+        """Warn that the coordinator cannot be reached. A broker that is down is reported by its connection."""
         if not isinstance(error, Disconnected):
             group_id = self._membership.group_id
             what = f"group '{group_id}' cannot be joined"
@@ -194,36 +194,36 @@ class GroupMember(ABC):
         return int(self._loop.time() * 1000)
 
     async def leave(self) -> None:
-        """Let go of everything in good order, and say goodbye: the others need not wait for the session to run out."""
+        """Commit, tell the listener, and leave, so that others need not wait for session.timeout.ms."""
         if self._heartbeats is not None:
             self._heartbeats.cancel()
         owned = self._membership.owned
         try:
             if owned:
                 await self._before_revoke()
-                await _tell(self._listener.on_revoked, owned)
+                await _call_listener(self._listener.on_revoked, owned)
         finally:
-            await self._say(self._goodbye())
+            await self._send_ignoring_errors(self._leave_request())
             self._apply(())
 
     async def quit(self) -> None:
-        """Say goodbye and nothing else: nobody is there to commit or to be told."""
+        """Leave, without committing or telling the listener."""
         if self._heartbeats is not None:
             self._heartbeats.cancel()
-        await self._say(self._goodbye())
+        await self._send_ignoring_errors(self._leave_request())
 
-    async def _say(self, request: Any) -> None:
-        """Say something that needs no answer: whoever does not hear it finds out by the session's end."""
+    async def _send_ignoring_errors(self, request: Any) -> None:
+        """Send a request whose failure does not matter: the coordinator notices when the session times out."""
         if request is None:
             return
         try:
-            await self._cluster.request(self._coordinator, request, timeout_ms=_GOODBYE_MS)
+            await self._cluster.request(self._coordinator, request, timeout_ms=_LEAVE_TIMEOUT_MS)
         except KafkaError:
             self._doubt_coordinator()
 
 
-async def _tell(callback: Callback | None, partitions: Iterable[TopicPartition]) -> None:
-    """Call a listener's callback, and wait for it where it is a coroutine."""
+async def _call_listener(callback: Callback | None, partitions: Iterable[TopicPartition]) -> None:
+    """Call a listener's callback, and wait for it if it is a coroutine."""
     if callback is None:
         return
     result = callback(sorted(partitions))

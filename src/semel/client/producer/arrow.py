@@ -1,4 +1,4 @@
-"""Arrow tables to batches by partition, with never a Python object per row."""
+"""Encodes Arrow tables into batches by partition, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.records.columns import from_arrow, partition_column
 
 
 def check_rows(rows: object) -> None:
-    """Refuse what is no table of records. The types of its columns are looked at when they are read."""
+    """Refuse anything that is not a table of records. Column types are checked when the columns are encoded."""
     if not isinstance(rows, (pa.Table, pa.RecordBatch)):
         raise TypeError(f"rows are a pyarrow Table or RecordBatch, not {type(rows).__name__}")
     names = rows.schema.names
@@ -36,9 +36,9 @@ def encode_by_partition(
     max_batch_bytes: int,
     max_row_bytes: int,
 ) -> list[tuple[int, bytes, int]]:
-    """(partition, batch, record count) for all rows; rows of a partition keep their order.
+    """(partition, batch, record count) for all rows. Rows of a partition keep their order.
 
-    All of them before the first is sent: a row that cannot be sent leaves none behind.
+    All rows are encoded before the first is sent: if one cannot be encoded, none is sent.
     """
     try:
         return [
@@ -56,7 +56,7 @@ def encode_by_partition(
     except Refused as refused:
         raise error_for(refused.code, f"{refused.why} (max.request.size)") from None
     except (ValueError, LookupError) as error:
-        raise InvalidRecord(ErrorCode.INVALID_RECORD, f"the table holds what is no record: {error}") from error
+        raise InvalidRecord(ErrorCode.INVALID_RECORD, f"the table holds a row that is not a record: {error}") from error
     except NotImplementedError as error:  # Arrow has no such conversion
         raise TypeError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""What a producer's settings must be to each other, checked before anything is sent."""
+"""Checks that a producer's settings do not contradict each other, before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_IN_FLIGHT = 5
 
 
 def parse_config(config: Values | Mapping[str, object]) -> Values:
-    """The settings, or an error that names the ones that contradict each other and says which to change."""
+    """Parse the settings. An error names those that contradict each other, and says which to change."""
     values = config if isinstance(config, Values) else PRODUCER.parse(config)
     if values.table is not PRODUCER:
         raise TypeError(f"these are settings of a {values.table.noun}, not of a producer")
@@ -20,8 +20,8 @@ def parse_config(config: Values | Mapping[str, object]) -> Values:
         raise ConfigError("transactional.id needs enable.idempotence=true: remove enable.idempotence=false")
     if values["enable.idempotence"] and not acks_all:
         if "enable.idempotence" in given or values["transactional.id"] is not None:
-            raise ConfigError(f"enable.idempotence=true needs acks=all, not acks={values['acks']}")
-        # As in Kafka: whoever asks for fewer acknowledgements has given idempotence up.
+            raise ConfigError(f"enable.idempotence=true needs acks=all, not acks={values['acks']}: change one of them")
+        # As in Kafka: acks other than all turns the default idempotence off.
         return parse_config(PRODUCER.parse({**{name: values[name] for name in given}, "enable.idempotence": False}))
     if values["enable.idempotence"]:
         in_flight = values["max.in.flight.requests.per.connection"]

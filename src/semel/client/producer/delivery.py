@@ -1,7 +1,7 @@
-"""The promise that `send` gives: where the record is, or why it is not there.
+"""What `send` returns: the place of the record once it is written, or the error.
 
-Records of one batch share the broker's word on it, so a promise is only a batch and a place in it; nothing is made
-for waiting until somebody waits.
+Records of one batch share its outcome, so a delivery is only a batch and a position in it. Objects for waiting are
+created only when somebody waits.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where a record is.
+    """The place of a record.
 
-    `offset` is -1 where the broker does not say (acks=0, or a duplicate of long ago); `append_time_ms` is the
-    broker's own clock where the topic goes by it, else -1.
+    `offset` is -1 if the broker did not return it (acks=0, or a duplicate of an old batch). `append_time_ms` is the
+    broker's time for topics with message.timestamp.type=LogAppendTime, otherwise -1.
     """
 
     topic: str
@@ -37,7 +37,7 @@ class RecordMetadata:
 
 
 class Deliveries:
-    """Who waits for which batch. Shared by a producer and the promises it gave; any thread may ask."""
+    """The callbacks that wait for batches. Shared by a producer and its deliveries, and used from any thread."""
 
     def __init__(self, origin: Origin) -> None:
         self.lock = threading.Lock()
@@ -45,7 +45,7 @@ class Deliveries:
         self._waiters: dict[ProducerBatch, list[Callable[[], object]]] = {}
 
     def when_done(self, batch: ProducerBatch, callback: Callable[[], object]) -> None:
-        """Call back once, when the batch is done: at once if it is."""
+        """Call `callback` once, when the batch is done; at once if it is done already."""
         self.origin.check("the producer")
         with self.lock:
             if not batch.done:
@@ -54,9 +54,9 @@ class Deliveries:
         callback()
 
     def announce(self, batches: list[ProducerBatch]) -> None:
-        """These batches are done: call everybody who waits. Not to be called with the lock held.
+        """These batches are done: call the callbacks. Not to be called with the lock held.
 
-        Whoever cannot be told, because the loop they waited on is gone, does not keep the others from being told.
+        A callback that fails, because its loop is closed for example, does not keep the others from being called.
         """
         if not self._waiters:
             return
@@ -66,7 +66,7 @@ class Deliveries:
             try:
                 callback()
             except Exception:
-                _log.warning("somebody who waited for a delivery could not be told", exc_info=True)
+                _log.warning("a callback that waited for a delivery failed", exc_info=True)
 
     async def wait_async(self, batch: ProducerBatch) -> None:
         if batch.done:
@@ -83,7 +83,7 @@ class Deliveries:
 
 
 class Delivery:
-    """One record on its way. Wait with `result()` in a thread, with `await` on a loop, or give a callback."""
+    """One record that is being sent. Wait with `result()` in a thread, with `await` on a loop, or add a callback."""
 
     __slots__ = ("_batch", "_deliveries", "_position")
 
@@ -93,11 +93,11 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
-        """Whether the broker's word is in."""
+        """Whether the record is delivered or has failed."""
         return self._batch.done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait up to `timeout` seconds; where the record is, or the error that kept it from being there."""
+        """Wait up to `timeout` seconds. Returns the place of the record, or raises why it was not written."""
         wait_s = as_wait_s(timeout)
         if not self._batch.done:
             event = threading.Event()
@@ -109,7 +109,7 @@ class Delivery:
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> KafkaError | None:
-        """Wait, and return the error instead of raising it; None when the record was delivered."""
+        """As `result`, but return the error instead of raising it; None if the record was delivered."""
         wait_s = as_wait_s(timeout)
         try:
             self.result(wait_s)
@@ -118,9 +118,9 @@ class Delivery:
         return None
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(delivery)` once done, in the producer's own thread: it must not block.
+        """Call `callback(delivery)` when done, in the producer's own thread: it must not block.
 
-        What it raises is logged and goes no further: sending must not end because a listener failed.
+        An exception of the callback is logged and does not stop the sending.
         """
         if not callable(callback):
             raise TypeError(f"a callback is a function of the delivery, not {type(callback).__name__}")
@@ -149,7 +149,7 @@ class Delivery:
 
 
 class BatchDelivery:
-    """Many records on their way, sent as Arrow columns: one wait for all of them."""
+    """Many records that are being sent, from `send_arrow`: one wait for all of them."""
 
     __slots__ = ("_batches", "_deliveries")
 
@@ -165,7 +165,7 @@ class BatchDelivery:
         return all(batch.done for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
-        """Wait for all; one entry per batch, saying where its first record is. The first error is raised."""
+        """Wait for all. Returns one entry per batch, with the place of its first record, or raises the first error."""
         wait_s = as_wait_s(timeout)
         deadline = None if wait_s is None else time.monotonic() + wait_s
         for batch in self._batches:
@@ -185,6 +185,6 @@ class BatchDelivery:
 
     def _outcome(self) -> list[RecordMetadata]:
         for batch in self._batches:
-            if batch.error is not None:  # also of one that was sent in parts, whichever of them failed
+            if batch.error is not None:  # set too if the batch was split and one part failed
                 raise batch.error
         return [Delivery(self._deliveries, batch, 0)._outcome() for batch in self._batches]

@@ -1,7 +1,7 @@
-"""The one task of a producer that sends: asks the machines what is next, does it, and hands the answers back.
+"""The task of a producer that sends: polls the machines, sends what they say, and gives them the responses.
 
-It alone touches the network. The lock is for `send_now`, which puts records into the accumulator from any thread; the
-machines are only ever asked with the lock held, and never wait.
+Only this task uses the network. The lock exists because `send_now` puts records into the accumulator from any thread.
+The machines are called only with the lock held, and never wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AV
 
 
 class SendLoop:
-    """A producer's machines and the task that serves them."""
+    """A producer's machines, and the task that runs them."""
 
     def __init__(self, values: Values, cluster: Cluster, clock_ms: Callable[[], int]) -> None:
         self.config = values
@@ -73,7 +73,7 @@ class SendLoop:
         self._refreshing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._topics_used: set[str] = set()
-        #: What nobody foresaw, and ended the producer.
+        #: The unexpected error that ended the producer.
         self._failure: BaseException | None = None
         self._stopping = False
         self._loop = asyncio.get_running_loop()
@@ -82,14 +82,14 @@ class SendLoop:
         self._change: asyncio.Future[None] = self._loop.create_future()
         self._runner = self._loop.create_task(self._run())
         self._runner.add_done_callback(self._on_end)
-        self._start(self._keep_up_with_topics())
+        self._start(self._refresh_topics_in_use())
 
     def wake(self) -> None:
-        """There is something new to do. On the loop only."""
+        """There is something to send. On the loop only."""
         self._wake.set()
 
     def wake_from_outside(self) -> None:
-        """There is something new to do; from any thread, with the lock held."""
+        """There is something to send. From any thread, with the lock held."""
         if not self._wake_asked:
             self._wake_asked = True
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -121,7 +121,7 @@ class SendLoop:
             raise self._failure
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """A task ended, perhaps by an error nobody foresaw: then whoever waits for a delivery hears of it."""
+        """A task ended. If it was an unexpected error, all deliveries fail with it."""
         self._tasks.discard(task)
         if task is self._runner and task.cancelled() and not self._stopping and self._failure is None:
             self._on_loop_end()
@@ -134,7 +134,7 @@ class SendLoop:
         self._note_change()
 
     def _on_loop_end(self) -> None:
-        """The event loop cancels everything because it ends, and nobody closed the producer."""
+        """The event loop ends and cancels everything, and nobody closed the producer."""
         unsent, unanswered = self._give_up_all("the event loop ended and nobody closed the producer")
         if unsent or unanswered:
             _log.warning(
@@ -151,7 +151,7 @@ class SendLoop:
         self.deliveries.announce(finished)
 
     def _give_up_all(self, why: str) -> tuple[int, int]:
-        """Fail what is left: how many records were never sent, and how many were sent without an answer."""
+        """Fail all records that are left. Returns how many were not sent, and how many were sent without a response."""
         with self.lock:
             unsent = sum(batch.record_count for batch in self.accumulator.batches())
             unanswered = sum(batch.record_count for batch in self.sender.unfinished_batches())
@@ -164,7 +164,7 @@ class SendLoop:
         return unsent, unanswered
 
     async def stop(self) -> tuple[int, int]:
-        """Stop sending; whatever is not delivered by now has failed: so many never sent, so many not answered."""
+        """Stop sending, and fail what is not delivered. Returns the same as `_give_up_all`."""
         self._stopping = True
         self._runner.cancel()
         for task in list(self._tasks):
@@ -188,7 +188,7 @@ class SendLoop:
                 await asyncio.sleep(0)
 
     def _step(self) -> int | None:
-        """Ask the machines once, and start what they say. The answer is when to ask again."""
+        """Poll the machines once and start what they say. Returns when to poll again; None: when woken up."""
         manager, now_ms = self.manager, self._clock_ms()
         with self.lock:
             self._wake_asked = False
@@ -196,7 +196,7 @@ class SendLoop:
             send = None
             if manager is not None:
                 if manager.state is ProducerState.UNINITIALIZED and not manager.is_transactional:
-                    # One that was refused its identity asks again when there is something new to send.
+                    # After a refusal, ask for an identity again only when there is something to send.
                     if manager.error is None or not self.accumulator.is_empty:
                         manager.initialize()
                 if manager.state is ProducerState.FATAL_ERROR and manager.error is not None:
@@ -209,7 +209,7 @@ class SendLoop:
         for request in requests:
             self._start(self._produce(request))
         if send is not None:
-            self._start(self._converse(send))
+            self._start(self._ask_coordinator(send))
         if self.sender.stale_leaders and not self._refreshing:
             self._refreshing = True
             self._start(self._find_leaders())
@@ -224,7 +224,7 @@ class SendLoop:
         return math.ceil(self.cluster.throttled_s(node_id) * 1000)
 
     async def _produce(self, request: Produce) -> None:
-        """Send one request and hand the answers to the machine."""
+        """Send one produce request and give the outcomes to the machine."""
         message = self._message(request)
         try:
             response = await self.cluster.request(request.node_id, message, newest=self._newest_produce())
@@ -247,7 +247,7 @@ class SendLoop:
         self._wake.set()
 
     def _newest_produce(self) -> int:
-        """From version 12 on a produce joins the transaction by itself, which V1 coordinators do not expect."""
+        """From version 12 on a produce adds its partitions to the transaction, which needs transaction.version 2."""
         manager = self.manager
         return 11 if manager is not None and manager.is_transactional and manager.version < 2 else 12
 
@@ -265,8 +265,8 @@ class SendLoop:
             topic_data=[ProduceRequest.TopicProduceData(name=t, partition_data=p) for t, p in topics.items()],
         )
 
-    async def _converse(self, send: Send) -> None:
-        """Send one request to a coordinator and hand the answer to the machine."""
+    async def _ask_coordinator(self, send: Send) -> None:
+        """Send one request to a coordinator and give the response to the machine."""
         manager = self.manager
         assert manager is not None
         to: Target = Coordinator(send.coordinator, send.key) if manager.is_transactional else None
@@ -274,7 +274,7 @@ class SendLoop:
         try:
             if not self.cluster.finalized_features:
                 await self.cluster.connect()
-            # Which protocol is spoken is settled before the first identity is asked for, and stays.
+            # The transaction protocol is chosen before the first identity is requested, and does not change after that.
             if manager.state is ProducerState.INITIALIZING:
                 manager.version = self.cluster.transaction_version
             response = await self.cluster.request(to, send.message, version=send.version, newest=send.newest)
@@ -302,7 +302,7 @@ class SendLoop:
         return max(1, int(self.cluster.backoff(self._coordinator_tries) * 1000))
 
     async def _find_leaders(self) -> None:
-        """Ask who leads the partitions whose leader is in doubt, until somebody does."""
+        """Fetch metadata until all partitions whose leader is in doubt have one."""
         tries = 0
         try:
             while self.sender.stale_leaders:
@@ -326,7 +326,7 @@ class SendLoop:
             self._wake.set()
 
     async def _refresh(self, topics: list[str]) -> dict[str, KafkaError]:
-        """Ask for news of these topics; the answer is which of them cannot be had, and why."""
+        """Fetch metadata of these topics. Returns those that cannot be used, with the error."""
         try:
             await self.cluster.refresh_metadata(topics)
         except Retriable:
@@ -338,10 +338,10 @@ class SendLoop:
             return {topic: why for refused in each for topic, why in refused.items()}
         return {}
 
-    async def _keep_up_with_topics(self) -> None:
-        """Topics in use are looked at every metadata.max.age.ms: they may have more partitions by now.
+    async def _refresh_topics_in_use(self) -> None:
+        """Fetch metadata of the topics in use every metadata.max.age.ms: they may have more partitions.
 
-        Those not in use are left alone: asking for one that was deleted might make it again.
+        Other topics are not asked for: that might create one again that was deleted.
         """
         while True:
             await asyncio.sleep(self.config["metadata.max.age.ms"] / 1000)
@@ -361,7 +361,7 @@ class SendLoop:
 
 
 def _answers(request: Produce, response: Any) -> list[BatchAnswer]:
-    """The broker's word on each batch, in the request's order; without a response (acks=0) everything is believed."""
+    """The outcome of each batch, in the order of the request. Without a response (acks=0) all count as written."""
     if response is None:
         return [BatchAnswer(ErrorCode.NONE)] * len(request.batches)
     found = {
@@ -375,5 +375,5 @@ def _answers(request: Produce, response: Any) -> list[BatchAnswer]:
         for topic in response.responses
         for row in topic.partition_responses
     }
-    missing = BatchAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's answer leaves this partition out")
+    missing = BatchAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, message="the broker's response does not have this partition")
     return [found.get((b.partition.topic, b.partition.partition), missing) for b in request.batches]
