@@ -1,9 +1,9 @@
-"""Everything that can go wrong, in four kinds that never mix.
+"""All errors, in four kinds that never mix.
 
-1. `ErrorCode`: what travels on the wire, one row per code of Apache Kafka 4.3, under Kafka's own name.
+1. `ErrorCode`: the codes of the wire protocol, one row per code of Apache Kafka 4.3, under Kafka's own name.
 2. `Refused(code, why)`: raised by machines, logs and decoders, caught once, where a request is dispatched.
 3. `InvariantViolation`: from `invariant()`. Never caught: it stops the broker before it can write something wrong.
-4. The client's tree. Its four branches answer the one question a caller has, what to do next:
+4. The client's exceptions. The four branches of the tree tell a caller what to do next:
 
     KafkaError
       Retriable            ask again; nothing was lost and nothing was doubled
@@ -68,17 +68,17 @@ class ErrorCode(enum.IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """The same request may succeed later, on this broker or, after a look at the metadata, on another."""
+        """The same request may succeed later, on this broker or, after a metadata update, on another."""
         return self.kind is Kind.RETRIABLE
 
     @property
     def abortable(self) -> bool:
-        """The open transaction is lost, the producer is not: a record refused for good costs its transaction too."""
+        """The open transaction has to be aborted; the producer can go on. So it is with a record refused for good."""
         return self.kind is Kind.ABORTABLE or self.kind is Kind.MISUSE
 
     @property
     def fatal(self) -> bool:
-        """The client that got this answer cannot go on."""
+        """The client that got this code cannot go on."""
         return self.kind is Kind.FATAL
 
     # fmt: off
@@ -221,7 +221,7 @@ class ErrorCode(enum.IntEnum):
 
     @classmethod
     def of(cls, code: int) -> ErrorCode:
-        """The row of a code received from a broker; codes from the future read as UNKNOWN_SERVER_ERROR."""
+        """The row of a code from a broker; a code that is not known is UNKNOWN_SERVER_ERROR."""
         try:
             return cls(code)
         except ValueError:
@@ -229,7 +229,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class Refused(Exception):
-    """A request is answered with an error code: raised where it is decided, caught where requests are dispatched."""
+    """A request is refused with an error code. Raised where that is decided, caught in dispatch."""
 
     def __init__(self, code: ErrorCode, why: str = "") -> None:
         super().__init__(code, why)
@@ -249,11 +249,11 @@ class RecordsRefused(Refused):
 
 
 class InvariantViolation(BaseException):
-    """Something that cannot be is. A BaseException, so that no `except Exception` keeps the broker running past it."""
+    """An invariant does not hold. A BaseException, so that no `except Exception` lets the broker go on."""
 
 
 def invariant(condition: object, why: str) -> None:
-    """Stop unless `condition` holds. Unlike `assert`, it is there under `python -O` too.
+    """Stop unless `condition` holds. Unlike `assert` it also works under `python -O`.
 
     `why` is made even if `condition` holds. Where that costs something on every request, raise `InvariantViolation`.
     """
@@ -262,7 +262,7 @@ def invariant(condition: object, why: str) -> None:
 
 
 def sentence(text: str) -> str:
-    """The text with an end: one full stop, where it does not end by itself.
+    """The text with a full stop at its end, if it has no punctuation there.
 
     >>> sentence("there is no topic"), sentence("is it there?")
     ('there is no topic.', 'is it there?')

@@ -1,7 +1,7 @@
-r"""Java's properties files, read by Java's own rules, so that a `server.properties` means here what it means there.
+r"""Reads Java's properties files by Java's rules, so that a `server.properties` means the same as in Kafka.
 
 A name ends at the first `=`, `:` or white space; `\` at a line's end joins it to the next; `\t`, `\u00e9` and the like
-are escapes; `#` and `!` begin comments. As in Java, what comes later under the same name wins.
+are escapes; `#` and `!` begin comments. As in Java, the last value of a name wins.
 
 >>> read_properties("a=1\nb: 2\nc 3\nd=x,\\\n   y\n# no more")
 {'a': '1', 'b': '2', 'c': '3', 'd': 'x,y'}
@@ -27,12 +27,12 @@ def read_properties(text: str) -> dict[str, str]:
         name = _NAME.match(line)
         sign = _SIGN.match(line, name.end() if name else 0)
         if name and sign:
-            found[_unescaped(name.group())] = _unescaped(line[sign.end() :])
+            found[_unescape(name.group())] = _unescape(line[sign.end() :])
     return found
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, each with what a backslash joined to it."""
+    """The lines without comments and blank lines; lines joined by a backslash are one."""
     joined: str | None = None
     for natural in _LINE_END.split(text):
         line = natural.lstrip(_BLANK)
@@ -50,7 +50,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield joined
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _LETTERS.get(found[2], found[2]), text)

@@ -1,8 +1,8 @@
 """Every setting once, under Kafka's own name.
 
-A row says what a setting is called, what it holds, its default, its bounds and what it is for. The properties file,
-the dict given to a client, `--set`, DescribeConfigs and the generated reference all read the same rows, so none of
-them can disagree. A name nobody knows is refused, and the refusal names the nearest one that exists.
+A row has the name of a setting, its type, its default, its bounds and what it is for. The properties file, the dict
+given to a client, `--set`, DescribeConfigs and the generated reference all use the same rows. An unknown name is
+refused, and the error names the nearest known one.
 
 >>> values = BROKER.parse({"log.segment.bytes": "1048576"})
 >>> values["log.segment.bytes"], values.num_partitions

@@ -9,7 +9,7 @@ from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table, Values
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
 _DAY_MS = 24 * 3600 * 1000
-#: Internal topics are created in one go, when they are first needed.
+#: Internal topics are created whole, when they are first needed, so their partitions are limited.
 _INTERNAL_PARTITIONS_MAX = 10_000
 
 TOPIC = Table(
@@ -81,7 +81,7 @@ TOPIC = Table(
     ],
 )
 
-#: Broker settings which are only defaults for topics: derived, so that the two can never drift apart.
+#: Broker settings that are only defaults for topics. They are derived, so the two always agree.
 _TOPIC_DEFAULTS = [
     Setting(
         row.broker_name,
@@ -96,7 +96,7 @@ _TOPIC_DEFAULTS = [
     if row.broker_name is not None
 ]
 
-#: Kafka's settings for several nodes, for tiers, for locks on doors that are not there.
+#: Kafka's settings for several nodes, tiered storage and security, which have no effect here.
 _OF_MANY_NODES = (
     "alter.log.dirs.replication.",
     "auto.leader.rebalance.enable",
@@ -138,7 +138,7 @@ _OF_MANY_NODES = (
     "unclean.leader.election.interval.ms",
     "zookeeper.",
 )
-#: Kafka's settings for its threads, queues and buffers, which are none of ours.
+#: Kafka's settings for its own threads, queues and buffers, which do not exist here.
 _OF_A_JVM = (
     "add.partitions.to.txn.",
     "config.providers",
@@ -315,7 +315,7 @@ BROKER = Table(
 
 
 def topic_values(broker: Values, overrides: Mapping[str, object] | None = None) -> Values:
-    """What holds for a topic: its own settings, else the broker's, else Kafka's default."""
+    """The settings of a topic: its own, else the broker's, else Kafka's defaults."""
     given: dict[str, object] = {}
     for row in TOPIC:
         if row.broker_name is not None and row.broker_name in broker.explicit:
@@ -334,7 +334,7 @@ def topic_values(broker: Values, overrides: Mapping[str, object] | None = None) 
     return parsed
 
 
-#: What a group of the consumer protocol may have of its own.
+#: The settings that a group of the consumer protocol may have of its own.
 GROUP = Table(
     "group",
     [
@@ -347,7 +347,7 @@ GROUP = Table(
 
 
 def group_values(broker: Values, overrides: Mapping[str, object] | None = None) -> Values:
-    """What holds for a group: its own settings, else the broker's."""
+    """The settings of a group: its own, else the broker's."""
     given: dict[str, object] = {row.name: broker[row.broker_name] for row in GROUP if row.broker_name is not None}
     parsed = GROUP.parse({**given, **(overrides or {})})
     parsed.explicit = frozenset(overrides or {})

@@ -1,6 +1,6 @@
-"""Kafka's dynamic broker settings that nothing here reads: tools may set, describe and take back every one of them.
+"""Kafka's dynamic broker settings that have no effect here. Tools may set, describe and remove them.
 
-They are checked for their type and kept, and change nothing. The list is that of Apache Kafka 4.3
+They are checked for their type and stored, nothing more. The list is that of Apache Kafka 4.3
 (`DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`), and a test holds it against Kafka's own classes.
 """
 
@@ -87,7 +87,7 @@ KEPT = Table(
     ],
 )
 
-#: Kafka changes them for one broker, not for all of them at once.
+#: Settings that Kafka changes for one broker only, not for the whole cluster.
 OF_ONE_BROKER = frozenset(
     (
         "cordoned.log.dirs",
@@ -143,7 +143,7 @@ _OF_A_MECHANISM = (
 
 
 def kept_setting(name: str) -> Setting | None:
-    """The setting of this name that is kept without effect, also where it is that of one listener."""
+    """The setting of this name that is stored without effect, also one of a single listener."""
     if name in KEPT:
         return KEPT[name]
     match = _LISTENER.fullmatch(name)
@@ -168,5 +168,5 @@ def is_of_one_broker(name: str) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting that was passed by may hold a secret: nobody is shown its value."""
+    """Whether an ignored setting may hold a secret: its value is never shown."""
     return any(word in name for word in ("password", "secret", "jaas", "keystore.key", "certificate"))

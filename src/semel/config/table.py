@@ -1,7 +1,7 @@
-"""What a setting is, and what a table of settings does: read what was given, refuse what is wrong, write it back.
+"""Settings and tables of settings: parsing, checking and writing of values.
 
-A value is checked when it is read, never when it is used. A name nobody knows is refused, and the refusal names the
-nearest one that exists; Kafka's settings that mean nothing here are passed by, those whose promise cannot be kept are
+A value is checked when it is parsed, never when it is used. An unknown name is refused, and the error names the nearest
+known one. Kafka's settings that mean nothing here are accepted and ignored. Those whose promise cannot be kept are
 refused with the reason.
 """
 
@@ -16,20 +16,20 @@ from typing import Any
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
-#: What each type of number holds, as in Kafka.
+#: The range of each type of number, as in Kafka.
 _RANGES: dict[str, tuple[int, int]] = {
     "short": (-(2**15), 2**15 - 1),
     "int": (-(2**31), INT32_MAX),
     "long": (-(2**63), INT64_MAX),
 }
 _TOO_LARGE = 2**64
-#: The most bytes a text may have in a message of any version.
+#: The longest text, in bytes, in a message of any version.
 _TEXT_MAX_BYTES = 2**15 - 1
 _DIGITS_MAX = 19
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-#: How much of a wrong value an error repeats.
+#: How many characters of a wrong value an error shows.
 _SHOWN = 80
 
 #: How a row's kind is reported by DescribeConfigs (Kafka's ConfigResponse types).
@@ -47,12 +47,12 @@ KIND_CODES = {
 
 
 class ConfigError(ValueError):
-    """A setting that does not exist or cannot hold what it was given; the text says which and what would do."""
+    """An unknown setting or a wrong value. The message names the setting and what it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row: a name, what it holds, and why it is there."""
+    """One setting: its name, its type, and what it is for."""
 
     name: str
     kind: str
@@ -61,11 +61,11 @@ class Setting:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
-    #: Whether nothing at all is no value: an empty address would mean every address.
+    #: Whether an empty value is refused: an empty address would mean every address.
     not_empty: bool = False
     #: The broker-wide setting a topic falls back to, under Kafka's name for it.
     broker_name: str | None = None
-    #: Whether the value is read in any case and kept in upper case.
+    #: Whether the value may be in any case and is stored in upper case.
     upper: bool = False
 
     @property
@@ -74,10 +74,10 @@ class Setting:
         return self.kind == "password"
 
     def read(self, given: object) -> Any:
-        """Turn what a person or a program gave into the value, or say what is wrong with it."""
+        """Convert and check a value that a person or a program gave. `ConfigError` says what is wrong with it."""
         if given is None:
             return None
-        value = self._converted(given)
+        value = self._convert(given)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             least, most = self.bounds
             if least is not None and value < least:
@@ -94,18 +94,18 @@ class Setting:
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """The least and the most it may be: its own bounds, within those of its type."""
+        """The smallest and the largest value: the bounds of the setting, otherwise those of its type."""
         lowest, highest = _RANGES.get(self.kind, (None, None))
         return lowest if self.least is None else self.least, highest if self.most is None else self.most
 
     def _said(self, given: object) -> str:
-        """What was given, for an error; a value of any length makes no message of any length."""
+        """The setting and its value for an error message; a long value is shortened, a secret is not shown."""
         if self.is_secret:
             return self.name
         text = str(given)
         return f"{self.name}={text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
 
-    def _converted(self, given: object) -> Any:
+    def _convert(self, given: object) -> Any:
         text = given.strip() if isinstance(given, str) else given
         try:
             if self.kind == "bool":
@@ -120,7 +120,7 @@ class Setting:
                     raise ValueError
                 digits = text.lstrip("+-").lstrip("0")
                 if len(digits) > _DIGITS_MAX:
-                    # Larger than any type holds, and perhaps than int() reads: one more than the most is as wrong.
+                    # Larger than any type, and perhaps than int() accepts: any number beyond the range will do.
                     return _TOO_LARGE if not text.startswith("-") else -_TOO_LARGE
                 return int(text)
             if self.kind == "double":
@@ -192,7 +192,7 @@ class Values:
         self.table = table
         self._values = values
         self.explicit = explicit
-        #: What was given and means nothing here.
+        #: Settings that were given and have no effect here.
         self.passed_by = passed_by or {}
         self._by_attribute = {name.replace(".", "_").replace("-", "_"): value for name, value in values.items()}
 
@@ -221,7 +221,7 @@ class Values:
 
 
 class Table:
-    """The settings one kind of thing has."""
+    """All settings of a broker, a topic, a producer and so on."""
 
     def __init__(
         self,
@@ -233,9 +233,9 @@ class Table:
     ) -> None:
         self.noun = noun
         self.rows = {row.name: row for row in rows}
-        #: Kafka's settings, or prefixes of them that end in a dot, that are accepted and mean nothing on one node.
+        #: Kafka's settings that are accepted and ignored; a name that ends in a dot is a prefix.
         self.passed_by = passed_by
-        #: Kafka's settings whose promise cannot be kept here, so that nobody relies on it.
+        #: Kafka's settings that are refused, with the reason: their promise cannot be kept here.
         self.refused = refused or {}
         #: Other spellings of rows.
         self.aliases = aliases or {}
@@ -250,25 +250,25 @@ class Table:
         return iter(self.rows.values())
 
     def row(self, name: str) -> Setting:
-        """The row of this name, or an error that names the nearest one."""
+        """The setting of this name. `ConfigError` names the nearest one."""
         if name in self.rows:
             return self.rows[name]
         if name in self.refused:
             raise ConfigError(f"{self.noun} setting '{name}' is not served: {self.refused[name]}")
-        import difflib  # only a mistake pays for it
+        import difflib  # rarely needed, and slow to import
 
         near = difflib.get_close_matches(name, self.rows, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"unknown {self.noun} setting '{name}'{hint}")
 
     def passes_by(self, name: str) -> bool:
-        """Whether a setting is one of Kafka's that is accepted without a meaning."""
+        """Whether this is a setting of Kafka's that is accepted and ignored."""
         if name in self.rows:
             return False
         return any(name.startswith(one) if one.endswith(".") else name == one for one in self.passed_by)
 
     def parse(self, given: Mapping[str, object] | None = None) -> Values:
-        """Defaults with what was given laid over them."""
+        """The defaults, overridden by what was given."""
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(f"{self.noun} settings are a dict of Kafka's names, not {type(given).__name__}")
         values = {row.name: row.default for row in self.rows.values()}
@@ -284,7 +284,7 @@ class Table:
                 continue
             row = self.row(name)
             if value is None:
-                continue  # None is how programs say that they set nothing
+                continue  # programs pass None for "not set"
             read = row.read(value)
             if name in explicit and values[name] != read:
                 both = ", ".join(one for one in given or () if self.aliases.get(one, one) == name)

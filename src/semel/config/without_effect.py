@@ -1,4 +1,4 @@
-"""Kafka's settings that are accepted and change nothing here, and why: said once, for every page that says it."""
+"""Kafka's settings that are accepted without effect, and why: the one source for all pages that list them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NO_CATCHING_UP = "no replica catches up with another, and nothing moves between
 _NO_TIERS = "no tiered storage"
 _AT_ONCE = "internal topics are read in one piece and written at once; the broker asks nobody"
 
-#: Of topics; the broker's defaults for them have as little.
+#: Settings of topics. The broker's defaults for them have no effect either.
 TOPIC_SETTINGS = {
     "follower.replication.throttled.replicas": _NO_CATCHING_UP,
     "leader.replication.throttled.replicas": _NO_CATCHING_UP,

@@ -4,8 +4,8 @@
 - `leader-epoch-checkpoint`: where each leader epoch began.
 - `log-start-offset-checkpoint`, `recovery-point-offset-checkpoint`, `replication-offset-checkpoint`,
   `cleaner-offset-checkpoint`: one offset per partition, for the whole data directory.
-- `.kafka_cleanshutdown`: the last stop was orderly.
-- `.semel_boot_id` (our own): in which life of the machine the logs were last written.
+- `.kafka_cleanshutdown`: the last shutdown was clean.
+- `.semel_boot_id` (our own): the boot of the machine in which the logs were last written.
 - `.semel_manifest` (our own, see `manifest`): what the last clean stop left.
 """
 
@@ -30,12 +30,12 @@ LOG_START_OFFSETS = "log-start-offset-checkpoint"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-#: Those with a line per partition: a new topic must not inherit the lines of an old one of its name.
+#: Checkpoints with a line per partition. A new topic must not inherit the lines of a deleted one of the same name.
 OF_PARTITIONS = (LOG_START_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 BOOT_ID = ".semel_boot_id"
 MANIFEST = ".semel_manifest"
-#: What a damaged partition had at the last clean stop, kept in its directory until it has it again.
+#: The files that a damaged partition had at the last clean stop; stays in its directory until they are restored.
 EXPECTED_FILES = ".semel_expected"
 
 _OUR_MARK = b'{"version":0,"brokerEpoch":-1}'
@@ -97,7 +97,7 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """True when this is news. An epoch that wrote nothing leaves no trace once the next one begins there."""
+        """An epoch begins. True if it is new. An earlier epoch that wrote nothing is removed."""
         if epoch <= self.latest:
             return False
         while self._starts and self._starts[-1] >= start_offset:
@@ -108,7 +108,7 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest epoch not above the asked one, where it ended); (-1, -1) when there is no answer."""
+        """(the largest epoch that is not above `epoch`, its end offset); (-1, -1) where there is none."""
         if epoch < 0 or not self._epochs or epoch > self.latest:
             return -1, -1
         if epoch == self.latest:
@@ -131,7 +131,7 @@ class LeaderEpochs:
         return changed
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """What lies before the log's start is gone; the epoch that covers the start begins there now."""
+        """Remove the epochs before the log's start. The epoch that covers the start begins there now."""
         found = bisect_right(self._starts, start_offset)
         if found == 0 or (found == 1 and self._starts[0] >= start_offset):
             return False
@@ -154,7 +154,8 @@ def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
 
 
 def read_leader_epochs(files: Files, directory: str) -> LeaderEpochs | None:
-    """None when the file is missing or torn: it is not fsynced when a partition is created."""
+    """The leader epochs of a partition; None when the file is missing or torn. It is not fsynced when a partition is
+    created."""
     path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
     try:
         entries = decode_leader_epochs(files.read(path))
@@ -179,15 +180,15 @@ def decode_offsets(data: bytes) -> dict[tuple[str, int], int]:
 
 
 def read_offsets(files: Files, data_directory: Path | str, name: str) -> dict[tuple[str, int], int]:
-    """What a checkpoint of the data directory holds; nothing when there is none, or none that can be read."""
+    """The offsets in a checkpoint of the data directory; none when the file is missing or cannot be read."""
     path = os.path.join(data_directory, name)
     if not files.exists(path):
         return {}
     try:
         return decode_offsets(files.read(path))
     except DamagedCheckpoint as damage:
-        # As Kafka does: every one of them only saves work or remembers a deletion, and none is worth a whole broker.
-        logger.error("%s is done without: %s", path, damage)
+        # As in Kafka: a checkpoint only saves work or remembers a deletion. The broker starts without it.
+        logger.error("%s is ignored: %s", path, damage)
         return {}
 
 
@@ -238,13 +239,13 @@ def mark_clean_shutdown(files: Files, data_directory: Path | str) -> None:
 
 
 def marked_by_semel(files: Files, data_directory: Path | str) -> bool:
-    """Whether the last orderly stop was Semel's. Apache Kafka writes the epoch it had, which is never -1."""
+    """Whether the last clean shutdown was Semel's. Apache Kafka writes its broker epoch, which is never -1."""
     path = os.path.join(data_directory, CLEAN_SHUTDOWN)
     return files.exists(path) and files.read(path) == _OUR_MARK
 
 
 def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
-    """Whether the last stop was orderly. The mark is gone afterwards: from now on a crash is a crash."""
+    """Whether the last shutdown was clean. Removes the mark: from now on a crash is noticed."""
     path = os.path.join(data_directory, CLEAN_SHUTDOWN)
     if not files.exists(path):
         return False
@@ -253,18 +254,18 @@ def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
     return True
 
 
-# The life of the machine
+# Restarts of the machine
 
 
 def machine_went_down(files: Files, data_directory: Path | str) -> bool:
-    """Whether the machine was started anew since `note_machine`: only then can written bytes be gone that were not
-    fsynced. False where that cannot be told."""
+    """Whether the machine was restarted since `note_machine`. Only then can bytes be lost that were written but not
+    fsynced. False where that is not known."""
     path, boot_id = os.path.join(data_directory, BOOT_ID), _boot_id(files)
     return bool(boot_id) and files.exists(path) and files.read(path) != boot_id
 
 
 def note_machine(files: Files, data_directory: Path | str) -> None:
-    """What is written from now on is written in this life of the machine."""
+    """Remember the current boot of the machine: what is written from now on belongs to it."""
     path = os.path.join(data_directory, BOOT_ID)
     boot_id = _boot_id(files)
     if boot_id and not (files.exists(path) and files.read(path) == boot_id):
@@ -272,5 +273,5 @@ def note_machine(files: Files, data_directory: Path | str) -> None:
 
 
 def _boot_id(files: Files) -> bytes:
-    """What Linux calls this life of the machine; nothing elsewhere."""
+    """Linux's id of the current boot; empty on other systems."""
     return files.read(_BOOT_ID_OF_LINUX) if files.exists(_BOOT_ID_OF_LINUX) else b""

@@ -1,18 +1,18 @@
 """Compaction: keep the last record of every key, and everything that exactly-once still needs.
 
-- Only whole segments below min(last stable offset, high watermark) and never the active one (K-13194): every
-  transaction in them has an outcome, so aborted data goes and committed data competes by key.
+- Only whole segments below min(last stable offset, high watermark) are compacted, never the active one (K-13194).
+  Every transaction in them has ended: aborted data is removed, committed data is compacted by key.
 - A tombstone, and the marker of a transaction that has no data left, stays for `delete.retention.ms` after compaction
-  first sees it so; that time stands in the batch itself, so it survives restarts (K-8335).
-- A marker stays as long as any batch of its transaction does, wherever that lies (K-8351, K-13727), and its key is
-  never compared with users' keys (K-14055).
-- The keys of a round fit into the memory given to it (`log.cleaner.dedupe.buffer.size`): a round that finds more ends
-  where they no longer fit, in the middle of a segment if need be, and the next one goes on from there.
-- The batch that holds an active producer's last sequence stays, without records if need be (K-5490), and a marker that
-  is all there is of a producer stays whole: it carries the epoch that fences.
+  first sees it in that state. That time is written into the batch itself, so it survives restarts (K-8335).
+- A marker stays as long as any batch of its transaction does, in whatever segment (K-8351, K-13727). Its key is never
+  compared with users' keys (K-14055).
+- The keys of a round fit into the memory given to it (`log.cleaner.dedupe.buffer.size`). A round that finds more keys
+  ends where they no longer fit, in the middle of a segment if need be, and the next round goes on from there.
+- The batch that holds an active producer's last sequence stays, without records if need be (K-5490). A marker that is
+  the only batch of a producer stays whole: it carries the epoch that fences.
 
-The work is split: `plan` and `apply` belong to the log's thread, `run` may be anywhere. A compacted segment is written
-beside the old ones (`.cleaned`), made durable, renamed (`.swap`, its log last) and only then takes their place.
+`Cleaner.plan` and `Compaction.apply` run on the log's thread, `Compaction.run` on any thread. A compacted segment is
+written beside the old ones (`.cleaned`), made durable, renamed (`.swap`, its log last) and only then replaces them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from semel.records.markers import read_marker
 if TYPE_CHECKING:
     from semel.log.partition_log import PartitionLog
 
-#: What a key and its last offset take in memory: two small objects and their place in a dictionary.
+#: Memory for a key and its last offset: two small objects and their place in a dictionary.
 BYTES_PER_KEY = 200
 _ROUNDS = count()
 #: Kafka's default of `log.cleaner.dedupe.buffer.size`.
@@ -54,22 +54,22 @@ class Compacted:
 
 
 class Cancelled(Exception):
-    """The round was called off."""
+    """The round was cancelled."""
 
 
 class _Transactions:
-    """Follows the transactions of the cleaned range from batch to batch."""
+    """Follows the transactions of the compacted range from batch to batch."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._coming = sorted(aborted, key=lambda entry: entry.first_offset, reverse=True)
         # Producer id -> the aborted transaction we are in, and whether a batch of it was seen.
         self._aborting: dict[int, tuple[AbortedTransaction, bool]] = {}
         self._committing: set[int] = set()
-        #: Aborts whose marker was passed and whose data was seen: they belong in the new transaction index.
+        #: Aborts whose marker and data were both seen: they go into the new transaction index.
         self.indexed: list[AbortedTransaction] = []
 
     def discards(self, batch: Batch) -> bool:
-        """Whether nothing in this batch is needed any more: aborted data, or a marker without data."""
+        """Whether the whole batch can go: aborted data, or a marker without data."""
         while self._coming and self._coming[-1].first_offset <= batch.last_offset:
             entry = self._coming.pop()
             self._aborting[entry.producer_id] = (entry, False)
@@ -112,9 +112,9 @@ class Compaction:
     ) -> None:
         self._log = log
         self._keys_max = dedupe_buffer_bytes // BYTES_PER_KEY
-        #: Whether there was more to do than the keys of one round allow.
+        #: Whether the keys did not fit, so that another round has to go on.
         self.stopped_short = False
-        # A round of a broker that was stopped may still be running: nobody writes into another's files.
+        # The round of a broker that was stopped may still be running: each round writes files of its own.
         self._suffix = f".{next(_ROUNDS)}{CLEANED_SUFFIX}"
         self._is_cancelled = False
         self._files: Files = log.files
@@ -136,10 +136,10 @@ class Compaction:
             self._aborted.extend(segment.transaction_index.entries)
         self._groups: list[tuple[list[Segment], Segment]] = []
 
-    # Anywhere
+    # On any thread
 
     def run(self) -> None:
-        """Write the compacted segments beside the old ones. Touches nothing that anybody else reads."""
+        """Write the compacted segments beside the old ones. Changes nothing that anybody else reads."""
         try:
             self._run()
         except Cancelled:
@@ -147,7 +147,7 @@ class Compaction:
             raise
 
     def cancel(self) -> None:
-        """Nobody wants it any more: `run` ends with the batch it is at, and leaves no trace."""
+        """Cancel the round: `run` stops at the next batch and removes its files."""
         self._is_cancelled = True
 
     def _batches(self, segment: Segment) -> Iterator[Batch]:
@@ -160,7 +160,7 @@ class Compaction:
         latest, mapped_to = self._latest_offsets()
         self.stopped_short = mapped_to < self._upper_bound
         transactions = _Transactions(self._aborted)
-        for group in self._grouped(mapped_to):
+        for group in self._groups_that_fit(mapped_to):
             base_offset = group[0].base_offset
             target = Segment(self._files, self._log.directory, base_offset, 0, self._now_ms, suffix=self._suffix)
             self._groups.append((group, target))
@@ -168,7 +168,7 @@ class Compaction:
         self._upper_bound = mapped_to
 
     def _latest_offsets(self) -> tuple[dict[bytes, int], int]:
-        """The last offset of every key in the dirty part, and the offset up to which that is known."""
+        """(the last offset of every key in the dirty part, the offset up to which keys were read)."""
         latest: dict[bytes, int] = {}
         transactions = _Transactions(self._aborted)
         mapped_to = self._first_dirty_offset
@@ -190,8 +190,8 @@ class Compaction:
             mapped_to = max(mapped_to, following)
         return latest, mapped_to
 
-    def _grouped(self, mapped_to: int) -> list[list[Segment]]:
-        """Neighbours that fit into one segment together."""
+    def _groups_that_fit(self, mapped_to: int) -> list[list[Segment]]:
+        """Neighbouring segments that fit into one segment together."""
         groups: list[list[Segment]] = []
         size = index_size = 0
         for segment in self._segments:
@@ -229,7 +229,7 @@ class Compaction:
             segment = self._private(original)
             try:
                 for batch in self._batches(segment):
-                    data = self._cleaned(batch, latest, mapped_to, transactions.discards(batch))
+                    data = self._what_is_left(batch, latest, mapped_to, transactions.discards(batch))
                     if data is not None:
                         kept = Batch.parse(data)
                         target.write(
@@ -246,8 +246,8 @@ class Compaction:
                 self._files.sync_path(target.stem + suffix + self._suffix)
         target.close()
 
-    def _cleaned(self, batch: Batch, latest: dict[bytes, int], mapped_to: int, discards: bool) -> bytes | None:
-        """What is left of a batch; None when it goes altogether."""
+    def _what_is_left(self, batch: Batch, latest: dict[bytes, int], mapped_to: int, discards: bool) -> bytes | None:
+        """The bytes of a batch after compaction; None when the whole batch goes."""
         due = batch.has_delete_horizon and batch.base_timestamp <= self._now_ms
         holds_state = self._holds_producer_state(batch)
         # The last batch of a round stays, if only as an empty one, so that the log's offsets do not seem to end early.
@@ -290,7 +290,7 @@ class Compaction:
         return batch.is_control and batch.producer_epoch == epoch
 
     def _private(self, segment: Segment) -> Segment:
-        """The same file through a descriptor of our own, which nobody else closes."""
+        """The same segment with a descriptor of its own, which nobody else closes."""
         private = Segment(self._files, self._log.directory, segment.base_offset, segment.size_bytes, 0)
         private.adopt(self._files.open_to_read(private.log_path))
         return private
@@ -298,7 +298,7 @@ class Compaction:
     # On the log's thread
 
     def apply(self) -> Compacted | None:
-        """Put the compacted segments in place; None when the log has changed under them."""
+        """Replace the old segments by the compacted ones. None when the log has changed meanwhile."""
         log = self._log
         if any(segment not in log.segments for group, _ in self._groups for segment in group):
             self.abandon()
@@ -315,7 +315,7 @@ class Compaction:
                 {(log.topic, log.partition): self._upper_bound},
             )
         except OSError as error:
-            # Half swapped: recovery knows how to finish it, nobody else does.
+            # Half swapped: only recovery can finish it.
             log.fail(error)
             raise
         return Compacted(self._upper_bound, before, after)
@@ -339,7 +339,7 @@ class Compaction:
         log.segments.replace(log.segments.index(group[0]), len(group), [successor])
 
     def abandon(self) -> None:
-        """Leave no trace."""
+        """Remove what the round has written."""
         for _, cleaned in self._groups:
             cleaned.close()
             for suffix in SEGMENT_SUFFIXES:
@@ -347,7 +347,7 @@ class Compaction:
 
 
 def _key(key: bytes) -> bytes:
-    """Long keys stand in memory as their digest, as Kafka's cleaner keeps all of them."""
+    """A long key is represented by its digest, as Kafka's cleaner does for all keys."""
     return key if len(key) <= 32 else md5(key, usedforsecurity=False).digest() + len(key).to_bytes(4, "big")
 
 

@@ -1,4 +1,4 @@
-"""Records of the internal topics in words: what a coordinator remembered with each of them."""
+"""Describes the records of the internal topics in words, for `semel log dump`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.wire.schema import fields_of
 
 
 def in_words(topic: str, key: bytes | None, value: bytes | None) -> str:
-    """What a record of this topic says; "record" for a topic of users."""
+    """What a record of this topic says; "record" for a user's topic."""
     try:
         if topic == "__transaction_state":
             return _transaction(key or b"", value)

@@ -1,4 +1,4 @@
-"""What is told about files that are not what was written: which file, what is wrong with it, and what to do."""
+"""The errors for damaged or missing files: which file, what is wrong with it, and what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from semel.log.checkpoints import EXPECTED_FILES, MANIFEST, RECOVERY_POINTS
 
 
 class DamagedLog(Refused):
-    """Bytes that were once written whole are not whole any more, and later ones still are.
+    """Stored bytes have changed or are gone, and it is not just a torn tail.
 
-    A refusal, because that is what it means to whoever asks for the partition: KAFKA_STORAGE_ERROR. A reader who comes
-    across it while the partition is served gets CORRUPT_MESSAGE, which clients do not retry in silence.
+    Whoever asks for the partition is refused with KAFKA_STORAGE_ERROR. A reader who meets the damage while the
+    partition is served gets CORRUPT_MESSAGE, which clients do not retry silently.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DamagedLog(Refused):
 
 
 class MissingFiles(DamagedLog):
-    """A segment or a whole partition that was there at the last stop is not there any more."""
+    """A segment or a whole partition that existed at the last stop is missing."""
 
     def __init__(self, path: str, what: str, remedy: str) -> None:
         super().__init__(path, 0, what)
@@ -46,7 +46,7 @@ class MissingFiles(DamagedLog):
 
 
 class ForeignPartition(DamagedLog):
-    """A directory that belongs to another topic than the metadata store says."""
+    """The directory belongs to another topic than the one in the metadata store."""
 
     def __init__(self, path: str, stored: UUID, wanted: UUID) -> None:
         super().__init__(path, 0, "it names another topic")
@@ -83,7 +83,7 @@ def missing_partition(directory: str, end_offset: int | None = None) -> MissingF
 
 
 class DirectoryGone(Refused):
-    """Files were removed under the running broker: what is written now would be lost, however well it is answered."""
+    """Files were removed while the broker runs: whatever it writes now would be lost."""
 
     def __init__(self, path: str) -> None:
         super().__init__(

@@ -1,9 +1,9 @@
 """The only place that opens, writes, fsyncs and renames files.
 
-Everything the log does to a disk goes through a `Files`, which is a parameter: a test hands in one that fails at a
-chosen call or tears a write in two, and the code above it cannot tell the difference. Errors come out as `OSError`.
+Everything that the log does to a disk goes through a `Files`, which is passed in. A test passes one that fails at a
+chosen call or tears a write in two. Errors are `OSError`.
 
-A file is replaced by writing its successor beside it and renaming, so a reader finds the old or the new one whole.
+A file is replaced by writing the new one beside it and renaming, so a reader finds either the old or the new one whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALL_FILE = 4096
 
 
 class Files:
-    """The disk as it is."""
+    """The real disk."""
 
     def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
@@ -45,11 +45,11 @@ class Files:
         os.close(descriptor)
 
     def duplicate(self, descriptor: int) -> int:
-        """A second descriptor of the same open file, for fsync on another thread while this one may be closed."""
+        """A second descriptor of the same open file, for fsync on another thread: the first may be closed meanwhile."""
         return os.dup(descriptor)
 
     def write_at(self, descriptor: int, data: Buffer, position: int) -> None:
-        """All of `data` at `position`, in one call unless the system takes less."""
+        """Write all of `data` at `position`, with one system call unless that writes less."""
         written = os.pwrite(descriptor, data, position)
         if written != len(data):
             self._write_rest(descriptor, memoryview(data), written, position)
@@ -84,7 +84,7 @@ class Files:
     # Whole files
 
     def read(self, path: Path) -> bytes:
-        # Thousands of small files are read at a start: the plain calls cost a third of what a file object does.
+        # A start reads thousands of small files. These calls cost a third of what a file object costs.
         descriptor = self.open_to_read(path)
         try:
             data = os.read(descriptor, _SMALL_FILE)
@@ -96,7 +96,7 @@ class Files:
             os.close(descriptor)
 
     def write_into(self, path: Path, data: Buffer, position: int) -> None:
-        """Put `data` at `position` of a file that need not exist yet."""
+        """Write `data` at `position` of a file, which is created if need be."""
         descriptor = self.open(path, create=True)
         try:
             self.write_at(descriptor, data, position)
@@ -104,7 +104,7 @@ class Files:
             self.close(descriptor)
 
     def replace(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
-        """The file holds `data` from now on, or what it held before: never anything between."""
+        """Replace the content of a file. After a crash it holds the old or the new content, never a mixture."""
         path = os.fspath(path)
         beside = path + ".tmp"
         descriptor = self.open(beside, create=True)
@@ -152,7 +152,7 @@ class Files:
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """The file is gone, whether or not it was there."""
+        """Remove a file. It is no error if it does not exist."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -165,10 +165,10 @@ class Files:
         finally:
             os.close(descriptor)
 
-    # Elsewhere
+    # On other threads
 
     def in_background(self, job: Callable[[], None]) -> Future[None]:
-        """Run `job` off the caller's thread, after those given before it. It reports its own failures."""
+        """Run `job` on another thread, after the jobs given before it. It has to report its own failures."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "semel-files")
         future = self._worker.submit(job)
@@ -182,7 +182,7 @@ class Files:
             future.result()
 
     def remove_later(self, directory: Path) -> None:
-        """Remove a directory and all that is in it when there is time; nobody waits for it."""
+        """Remove a directory with its content in the background; nobody waits for it."""
         with self._removing:
             self._doomed.append(directory)
             if self._remover is None:
@@ -190,7 +190,7 @@ class Files:
                 self._remover.start()
 
     def stop_removing(self, timeout_s: float = 1.0) -> None:
-        """Begin with no further directory. What is left has a name that says that it may go."""
+        """Stop after the current directory. The names of the others show that they can be removed."""
         with self._removing:
             self._doomed.clear()
             remover = self._remover

@@ -1,7 +1,7 @@
-"""Looking at the files of a log without opening it: what is in them, and in words what is wrong.
+"""Inspecting the files of a log without opening it: what they hold, and what is wrong with them.
 
-Nothing is written and nothing needs to be running or stopped. Where a file can be held against the log beside it
-(an index against its batches, an aborted transaction against its marker), it is.
+Nothing is written, and it does not matter whether a broker is running. Where a file can be compared with the log beside
+it (an index with its batches, an aborted transaction with its marker), it is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def inspect(path: str, *, records: bool = False) -> Inspection:
 
 
 class _ReadOnly(Files):
-    """Looking changes nothing, not even the mark that has a damaged index rebuilt."""
+    """Files that cannot be changed: an inspection must not even set the mark that makes a start rebuild an index."""
 
     def write_into(self, path: str | os.PathLike[str], data: bytes | bytearray | memoryview, position: int) -> None:
         return
@@ -122,7 +122,7 @@ def _inspect_log(inspection: Inspection, records: bool) -> None:
 
 
 class _BatchChecker:
-    """Holds each batch against those before it."""
+    """Compares each batch with those before it."""
 
     def __init__(self, problems: list[str], base_offset: int) -> None:
         self._problems = problems
@@ -151,7 +151,7 @@ class _BatchChecker:
             self._check_producer(where, batch)
 
     def _check_records(self, where: str, batch: Batch) -> None:
-        """Inside the compression too: a reader would stop there, whatever the CRC says."""
+        """Check the records, also in a compressed batch: a reader would stop at a bad one, even if the CRC is right."""
         try:
             look_into(batch, stored=True)
         except Refused as refused:
@@ -166,7 +166,7 @@ class _BatchChecker:
             )
         sequenced = batch.base_sequence >= 0
         if known is not None and sequenced and batch.producer_epoch == known[0] and known[1] >= 0:
-            # Compaction leaves gaps; a sequence that comes twice is wrong in any log.
+            # Compaction leaves gaps, but a sequence that comes twice is always wrong.
             if 0 <= (known[1] - batch.base_sequence) % 2**31 < 2**30:
                 self._problems.append(
                     f"{where}: producer {batch.producer_id} epoch {batch.producer_epoch} wrote sequence "
@@ -345,7 +345,7 @@ def _inspect_offsets(inspection: Inspection, data: bytes) -> None:
         inspection.rows.append({"topic": topic, "partition": partition, "offset": offset})
 
 
-#: How a name ends, what that is, and who reads it; a log is read batch by batch instead of whole.
+#: (end of the name, kind of file, function that reads it); None: a log, which is read batch by batch.
 _KINDS: list[tuple[str, str, Callable[[Inspection, bytes], None] | None]] = [
     (LOG_SUFFIX, "record batches", None),
     (TIME_INDEX_SUFFIX, "time index", _inspect_time_index),

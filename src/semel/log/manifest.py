@@ -1,9 +1,9 @@
-"""What a clean stop leaves on disk, written down by it, so that the next start sees at a glance what is gone.
+"""The manifest: a list of the files that a clean stop left, so that the next start notices what is missing.
 
-A start after a clean stop scans nothing. It compares names and sizes instead, and of small files a CRC-32C: a segment
-that was cut or removed is damage and told; an index that is not what was written is rebuilt; a checkpoint of the data
-directory is put back from here. The manifest is removed when a start begins to write, so it never speaks of an older
-stop than the last. A start without one, or with a damaged one, looks at the files alone.
+A start after a clean stop scans nothing. It compares names and sizes instead, and the CRC-32C of small files. A segment
+that was cut or removed is reported as damage; an index that has changed is rebuilt; a checkpoint of the data directory
+is restored from the manifest. The manifest is removed before a start begins to write, so it always describes the last
+stop. A start without a manifest, or with a damaged one, goes by the files alone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from semel.log.files import Files
 
 logger = logging.getLogger(__name__)
 
-#: Small files of the data directory whose text is kept whole.
+#: Small files of the data directory whose text is stored in the manifest.
 KEPT_WHOLE = (LOG_START_OFFSETS, RECOVERY_POINTS, CLEANER_OFFSETS)
 
 
 class FileMark(NamedTuple):
-    """A file as it was left. The CRC-32C is None where nobody knew it."""
+    """A file as it was left. The CRC-32C is None where it was not known."""
 
     size_bytes: int
     crc: int | None
@@ -98,18 +98,18 @@ def check_segments(directory: str, sizes: Mapping[str, int], expected: Marks) ->
 
 
 def known_crc(expected: Marks | None, name: str) -> int | None:
-    """The CRC-32C a file was left with, if anybody knows."""
+    """The CRC-32C a file was left with; None where it is not known."""
     mark = None if expected is None else expected.get(name)
     return None if mark is None else mark.crc
 
 
 def differs(sizes: Mapping[str, int], expected: Marks) -> bool:
-    """Whether any file is missing or has another size: whoever opens the partition then looks closer."""
+    """Whether any file is missing or has another size. Then opening the partition checks it more closely."""
     return any(sizes.get(name) != mark.size_bytes for name, mark in expected.items())
 
 
 def is_as_left(files: Files, directory: str, name: str, expected: Marks | None) -> bool:
-    """Whether a small file holds what it held; True where that is not known."""
+    """Whether a small file is unchanged; True where that is not known."""
     mark = None if expected is None else expected.get(name)
     if mark is None or mark.crc is None:
         return True
@@ -121,7 +121,7 @@ def is_as_left(files: Files, directory: str, name: str, expected: Marks | None) 
 
 
 def write_expected(files: Files, directory: str, expected: Marks) -> None:
-    """The next start follows no clean stop, and must find the same damage as this one."""
+    """Store the expected files with the partition: the next start has no manifest and must find the same damage."""
     path = f"{directory}/{EXPECTED_FILES}"
     data = _with_crc(encode_marks(expected) + "\n")
     try:
@@ -138,7 +138,7 @@ def read_expected(files: Files, directory: str) -> Marks | None:
         return None
     text = _without_crc(files.read(path))
     if text is None:
-        logger.warning("%s is done without: it is not what was written", path)
+        logger.warning("%s is ignored: it is not what was written", path)
         return None
     return decode_marks(text)
 
@@ -162,18 +162,18 @@ def write_manifest(files: Files, data_directory: Path | str, manifest: Manifest)
 
 
 def read_manifest(files: Files, data_directory: Path | str) -> Manifest | None:
-    """What the last clean stop wrote; None where there is none that can be relied on."""
+    """The manifest of the last clean stop; None where there is none, or a damaged one."""
     path = os.path.join(data_directory, MANIFEST)
     if not files.exists(path):
         return None
     text = _without_crc(files.read(path))
     if text is None:
-        logger.warning("%s is done without: it is not what was written. The files are looked at instead", path)
+        logger.warning("%s is ignored: it is not what was written. The files are checked instead", path)
         return None
     head, *lines = text.splitlines()
     stored = json.loads(head)
     if stored["version"] != 1:
-        logger.warning("%s is done without: version %s is not known", path, stored["version"])
+        logger.warning("%s is ignored: version %s is not known", path, stored["version"])
         return None
     partitions = dict(line.split(" ", 1) for line in lines)
     return Manifest(stored["checkpoints"], stored["entries"], partitions)
@@ -184,7 +184,8 @@ def remove_manifest(files: Files, data_directory: Path | str) -> None:
 
 
 def restore_checkpoints(files: Files, data_directory: Path | str, manifest: Manifest) -> None:
-    """Put back what is missing or changed: a wrong start offset would hide records, or bring deleted ones back."""
+    """Restore checkpoints that are missing or changed. A wrong start offset would hide records, or bring deleted ones
+    back."""
     for name, text in manifest.checkpoints.items():
         path = os.path.join(data_directory, name)
         found = files.read(path) if files.exists(path) else None
@@ -200,7 +201,7 @@ def _with_crc(text: str) -> bytes:
 
 
 def _without_crc(data: bytes) -> str | None:
-    """The text before the last line; None when that line does not vouch for it."""
+    """The text before the last line; None when the CRC in that line does not match."""
     end = data.rfind(b"\ncrc32c=") + 1
     if end == 0 or data[end:] != f"crc32c={crc32c(data[:end]):08x}\n".encode():
         return None

@@ -51,7 +51,7 @@ DEFAULT_PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 
 class Appended(NamedTuple):
-    """Where a batch is. `append_time_ms` is -1 unless the topic takes the broker's clock."""
+    """Where a batch was written. `append_time_ms` is -1 unless the topic has LogAppendTime."""
 
     base_offset: int
     last_offset: int
@@ -161,9 +161,9 @@ class PartitionLog:
         guard: Guard | None = None,
         batch: Batch | None = None,
     ) -> Appended:
-        """A client's batch: check, write, remember. `Refused` leaves everything as it was.
+        """Append a client's batch: check, write, remember. `Refused` leaves everything as it was.
 
-        `batch`: what this log's `admission` made of `data` already, perhaps elsewhere.
+        `batch`: the checked batch, if this log's `admission` has checked `data` already, perhaps on another thread.
         """
         if self.failed is not None:
             raise self.refusal()
@@ -189,10 +189,10 @@ class PartitionLog:
     def append_internal(
         self, data: bytes | bytearray | memoryview, now_ms: int, *, guard: Guard | None = None
     ) -> Appended:
-        """A coordinator's own batch: no sequences, so only the epoch fences it.
+        """Append a coordinator's own batch. It has no sequences, so only the epoch fences it.
 
-        A host that asked a transaction coordinator elsewhere passes the guard it took before it asked; without one it
-        vouches for the transaction itself.
+        A host that has asked another transaction coordinator passes the guard that it took before it asked. Without a
+        guard the host itself knows that the transaction is open.
         """
         if self.failed is not None:
             raise self.refusal()
@@ -212,7 +212,7 @@ class PartitionLog:
         transaction_version: int,
         now_ms: int,
     ) -> Appended:
-        """End a transaction here. The retry of a marker that is already written is a success and writes nothing."""
+        """End a transaction in this partition. The retry of a written marker succeeds and writes nothing."""
         if self.failed is not None:
             raise self.refusal()
         original = self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch, transaction_version)
@@ -228,7 +228,7 @@ class PartitionLog:
             if self.leader_epoch != self.leader_epochs.latest:
                 self._begin_epoch_if_new(offset)
             segment.write(data, len(data), offset, now_ms, self._index_interval_bytes)
-            # From here the offset is taken, whatever happens. The transaction ends only once an abort is in the
+            # From here on the offset is used, whatever happens. The transaction ends only once an abort is in the
             # index: until then the last stable offset must not move (K-7866).
             self.end_offset = offset + 1
             if completed is not None and completed.aborted:
@@ -417,13 +417,14 @@ class PartitionLog:
     def refusal(self) -> Refused:
         return Refused(
             ErrorCode.KAFKA_STORAGE_ERROR,
-            f"{self.topic}-{self.partition} takes no writes since an I/O error ({self.failed}); restart to recover",
+            f"{self.topic}-{self.partition} takes no writes since an I/O error ({self.failed}); check the disk, then "
+            "restart the broker to recover",
         )
 
     # Leader epochs
 
     def begin_leader_epoch(self, epoch: int) -> None:
-        """This broker leads under `epoch` from here on."""
+        """This broker leads the partition under `epoch` from now on."""
         if epoch > self.leader_epoch:
             self.leader_epoch = epoch
 
@@ -432,14 +433,15 @@ class PartitionLog:
             self.write_leader_epochs()
 
     def write_leader_epochs(self) -> None:
-        """Durable before the first batch of a new epoch is written: a batch of an unknown epoch is damage."""
+        """Store the leader epochs durably. Done before the first batch of a new epoch: a batch of an unknown epoch is
+        damage."""
         self.files.replace(
             f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}",
             checkpoints.encode_leader_epochs(self.leader_epochs.entries),
         )
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset): where the asked epoch, or the last one before it, ended."""
+        """(epoch, end offset) of this epoch, or of the last one before it."""
         if epoch == self.leader_epoch:
             return epoch, self.end_offset
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)

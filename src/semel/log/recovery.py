@@ -1,4 +1,4 @@
-"""From the files of a partition to a log that can be trusted.
+"""Loads a partition from its files, after a clean stop or a crash.
 
 After a clean stop nothing is scanned: the manifest it left, the tail of the last segment and the last snapshot are
 enough. Without a manifest the tail of every segment is read: each must reach to the next one. After a crash every batch
@@ -50,52 +50,52 @@ from semel.records.batch import Batch, check
 
 @dataclass(slots=True)
 class Loaded:
-    """What the files of a partition amount to."""
+    """What was loaded from the files of a partition."""
 
     segments: list[Segment]
     producers: ProducerStates
     end_offset: int
-    #: Everything below was fsynced, as far as the files can tell.
+    #: Everything below this offset was fsynced, as far as the files can tell.
     recovery_point: int
-    #: Offsets of the snapshots that are left, rising.
+    #: Offsets of the remaining snapshots, rising.
     snapshots: list[int]
     leader_epochs: LeaderEpochs
     leader_epochs_changed: bool = False
-    #: What had to be put right, in words.
+    #: What was repaired, in words.
     repairs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What the loader must know besides the files."""
+    """What the loader has to know besides the files."""
 
     clean: bool
     now_ms: int
     index_interval_bytes: int
     producer_id_expiration_ms: int
-    #: What somebody else knows of it. The last snapshot says it too: it is only written after everything below it was
-    #: fsynced.
+    #: As the checkpoint of the data directory has it. The last snapshot is another source: it is written only after
+    #: everything below it was fsynced.
     recovery_point: int | None
-    #: Compaction has been up to here; from here on offsets have no gaps.
+    #: The log was compacted up to here. From here on offsets have no gaps.
     contiguous_from: int
-    #: Compaction may have been further than that: only the last segment is sure to have no gaps.
+    #: Whether the topic is compacted: then only the last segment is sure to have no gaps.
     compacted: bool
     log_start_offset: int
-    #: The machine went down, and nobody was promised what had not been fsynced: a segment may lack its end although
-    #: the next one is there. Otherwise what was written is there, unless something is wrong with the disk.
+    #: The machine went down, and nothing was promised before its fsync: a segment may lack its end although the next
+    #: one exists. Otherwise everything that was written is there, unless the disk is faulty.
     unsynced_may_be_lost: bool = False
     #: The files as the last clean stop left them, where that is known.
     expected: Marks | None = None
 
 
 def load(files: Files, directory: str, leader_epochs: LeaderEpochs, context: LoadContext) -> Loaded:
-    """Everything the partition holds; raises `DamagedLog` rather than lose a record silently."""
+    """Load the partition. Raises `DamagedLog` rather than lose a record silently."""
     loader = _Loader(files, directory, leader_epochs, context)
     try:
         return loader.run()
     except BaseException:
         for segment in loader.segments:
-            segment.close()  # nobody else knows of them
+            segment.close()  # nobody else will
         raise
 
 
@@ -106,7 +106,7 @@ class _Loader:
         self.context = context
         self.epochs = leader_epochs
         self.epochs_changed = False
-        #: There was no checkpoint of leader epochs: what the batches say is all there is.
+        #: There was no checkpoint of leader epochs: they are found in the batches.
         self.finds_epochs = not leader_epochs.entries
         self.repairs: list[str] = []
         self.listing = PartitionFiles(files, directory)
@@ -130,17 +130,17 @@ class _Loader:
             gone = [name for name in self.context.expected if name.endswith(SNAPSHOT_SUFFIX) and name not in self.sizes]
             if gone:
                 self.repairs.append(
-                    f"{self.directory}/{gone[-1]} is missing; who wrote is found out from the records that are left"
+                    f"{self.directory}/{gone[-1]} is missing; producer state is rebuilt from the records"
                 )
         segments = self.segments = self._segments()
         snapshots = self.listing.offsets(SNAPSHOT_SUFFIX)
         if len(segments) == 1 and segments[0].size_bytes == 0:
-            # New, or everything has been deleted: then only a snapshot still knows who wrote.
+            # A new log, or everything was deleted: then only a snapshot has the producer state.
             self.state.load_newest_snapshot(snapshots, segments[0].base_offset)
             if any(self.sizes.get(file_stem(segments[0].base_offset) + suffix) for suffix in SEGMENT_SUFFIXES[1:]):
-                # A power cut took the batches and left what the indexes said about them.
+                # A power cut took the batches and left their indexes.
                 segments[0].rewrite_indexes()
-            return self._loaded(segments, segments[0].base_offset, snapshots)
+            return self._make_loaded(segments, segments[0].base_offset, snapshots)
         suspect = self._first_suspect(segments)
         if self.context.expected is None:
             suspect = self._first_that_does_not_join(segments, suspect)
@@ -150,7 +150,7 @@ class _Loader:
                 if end_offset not in snapshots or not self.state.load_snapshot(end_offset):
                     start = self.state.load_newest_snapshot(snapshots, end_offset)
                     self.state.replay_segments(segments, len(segments), start)
-                return self._loaded(segments, end_offset, snapshots)
+                return self._make_loaded(segments, end_offset, snapshots)
             suspect = len(segments) - 1
         return self._recover(segments, suspect, snapshots)
 
@@ -194,12 +194,12 @@ class _Loader:
         return suspect
 
     def _first_suspect(self, segments: list[Segment]) -> int | None:
-        """The first segment that has to be read from end to end."""
+        """The number of the first segment that has to be read whole."""
         suspect = None
         if not self.context.clean:
             point = max(self.context.recovery_point or 0, max(self.state.valid_snapshots(), default=0))
             suspect = len(segments) - 1
-            # Where only the batches know the leader epochs, all of them are asked.
+            # If the leader epochs are only in the batches, all segments are read.
             while suspect > 0 and (segments[suspect].base_offset > point or self.finds_epochs):
                 suspect -= 1
         for number, segment in enumerate(segments):
@@ -223,13 +223,13 @@ class _Loader:
             named = (stem + suffix for suffix in SEGMENT_SUFFIXES[1:])
             if any(name in expected and self.sizes.get(name) != expected[name].size_bytes for name in named):
                 return True
-            # The other two are read when they are first needed, and rebuilt then.
+            # The other two are checked, and if need be rebuilt, when they are first used.
             if not is_as_left(self.files, self.directory, stem + TRANSACTION_INDEX_SUFFIX, expected):
                 return True
         return bool(index % OFFSET_ENTRY_SIZE or times % TIME_ENTRY_SIZE or aborts % TRANSACTION_ENTRY_SIZE)
 
     def _tail(self, segment: Segment) -> int | None:
-        """The offset after the last batch, read from the last index entry on; None when the files disagree."""
+        """The offset after the last batch, read from the last index entry on; None if index and log do not match."""
         if segment.size_bytes == 0:
             return segment.base_offset
         try:
@@ -263,10 +263,10 @@ class _Loader:
                 break
         if self.epochs.truncate_from_end(end_offset):
             self.epochs_changed = True
-        return self._loaded(segments, end_offset, snapshots)
+        return self._make_loaded(segments, end_offset, snapshots)
 
     def _check_segment(self, segment: Segment, expected: int, replay_from: int) -> tuple[int, int, str]:
-        """Read every batch, rebuilding the indexes. (next offset, bytes that are valid, what ended them)."""
+        """Check every batch and rebuild the indexes. Returns (next offset, valid bytes, why the rest is not valid)."""
         size = segment.size_bytes
         segment.forget_indexes()
         aborts: list[AbortedTransaction] = []
@@ -281,7 +281,7 @@ class _Loader:
                 break
             impossible = self._impossible(batch, expected)
             if impossible:
-                # A write that was cut short leaves no matching CRC: this is something else.
+                # A torn write has no valid CRC, so this is something else.
                 raise DamagedLog(segment.log_path, position, impossible)
             completed = replay(self.state.producers, batch, heard_ms) if batch.base_offset >= replay_from else None
             if completed is not None and completed.aborted:
@@ -305,20 +305,20 @@ class _Loader:
         return expected, valid_bytes, what
 
     def _impossible(self, batch: Batch, expected: int) -> str:
-        """What a whole batch says that cannot be true here: base offset and leader epoch are outside its CRC."""
+        """What is wrong with offset or leader epoch of a batch, which its CRC does not cover; empty if nothing is."""
         if batch.base_offset < expected:
             return f"a batch claims offset {batch.base_offset} where {expected} or more must stand"
         if batch.base_offset > expected and expected >= self.contiguous_from:
             return f"a batch claims offset {batch.base_offset} where {expected} must stand"
         known = self.epochs.epoch_at(batch.base_offset)
-        # What lies before the first known epoch was deleted, wherever in a segment that is.
+        # Batches before the first known epoch were deleted, wherever in a segment they are.
         is_known = known >= 0 and not self.finds_epochs
         if batch.leader_epoch < known or (batch.leader_epoch > known and is_known):
             return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
         return ""
 
     def _cut(self, segments: list[Segment], number: int, valid_bytes: int, end_offset: int, what: str) -> None:
-        """Remove a torn tail; raise if it is damage instead."""
+        """Cut a torn tail. Raises `DamagedLog` if it is damage."""
         segment = segments[number]
         safe = self.context.recovery_point or 0
         if end_offset < safe > self.context.log_start_offset:
@@ -349,7 +349,7 @@ class _Loader:
         segment.size_bytes = valid_bytes
         segment.cut_unfinished()
 
-    def _loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
+    def _make_loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
         safe = self.context.recovery_point or 0
         if end_offset < safe > self.context.log_start_offset:
             what = f"the log ends there at offset {end_offset}, yet everything below offset {safe} was safely on disk"
@@ -377,7 +377,7 @@ class _Loader:
         )
 
     def _begin_anew(self, loaded: Loaded, start_offset: int) -> None:
-        """All that is left was deleted by request, and more: no offset below the start may ever be given again."""
+        """Everything left was deleted by DeleteRecords, and more: no offset below the start may be assigned again."""
         for segment in reversed(loaded.segments):
             segment.close()
             for path in segment.paths():

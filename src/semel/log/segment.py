@@ -1,9 +1,9 @@
-"""One segment: a run of record batches in a file, with the indexes that find them again.
+"""One segment: record batches in a file, and the indexes that find them.
 
 It guarantees that a batch is written with one call at the end of the file, that `size_bytes` never counts a byte that
-was not written, and that what the indexes say can be rebuilt from the log byte for byte: an offset or time index that
-turns out to be damaged is, and it is said. Bytes that an earlier process wrote are checked when they are first read. It
-knows nothing of producers, transactions or durability: those are the partition's.
+was not written, and that the indexes can be rebuilt from the log byte for byte. A damaged offset or time index is
+rebuilt and that is logged. Bytes that an earlier process wrote are checked when they are first read. A segment knows
+nothing of producers, transactions or durability: those belong to the partition.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ logger = logging.getLogger(__name__)
 _NO_BATCH = (0, 0, -1, 0, 0)
 _WALK_BYTES = 32 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
-#: How far apart the entries of an index are that is rebuilt here; a start knows what the topic wants.
+#: The distance of entries in an index that is rebuilt here. A start uses the topic's `index.interval.bytes`.
 _REBUILT_INTERVAL_BYTES = 4096
 #: Batches may have no timestamp, which is -1.
 _NOT_LOOKED_AT = -2
 
 
 class Placed(NamedTuple):
-    """Where a batch lies."""
+    """The position of a batch in a segment."""
 
     position: int
     size_bytes: int
@@ -93,20 +93,20 @@ class Segment:
     def __init__(
         self, files: Files, directory: str, base_offset: int, size_bytes: int, created_ms: int, *, suffix: str = ""
     ) -> None:
-        """`suffix` is for a segment that is not yet part of the log, as compaction writes it."""
+        """`suffix`: for a segment that is not yet part of the log, which compaction is writing."""
         self.files = files
         self.stem = stem = f"{directory}/{file_stem(base_offset)}"
         self.base_offset = base_offset
         self.size_bytes = size_bytes
-        #: How much of the log file has been fsynced; what was there when it was opened counts as recovery decides.
+        #: How much of the log file was fsynced. Recovery decides this for bytes that an earlier process wrote.
         self.synced_bytes = size_bytes
-        #: Whether the index files say all that they should, and were fsynced.
+        #: Whether the index files are complete and were fsynced.
         self.indexes_synced = True
-        #: What was there when the segment was opened: nobody in this process has seen it whole.
+        #: How many bytes an earlier process wrote: they have to be checked before they are served.
         self.cold_bytes = size_bytes
-        #: Whether its offsets follow each other: compaction leaves gaps.
+        #: Whether its offsets have no gaps. Compaction leaves gaps.
         self.has_no_gaps = False
-        #: What of it was checked since: from, to, and the offset that comes next there.
+        #: The range of bytes that was checked since, and the offset that follows it.
         self._checked = (0, 0, base_offset)
         fresh = size_bytes == 0
         self.offset_index = OffsetIndex(stem + INDEX_SUFFIX + suffix, base_offset, loaded=fresh)
@@ -127,7 +127,7 @@ class Segment:
     @property
     def descriptor(self) -> int:
         if self._descriptor < 0:
-            # Only an empty segment may lack its file: elsewhere a missing one must not look like an empty one.
+            # Only an empty segment may lack its file. Otherwise a missing file would look like an empty segment.
             self._descriptor = self.files.open(self.log_path, create=self.size_bytes == 0)
         return self._descriptor
 
@@ -136,23 +136,23 @@ class Segment:
         return self._descriptor >= 0
 
     def adopt(self, descriptor: int) -> None:
-        """Read and write through a descriptor that somebody else opened, under whatever name."""
+        """Use a descriptor that somebody else opened, perhaps of a file with another name."""
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Give the file descriptor back; the next use opens it again."""
+        """Close the file. The next use opens it again."""
         if self._descriptor >= 0:
             self.files.close(self._descriptor)
             self._descriptor = -1
 
     def rest(self) -> None:
-        """Give back the descriptor, and the memory of what is on disk as well; the next use gets both again."""
+        """Close the file and free the indexes that are on disk. The next use opens and loads them again."""
         self.close()
         self.offset_index.unload()
         self.time_index.unload()
 
     def create_files(self) -> None:
-        """A new segment is visible as Kafka's are: an empty log and two empty indexes."""
+        """Create the files of a new segment, as Kafka does: an empty log and two empty indexes."""
         for path in (self.log_path, self.offset_index.path, self.time_index.path):
             self.files.create_empty(path)
 
@@ -166,7 +166,7 @@ class Segment:
         max_timestamp_ms: int,
         index_interval_bytes: int,
     ) -> None:
-        """Append one batch. When this raises, nothing is counted; what reached the file is cut by `cut_unfinished`."""
+        """Append one batch. If this raises, `size_bytes` is unchanged and `cut_unfinished` removes what was written."""
         position = self.size_bytes
         if isinstance(data, list):
             self.files.write_parts_at(self.descriptor, data, position)
@@ -177,7 +177,7 @@ class Segment:
     def note(
         self, position: int, size_bytes: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> None:
-        """Count a batch that lies at `position`: appending and recovery build the same indexes, both end here."""
+        """Add a batch at `position` to size and indexes. Appending and recovery both use this."""
         self.indexes_synced = False
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
@@ -191,7 +191,7 @@ class Segment:
         self.size_bytes = position + size_bytes
 
     def cut_unfinished(self) -> None:
-        """After a failed write: the file ends where the last whole batch does."""
+        """After a failed write: cut the file after the last whole batch."""
         self.files.truncate(self.descriptor, self.size_bytes)
 
     def has_room_for(self, size_bytes: int, last_offset: int, segment_bytes: int, index_bytes: int) -> bool:
@@ -199,12 +199,12 @@ class Segment:
             self.size_bytes + size_bytes <= segment_bytes
             and last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
             and (len(self.offset_index) + 1) * OFFSET_ENTRY_SIZE <= index_bytes
-            # One place is kept for the last entry, which a segment gets when it is rolled.
+            # One entry is reserved: a segment gets its last one when it is rolled.
             and (len(self.time_index) + 2) * TIME_ENTRY_SIZE <= index_bytes
         )
 
     def age_ms(self, timestamp_ms: int, now_ms: int) -> int:
-        """How long this segment has been taking batches, by their own clock where they have one."""
+        """The age of the segment: by the timestamps of its batches if they have any, otherwise since it was created."""
         first = self.first_timestamp_ms
         if first >= 0 and timestamp_ms >= 0:
             return timestamp_ms - first
@@ -218,7 +218,7 @@ class Segment:
         return self._first_timestamp_ms
 
     def finish(self) -> None:
-        """The segment will not grow any more: its time index ends with its largest timestamp."""
+        """The segment is complete: end its time index with the largest timestamp, and write the indexes."""
         if self.max_timestamp_ms >= 0:
             self.time_index.append(self.max_timestamp_ms, self.offset_of_max_timestamp)
         self.write_indexes()
@@ -233,7 +233,7 @@ class Segment:
         self.transaction_index.rewrite(self.files)
 
     def forget_indexes(self) -> None:
-        """Begin again with nothing, before `note` rebuilds it all."""
+        """Empty the indexes in memory, before `note` rebuilds them."""
         self.offset_index = OffsetIndex(self.offset_index.path, self.base_offset, loaded=True)
         self.time_index = TimeIndex(self.time_index.path, self.base_offset, loaded=True)
         self.transaction_index = TransactionIndex(self.transaction_index.path, loaded=True)
@@ -261,7 +261,7 @@ class Segment:
             self._rebuild(damage.why)
 
     def _rebuild(self, why: str) -> None:
-        """Read the whole segment for the sake of its offset and time index; what it holds is untouched."""
+        """Rebuild the offset and time index by reading the whole segment."""
         size, largest_known = self.size_bytes, self._largest_known
         before = self.offset_index, self.time_index, self.transaction_index
         self.forget_indexes()
@@ -281,13 +281,13 @@ class Segment:
         self.time_index.rewrite(self.files)
 
     def load_largest_timestamp(self) -> None:
-        """The last entry of the time index covers all but the last few batches: those are looked at."""
+        """Find the largest timestamp: the last entry of the time index, and the few batches after it."""
         if not self._largest_known:
             self.load_tail()
 
     def load_tail(self) -> int | None:
-        """Load the indexes and look at what follows their last entry. The next offset; None if the log does not end
-        in a whole batch."""
+        """Load the indexes and read what follows their last entry. Returns the next offset; None if the log does not
+        end in a whole batch."""
         self.load_indexes()
         self.max_timestamp_ms, self.offset_of_max_timestamp = self.time_index.last
         next_offset = self.base_offset
@@ -303,8 +303,8 @@ class Segment:
         return next_offset if end == self.size_bytes else None
 
     def check_cold(self, data: bytes | memoryview, position: int, wanted: int, end_offset: int) -> None:
-        """Check whole batches that an earlier process wrote, before they are given to whoever wants to read from the
-        offset `wanted` on: `DamagedLog` if they are not what was written. What was checked once is not checked again.
+        """Check whole batches that an earlier process wrote, before they are given to a reader who asked for the
+        offset `wanted`: `DamagedLog` if they are not what was written. What was checked once is not checked again.
         `end_offset`: where the segment ends."""
         checked_from, checked_to, next_offset = self._checked
         end = position + len(data)
@@ -318,7 +318,7 @@ class Segment:
             raise self.cannot_find(wanted)
         unpack = OFFSETS_AND_CRC.unpack_from
         while here < end:
-            # By hand, without an object per batch: these may be very many, and others wait meanwhile.
+            # No object per batch: there may be very many, and other requests wait.
             at = here - position
             head = unpack(view, at) if at + HEADER_SIZE <= len(view) else _NO_BATCH
             base_offset, length, magic, crc, last_delta = head
@@ -336,13 +336,13 @@ class Segment:
         self._checked = (checked_from if joins else position, end, expected)
 
     def is_checked(self, position: int, size_bytes: int) -> bool:
-        """Whether so much from there on needs no check, because this process wrote it or has checked it."""
+        """Whether `size_bytes` from `position` on need no check: this process wrote or checked them."""
         return position >= self.cold_bytes or (
             self._checked[0] <= position and min(position + size_bytes, self.cold_bytes) <= self._checked[1]
         )
 
     def _damage_at(self, view: memoryview, at: int, position: int) -> DamagedLog:
-        """What is wrong with the batch there, in words."""
+        """The error for a bad batch."""
         why = "no batch begins there"
         try:
             check(Batch.parse(view, at), stored=True)
@@ -351,7 +351,7 @@ class Segment:
         return DamagedLog(self.log_path, position, why, code=ErrorCode.CORRUPT_MESSAGE)
 
     def cannot_find(self, wanted: int) -> DamagedLog:
-        """The segment must hold this offset, and no batch of it says so: the one that does not say what it should."""
+        """The error where the segment should hold this offset and does not: it names the first batch that is wrong."""
         here, expected = 0, self.base_offset
         for position, batch in self.batches_with_positions():
             try:
@@ -366,7 +366,7 @@ class Segment:
         return DamagedLog(self.log_path, here, what, code=ErrorCode.CORRUPT_MESSAGE)
 
     def _check_offset(self, base_offset: int, expected: int, position: int) -> None:
-        """A batch's offset is outside its CRC: what comes before and after it must agree."""
+        """A batch's offset is not covered by its CRC, so it is compared with the batches before and after."""
         wrong = base_offset < max(expected, self.base_offset)
         if wrong or (self.has_no_gaps and 0 <= expected < base_offset):
             due = expected if expected >= 0 else self.base_offset
@@ -377,7 +377,7 @@ class Segment:
         return self.files.read_at(self.descriptor, size_bytes, position)
 
     def walk(self, position: int) -> Iterator[Placed]:
-        """Every batch from `position` on, by its header alone; `Refused` where there is something else."""
+        """The place of every batch from `position` on, by their headers. `Refused` where there is no batch."""
         end = self.size_bytes
         chunk, start = b"", position
         while position < end:
@@ -394,7 +394,7 @@ class Segment:
             position += size
 
     def no_batch_at(self, position: int) -> Refused:
-        """What was written whole is not whole any more: whoever reads on would skip records without knowing."""
+        """The error where a batch should begin. To read on would skip records silently."""
         return DamagedLog(self.log_path, position, "no batch begins there", code=ErrorCode.CORRUPT_MESSAGE)
 
     def locate(self, offset: int) -> Placed | None:
@@ -402,7 +402,7 @@ class Segment:
         self._load_offsets()
         start, expected = self.offset_index.entry_before(offset)
         if expected >= 0 and not self._begins_at(start, expected):
-            # From a wrong place batches would be skipped, or taken out of the middle of others.
+            # Reading from a wrong position would skip batches, or begin in the middle of one.
             self._rebuild(f"{self.offset_index.path} is damaged: an entry is not where a batch begins")
             start, _ = self.offset_index.entry_before(offset)
         least = self.base_offset
@@ -430,7 +430,7 @@ class Segment:
         if here:
             base_offset, _, last_delta = OFFSETS.unpack_from(data, here)
             if base_offset + last_delta != last_offset:
-                here = 0  # the index is wrong there: go by the batches themselves
+                here = 0  # the index is wrong: go by the batches
         next_offset = -1
         while here + HEADER_SIZE <= len(data):
             base_offset, length, last_delta = OFFSETS.unpack_from(data, here)
@@ -443,7 +443,7 @@ class Segment:
         return here, next_offset
 
     def batches(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[Batch]:
-        """Every batch from `position` on, whole. Stops at the first thing that is none."""
+        """Every whole batch from `position` on. Stops at the first bytes that are not one."""
         for _, batch in self.batches_with_positions(position, chunk_bytes):
             yield batch
 
@@ -474,7 +474,7 @@ class Segment:
             position += here
 
     def batches_to_the_end(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[Batch]:
-        """Every batch from `position` on, up to the very end: `Refused` where there is something else."""
+        """Every batch from `position` to the end. `Refused` where there is something else."""
         end = position
         for here, batch in self.batches_with_positions(position, chunk_bytes):
             yield batch
@@ -483,7 +483,7 @@ class Segment:
             raise self.no_batch_at(end)
 
     def checked_batches(self) -> Iterator[Batch]:
-        """The same from the beginning, each with its CRC checked."""
+        """Every batch of the segment, each with its CRC checked."""
         for batch in self.batches_to_the_end():
             check(batch, stored=True)
             yield batch

@@ -27,7 +27,7 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class DamagedSnapshot(Exception):
-    """A snapshot that is not whole, or of a version nobody here wrote."""
+    """A snapshot that is torn, or of an unknown version."""
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
@@ -65,7 +65,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:
-    """One entry per producer id. Refuses anything that is not exactly what was written."""
+    """One entry per producer id. `DamagedSnapshot` if the bytes are not exactly what was written."""
     if len(data) < _HEAD.size:
         raise DamagedSnapshot(f"{len(data)} bytes are too few for a snapshot")
     version, crc, count = _HEAD.unpack_from(data)
@@ -85,7 +85,7 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
         entry.current_transaction_first_offset = first
         if last_offset >= 0:
             batch = WrittenBatch(last_sequence, last_offset, offset_delta, timestamp)
-            # Only the first remembered batch can show that nothing was missed before it.
+            # If the first batch we have begins with sequence 0, none before it is missing.
             if not entry.batches:
                 entry.contiguous_from_zero = batch.first_sequence == 0
             entry.batches.append(batch)

@@ -1,9 +1,8 @@
-"""Where a log stops being whole: whether anything valid follows, and keeping it if it must go nevertheless.
+"""The first hole in a log: finding valid batches behind it, and setting them aside.
 
-When the machine itself went down, what had not been fsynced may be gone from one segment and still be there in the
-next. The log then ends where it stops being whole: nobody was promised more, and nothing may be served past a hole.
-What lies behind the hole is kept beside the log, in a directory of the partition, until a person or the end of the
-topic removes it.
+When the machine itself went down, bytes that were not fsynced may be missing from one segment and present in the next.
+The log then ends at the hole: nothing more was promised, and nothing may be served past a hole. What lies behind it is
+moved to a directory of the partition, until a person removes it or the topic is deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from semel.log.segment import Segment
 from semel.records.batch import Batch, check
 from semel.records.layout import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, MAGIC_AT, OFFSET_AND_LENGTH
 
-#: How the name of a directory begins that holds what was taken out of a log.
+#: The names of directories with set-aside batches begin with this.
 CUT_PREFIX = "cut-at-"
 
 _OFFSETS_AHEAD_MAX = 2**31
@@ -23,7 +22,7 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 
 def valid_batch_after(segment: Segment, position: int, expected: int) -> int | None:
-    """Where, after `position`, a whole valid batch of a later offset begins; None when there is nothing to lose."""
+    """The position of the first valid batch after `position` with a later offset; None if there is none."""
     window = 8 * 1024 * 1024
     start = position + 1
     while start + HEADER_SIZE <= segment.size_bytes:
@@ -52,10 +51,10 @@ def valid_batch_after(segment: Segment, position: int, expected: int) -> int | N
 def set_aside(
     files: Files, directory: str, end_offset: int, torn: Segment, valid_bytes: int, later: list[Segment]
 ) -> str:
-    """Keep the bytes of `torn` from `valid_bytes` on and all of `later`; the answer is where.
+    """Move the bytes of `torn` from `valid_bytes` on, and all of `later`, to a directory. Returns its path.
 
-    It may be killed at any point: it copies before anything is cut, and moves the last segment first, so that what is
-    left to move still follows the same hole.
+    This may be killed at any point. It copies before anything is cut, and moves the last segment first, so that the
+    rest still follows the same hole.
     """
     place = f"{directory}/{CUT_PREFIX}{file_stem(end_offset)}"
     files.make_directory(place)

@@ -1,5 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over records, compiled. `_pure` says what each function does; the tests hold the two equal."""
+"""The loops over records, compiled. `_pure` documents each function; tests keep the two equal.
+
+Sections, in this order:
+
+    constants and errors   numbers of the format, texts of the errors, `Parsed`
+    varints                varint_size write_varint read_varint read_varlong
+    one record             parse_record
+    records of a batch     check_framing RecordWalk read_records
+    writing records        write_record build_pairs retain_records
+    columns in             encode_columns: Arrow columns to records
+    columns out            decode_columns: records to Arrow columns
+    the partitioner        murmur2 partition_for_key partition_rows
+"""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -10,6 +22,8 @@ from libc.string cimport memcpy, memset
 from crc32c import crc32c
 
 from .layout import Column, HeaderColumns, Record
+
+# --- constants and errors
 
 cdef object new_tuple = tuple.__new__
 
@@ -28,7 +42,7 @@ cdef enum:
     LEFT_OVER = 11
     RECORD_COUNT = 12
     SMALLEST = 7
-    # Of a batch's header: its size, what its length does not count, and where its CRC stands and begins.
+    # As in layout.py: the header's size, what the length does not count, where the CRC stands and what it covers.
     HEADER = 61
     UNCOUNTED = 12
     CRC_AT = 17
@@ -376,7 +390,7 @@ cdef int check_count(Py_ssize_t size, int64_t count) except -1:
     return 0
 
 
-# --- the records of one batch
+# --- records of a batch
 
 def check_framing(
     const uint8_t[::1] payload, int64_t count, bint dense, int64_t last_offset_delta, bint require_keys
@@ -541,8 +555,10 @@ def read_records(
     return records
 
 
+# --- writing records
+
 cdef class Held:
-    """A buffer held open for as long as its address is used; None is held as no bytes at all."""
+    """A buffer that stays open while its address is used. None stands for no bytes."""
 
     cdef Py_buffer view
     cdef bint held
@@ -609,7 +625,7 @@ cdef int append_record(
 
 
 cdef inline uint8_t* put_big(uint8_t* at, uint64_t value, int size) noexcept nogil:
-    """An integer of so many bytes, the most significant first."""
+    """Write an integer of `size` bytes, the most significant first."""
     cdef int byte
     for byte in range(size):
         at[byte] = <uint8_t> (value >> (8 * (size - 1 - byte)))
@@ -754,7 +770,7 @@ cdef Reader column_reader(list held, column):
 
 
 cdef int check_rows(Reader* reader, Py_ssize_t start, Py_ssize_t stop) except -1:
-    """Rows outside the buffers are the caller's mistake, and would be read from someone else's memory."""
+    """Refuse rows outside of the buffers: they would be read from other memory."""
     if not reader.present:
         return 0
     if reader.first < 0 or start < 0 or stop + reader.first >= reader.offsets_count and stop > start:
@@ -775,7 +791,7 @@ cdef inline bint is_valid(Reader* reader, Py_ssize_t row) noexcept nogil:
 
 
 cdef inline const uint8_t* cell(Reader* reader, Py_ssize_t row, Py_ssize_t* size) noexcept nogil:
-    """Where the bytes of a row lie and how many (-1: null; -2: the column lies about them)."""
+    """The bytes of a row and how many they are (-1: null; -2: the offsets of the column are wrong)."""
     cdef int64_t begin, end
     size[0] = -1
     if not reader.present:
@@ -949,7 +965,7 @@ def decode_columns(stretches, int64_t from_offset, int64_t to_offset, bint with_
             raise ValueError("more than 2 GiB of records do not fit one set of columns")
         opened.append((held, count, base_offset, base_timestamp, append_time))
     for held, count, _, _, _ in opened:
-        # Announced counts size the columns, so they are bounded by the bytes that came before any room is made.
+        # The announced counts size the columns, so they are checked against the payload before anything is allocated.
         rows += max(min(count, held.size // SMALLEST), 0)
     cdef Writer keys = Writer(rows, total)
     cdef Writer values = Writer(rows, total)

@@ -1,7 +1,7 @@
 """Kafka's wire protocol: messages as typed values, and their bytes.
 
 `encode` and `decode` work for every message class of `semel.wire.messages` and every version it declares. A decoder
-either returns a message or raises `Malformed`, whatever it is fed, and never allocates for bytes it was not sent.
+returns a message or raises `Malformed`, for any input, and never allocates memory for bytes that were not sent.
 Fields that a version does not have are left out when encoded and take their defaults when decoded. Bytes after a
 message are ignored, as Kafka does.
 """
@@ -26,7 +26,7 @@ __all__ = [
 
 M = TypeVar("M")
 
-#: A frame holds less than this of anything.
+#: More elements than fit into a frame.
 ANY_NUMBER = 1 << 31
 
 
@@ -81,7 +81,7 @@ def encode_versioned(message: Any, version: int | None = None) -> bytes:
 
 
 def decode_versioned(message_class: type[M], data: Buffer) -> M:
-    """What `encode_versioned` wrote; a version the class does not know is refused with UNSUPPORTED_VERSION."""
+    """Decode what `encode_versioned` wrote. An unknown version is refused with UNSUPPORTED_VERSION."""
     if len(data) < 2:
         raise Malformed(f"{message_class.__name__} has {len(data)} bytes, no room for its version")
     return decode(message_class, int.from_bytes(data[:2], "big", signed=True), data, 2)

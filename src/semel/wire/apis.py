@@ -1,7 +1,6 @@
-"""Which APIs there are, and in which versions: those Apache Kafka 4.3 serves.
+"""The table of APIs and their versions: those that Apache Kafka 4.3 serves.
 
-The table is all that a broker needs to answer ApiVersions. The message classes of an API are imported when the
-first request of that API is met.
+The table is enough to answer ApiVersions. The message classes of an API are imported with its first request.
 """
 
 from __future__ import annotations

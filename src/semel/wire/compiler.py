@@ -1,9 +1,9 @@
-"""Turns (message, version) into one flat function, so that a version costs nothing when messages are read or written.
+"""Compiles (message, version) into one flat function, so that versions cost nothing when messages are read or written.
 
-A compiled decoder never trusts a length: every count is held against the bytes that are left, and the fewest bytes
-one element can take, before anything is allocated. Runs of adjacent fixed-width fields, with the length or count
-that follows them, are read or written by one `struct`. The source of every function is kept in `linecache`: a
-traceback shows it and a debugger steps through it.
+A decoder never trusts a length: before anything is allocated, every count is compared with the bytes that are left and
+the smallest size of an element. Adjacent fixed-width fields, with the length or count that follows them, are read or
+written by one `struct`. The source of every function is in `linecache`: a traceback shows it and a debugger can step
+through it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def decoder(message_class: type[Any], version: int) -> Callable[..., Any]:
 
 
 def encoder(message_class: type[Any], version: int) -> Callable[..., Any]:
-    """`encode(message, out: bytearray, parts: list)`: what was encoded ends up in `parts`, `out` its first part."""
+    """`encode(message, out: bytearray, parts: list)`: appends the encoded buffers to `parts`; `out` is the first."""
     return _Encoder(message_class, version).compiled()
 
 
 class _Writer:
-    """Lines of source, the names they use, and the run of fixed-width fields not written yet."""
+    """Collects lines of source, the names they use, and the run of fixed-width fields that is not written yet."""
 
     def __init__(self, root: type[Any], version: int) -> None:
         self.root = root
@@ -96,7 +96,7 @@ class _Writer:
 
     @contextmanager
     def block(self, opening: str) -> Iterator[None]:
-        """An indented block; a run never reaches over its edges."""
+        """An indented block. A run of fields never crosses its edges."""
         self.flush()
         self.line(opening)
         self.depth += 1

@@ -1,8 +1,8 @@
-"""Requests and responses as they travel: four bytes of length, a header, a message.
+"""Requests and responses as frames: four bytes of length, a header, a message.
 
-The header's own version follows from the API and its version. Two oddities of the protocol live here and nowhere
-else: the client id of a flexible request header is not compact, and the header of an ApiVersions response never has
-tagged fields, because its reader does not know yet what the broker speaks.
+The header's own version follows from the API and its version. Two exceptions of the protocol are handled here and
+nowhere else: the client id of a flexible request header is not compact, and the header of an ApiVersions response never
+has tagged fields, because its reader does not know yet what the broker speaks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESPONSE_FLEXIBLE_SINCE = {**_FLEXIBLE_SINCE, ApiKey.API_VERSIONS: _NEVER}
 
 
 class RequestHeader(NamedTuple):
-    """Who asks what. The correlation id comes back with the answer."""
+    """The header of a request. Its correlation id comes back with the response."""
 
     api_key: int
     api_version: int
@@ -42,7 +42,7 @@ _new_header = tuple.__new__
 def parse_request(frame: Buffer) -> tuple[RequestHeader, int]:
     """The header of a request (without its four bytes of length), and where the body begins.
 
-    An unknown API is refused: how its header goes on cannot be known. An unknown version of a known API is not.
+    An unknown API is refused, because the format of its header is not known. An unknown version of a known API is not.
     """
     view = frame if type(frame) is memoryview else memoryview(frame)
     try:
@@ -87,7 +87,7 @@ def request_frame(
         out += name
     if _api(api_key).is_flexible(api_version):
         out.append(0)
-    return _framed(message, api_version, out)
+    return _frame(message, api_version, out)
 
 
 def response_frame(api_key: int, api_version: int, correlation_id: int, message: Any) -> list[Buffer]:
@@ -95,11 +95,11 @@ def response_frame(api_key: int, api_version: int, correlation_id: int, message:
     out = bytearray(_LENGTH_AND_CORRELATION.pack(0, correlation_id))
     if api_version >= _RESPONSE_FLEXIBLE_SINCE[api_key]:
         out.append(0)
-    return _framed(message, api_version, out)
+    return _frame(message, api_version, out)
 
 
 def read_correlation_id(frame: Buffer) -> int:
-    """Which request a response (without its four bytes of length) answers."""
+    """The correlation id of a response (without its four bytes of length)."""
     if len(frame) < _LENGTH.size:
         raise Malformed(f"a response of {len(frame)} bytes has no correlation id")
     found: int = _LENGTH.unpack_from(frame)[0]
@@ -133,7 +133,7 @@ def _unknown(api_key: int) -> Malformed:
     return Malformed(f"there is no API with the key {api_key} here")
 
 
-def _framed(message: Any, version: int, out: bytearray) -> list[Buffer]:
+def _frame(message: Any, version: int, out: bytearray) -> list[Buffer]:
     parts: list[Buffer] = []
     message.__encoders__[version](message, out, parts)
     if len(parts) <= 1:

@@ -1,4 +1,4 @@
-"""The few encodings that are not a fixed number of bytes, and the refusal every decoder shares.
+"""The encodings of variable length, and the error of all decoders.
 
 Fixed-width integers never come here: compiled codecs pack runs of them with one `struct`.
 """
@@ -18,14 +18,14 @@ ZERO_UUID = UUID(int=0)
 
 #: The longest string, in bytes, in every version of every message.
 MOST_STRING_BYTES = 0x7FFF
-#: No schema has nearly as many, and each that is skipped takes time.
+#: Far more than any schema has. Each one that is skipped takes time.
 MOST_TAGGED_FIELDS = 1000
 
 _VARINT_LIMIT = 1 << 32
 
 
 class Malformed(Refused):
-    """The bytes do not hold what their schema promises. The sender gets INVALID_REQUEST."""
+    """The bytes do not match their schema. The sender gets INVALID_REQUEST."""
 
     def __init__(self, why: str) -> None:
         super().__init__(ErrorCode.INVALID_REQUEST, why)
@@ -35,28 +35,28 @@ class Malformed(Refused):
 
 
 class TooManyElements(Malformed):
-    """The arrays of a message have more elements than its reader wants to read."""
+    """The arrays of a message have more elements than its reader accepts."""
 
     def __init__(self, why: str = "more elements than are read") -> None:
         super().__init__(why)
 
 
 class LongString(Malformed):
-    """A string that no Kafka reads. Unlike other nonsense it may be a person's mistake, so its sender is answered."""
+    """A string longer than Kafka allows. This may be a person's mistake, so its sender gets an answer."""
 
 
 def lie(field: str, claimed: int, position: int, end: int) -> NoReturn:
-    """Refuse a length or count that the remaining bytes cannot hold, before anything is allocated for it."""
+    """Refuse a length or count that is larger than the remaining bytes, before anything is allocated for it."""
     raise Malformed(f"{field} claims {claimed}, with {max(end - position, 0)} bytes left at byte {position}")
 
 
 def long_string(field: str, claimed: int, position: int) -> NoReturn:
-    """Refuse a string that no Kafka reads: what has two bytes for a length in old versions is no longer in new ones."""
+    """Refuse a string longer than Kafka allows in any version: old versions have two bytes for its length."""
     raise LongString(f"{field} claims {claimed} bytes at byte {position}, a string has {MOST_STRING_BYTES} at most")
 
 
 def null(field: str, position: int) -> NoReturn:
-    """Refuse a null where the version has none."""
+    """Refuse a null where the version allows none."""
     raise Malformed(f"{field} is null at byte {position}")
 
 
@@ -81,7 +81,7 @@ def read_unsigned_varint(view: Buffer, position: int) -> tuple[int, int]:
 
 
 def rest_of_varint(view: Buffer, position: int, first: int) -> tuple[int, int]:
-    """Go on after a first byte that had the high bit set; more than 32 bits are refused."""
+    """Read on after a first byte with the high bit set. More than 32 bits are refused."""
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = view[position]
@@ -95,7 +95,7 @@ def rest_of_varint(view: Buffer, position: int, first: int) -> tuple[int, int]:
 
 
 def count_of_tagged(view: Buffer, position: int, first: int) -> tuple[int, int]:
-    """How many tagged fields follow, where one byte does not say it."""
+    """The number of tagged fields, where it takes more than one byte."""
     count, position = rest_of_varint(view, position, first)
     if count > MOST_TAGGED_FIELDS:
         raise Malformed(f"{count} tagged fields at byte {position}, {MOST_TAGGED_FIELDS} are the most that are read")
@@ -103,7 +103,7 @@ def count_of_tagged(view: Buffer, position: int, first: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(view: Buffer, position: int, count: int, end: int) -> int:
-    """Pass over tagged fields from a newer schema; returns the position after the last."""
+    """Skip tagged fields of a newer schema. Returns the position after the last."""
     if count > 0x7F:
         count, position = count_of_tagged(view, position, count)
     for _ in range(count):
@@ -117,5 +117,5 @@ def skip_tagged_fields(view: Buffer, position: int, count: int, end: int) -> int
 
 @lru_cache(maxsize=4096)
 def uuid_of(raw: bytes) -> UUID:
-    """The UUID of 16 bytes. Remembered, because building one costs more than decoding the rest of a partition."""
+    """The UUID of 16 bytes. Cached: to build one costs more than to decode the rest of a partition."""
     return UUID(bytes=raw)

@@ -1,4 +1,4 @@
-"""One class per message for all its versions; a version is a detail of a field.
+"""Declares messages: one class for all versions of a message. Versions are attributes of its fields.
 
     @message(key=26, versions="0-5", flexible=3)
     class EndTxnResponse:
@@ -6,9 +6,9 @@
         error_code: Int16 = 0
         producer_id: Int64 = field(-1, since=5)
 
-The classes are plain values with slots, keyword arguments and derived `repr` and equality. Making one is cheap on
-purpose (a process imports a hundred before its first request): `__init__` is written when the first instance is
-made, and codecs when the first message of a version is met.
+The classes are plain values with slots, keyword arguments, `repr` and equality. A process imports a hundred of them
+before its first request, so declaring one is cheap: `__init__` is generated for the first instance, and codecs for the
+first message of a version.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EMPTY: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a declaration says beyond its type; `field` makes one."""
+    """The attributes of a field beyond its type; made by `field`."""
 
     default: Any
     since: int = 0
@@ -89,7 +89,7 @@ def field(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A declaration, resolved: what the compiler works from."""
+    """A field with its annotation resolved: the input of the compiler."""
 
     name: str
     #: A key of `FIXED`, one of `VARIABLE`, or "struct"; for an array, the type of its elements.
@@ -112,7 +112,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What `@message` was told."""
+    """The arguments of `@message`."""
 
     key: int
     min_version: int
@@ -122,7 +122,7 @@ class About:
 
 
 class Struct:
-    """What messages and the structs inside them share."""
+    """The base class of messages and of the structs inside them."""
 
     __slots__ = ()
     __declarations__: ClassVar[dict[str, tuple[str, Spec]]] = {}
@@ -132,7 +132,7 @@ class Struct:
     def __init__(self, **given: Any) -> None:
         # Replaced by the class's own __init__ the first time.
         cls = type(self)
-        cls.__init__ = _written_init(cls)  # type: ignore[method-assign]
+        cls.__init__ = _generate_init(cls)  # type: ignore[method-assign]
         cls.__init__(self, **given)
 
     def __eq__(self, other: object) -> bool:
@@ -143,7 +143,7 @@ class Struct:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults."""
+        """Only the fields that differ from their defaults."""
         shown = []
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
@@ -154,8 +154,8 @@ class Struct:
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _written_init(cls: type[Struct]) -> Callable[..., None]:
-    """An `__init__` with every field as a keyword argument; factories run once per message."""
+def _generate_init(cls: type[Struct]) -> Callable[..., None]:
+    """An `__init__` with every field as a keyword argument. Factories run once per message."""
     scope: dict[str, Any] = {"fresh": _FRESH}
     arguments, body = ["self"], []
     for field in fields_of(cls):
@@ -180,8 +180,8 @@ def _written_init(cls: type[Struct]) -> Callable[..., None]:
 _FRESH = object()
 
 
-def _rebuilt(cls: type[Any], extra: dict[str, Any]) -> type[Any]:
-    """The declared class once more, with slots in place of the defaults."""
+def _with_slots(cls: type[Any], extra: dict[str, Any]) -> type[Any]:
+    """The declared class again, with slots in place of the defaults."""
     namespace = dict(cls.__dict__)
     declarations = {}
     for name, annotation in namespace.get("__annotations__", {}).items():
@@ -196,11 +196,11 @@ def _rebuilt(cls: type[Any], extra: dict[str, Any]) -> type[Any]:
 @dataclass_transform(kw_only_default=True)
 def struct(cls: type[T]) -> type[T]:
     """A struct inside a message. Its fields have the versions of the message."""
-    return _rebuilt(cls, {})
+    return _with_slots(cls, {})
 
 
 class Codecs(dict[int, Callable[..., Any]]):
-    """Version -> compiled function, compiled when it is first asked for."""
+    """Version -> compiled function. Each is compiled when it is first used."""
 
     __slots__ = ("direction", "owner")
 
@@ -232,7 +232,7 @@ def message(*, key: int, versions: str, flexible: int | None) -> Callable[[type[
 
     def declare(cls: type[T]) -> type[T]:
         encoders, decoders = Codecs("encoder"), Codecs("decoder")
-        rebuilt = _rebuilt(cls, {"__about__": about, "__encoders__": encoders, "__decoders__": decoders})
+        rebuilt = _with_slots(cls, {"__about__": about, "__encoders__": encoders, "__decoders__": decoders})
         encoders.owner = decoders.owner = rebuilt.__root__ = rebuilt
         for nested in vars(cls).values():
             if isinstance(nested, type):
@@ -246,12 +246,12 @@ def fields_of(cls: type[Any]) -> tuple[Field, ...]:
     """The fields of a message or struct, in the order of the wire, with their annotations resolved."""
     known: tuple[Field, ...] | None = cls.__dict__.get("__fields__")
     if known is None:
-        known = tuple(_resolved(cls.__root__, name, *told) for name, told in cls.__declarations__.items())
+        known = tuple(_resolve(cls.__root__, name, *told) for name, told in cls.__declarations__.items())
         cls.__fields__ = known
     return known
 
 
-def _resolved(root: type[Any], name: str, annotation: str, spec: Spec) -> Field:
+def _resolve(root: type[Any], name: str, annotation: str, spec: Spec) -> Field:
     core = annotation.removesuffix(" | None")
     nullable = core != annotation
     array = core.startswith("list[")

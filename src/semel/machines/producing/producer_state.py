@@ -1,12 +1,12 @@
-"""What one partition remembers of its producers: the partition's half of exactly-once.
+"""The producer state of one partition: the partition's half of exactly-once.
 
-It guarantees that a retried batch is recognised and answered with the offset it already has, that a batch of a
-transaction is never taken for one that a marker has ended, that a fenced producer or coordinator writes nothing, that
-a transaction cannot begin here without its coordinator knowing, and that the last stable offset never passes data
-whose outcome is open.
+It guarantees that a retried batch is recognised and answered with the offset it already has, that a new batch is never
+taken for a retry of one from an ended transaction, that a fenced producer or coordinator writes nothing, that a
+transaction cannot begin here without its coordinator knowing, and that the last stable offset never passes data of an
+open transaction.
 
-The shape is *check, write, remember*. A `check_*` method only looks and either refuses, recognises a retry or lets the
-write go ahead; a `remember_*` method is called once the bytes are in the log. Nothing is remembered that was not
+The order is *check, write, remember*. A `check_*` method changes nothing: it refuses, recognises a retry, or allows the
+write. A `remember_*` method is called once the bytes are in the log. Nothing is remembered that was not
 written. Recovery calls the same `remember_*` methods for what it finds in the log, so there is no second set of rules.
 """
 
@@ -31,12 +31,12 @@ _HALF_OF_THE_SEQUENCES = 1 << 30
 
 
 def _precedes(sequence: int, other: int) -> bool:
-    """Whether a sequence comes before another, where they count up and begin again at 0."""
+    """Whether a sequence comes before another. Sequences wrap around to 0."""
     return 0 < (other - sequence) % _SEQUENCES < _HALF_OF_THE_SEQUENCES
 
 
 class WrittenBatch(NamedTuple):
-    """A batch that is in the log: enough of it to recognise its retry and answer it. One is made per append."""
+    """A batch in the log: enough to recognise a retry and answer it. One is made per append."""
 
     last_sequence: int
     last_offset: int
@@ -57,8 +57,8 @@ class WrittenBatch(NamedTuple):
 class ProducerEntry:
     """One producer id as this partition knows it.
 
-    `batches` are all of `producer_epoch`; `contiguous_from_zero` says that every sequence of the epoch up to the last
-    one is known to have been written, which is what makes "you sent that long ago" a safe answer.
+    `batches` are all of `producer_epoch`. `contiguous_from_zero`: every sequence of the epoch up to the last one was
+    written. Only then is "you sent that long ago" (DUPLICATE_SEQUENCE_NUMBER) a safe answer.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class ProducerEntry:
         return False
 
     def facts(self) -> tuple[object, ...]:
-        """Everything that outlives a restart, for comparing two histories."""
+        """Everything that survives a restart, to compare two histories."""
         return (
             self.producer_id,
             self.producer_epoch,
@@ -135,9 +135,9 @@ class ProducerEntry:
 
 
 class Guard:
-    """Stands for one verification that is under way; it is live until data or a marker of that producer is written.
+    """One verification that is in progress. It is valid until data or a marker of that producer is written.
 
-    Identity is the whole point: a guard taken before a marker can never be mistaken for one taken after it.
+    Guards are compared by identity: one taken before a marker is never equal to one taken after it.
     """
 
     __slots__ = ()
@@ -196,7 +196,7 @@ class ProducerStates:
         last_sequence: int,
         transactional: bool,
     ) -> WrittenBatch | None:
-        """A client's batch: None when it may be written, the batch itself when it already was. Else `Refused`."""
+        """Check a client's batch. None: it may be written. A `WrittenBatch`: this is its retry. Otherwise `Refused`."""
         entry = self.entries.get(producer_id)
         if entry is None:
             if self._verifications:
@@ -233,7 +233,7 @@ class ProducerStates:
         return None
 
     def check_epoch(self, producer_id: int, producer_epoch: int) -> None:
-        """A coordinator's own batches carry no sequences; only the epoch can fence them."""
+        """Check the epoch alone: a coordinator's own batches have no sequences."""
         entry = self.entries.get(producer_id)
         if entry is not None and producer_epoch < entry.producer_epoch:
             raise Refused(
@@ -242,7 +242,7 @@ class ProducerStates:
             )
 
     def check_verified(self, producer_id: int, producer_epoch: int, guard: Guard | None) -> None:
-        """A transactional batch joins an open transaction, or carries a guard that nothing has ended since."""
+        """A transactional batch needs an open transaction, or a guard that is still valid."""
         if self.in_transaction(producer_id, producer_epoch):
             return
         verification = self._verifications.get(producer_id)
@@ -255,7 +255,7 @@ class ProducerStates:
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int, transaction_version: int
     ) -> int | None:
-        """None when the marker is to be written; the offset of the original (-1: forgotten) when this is its retry."""
+        """None: the marker may be written. Otherwise this is a retry: the offset of the original, -1 if not known."""
         entry = self.entries.get(producer_id)
         if entry is None:
             return None
@@ -273,8 +273,8 @@ class ProducerStates:
                 f"a marker of coordinator epoch {entry.coordinator_epoch} was written here, this one has "
                 f"{coordinator_epoch}",
             )
-        # Only V2 gives every transaction an epoch of its own, so only there is the same epoch proof of a retry. A
-        # newer coordinator's retry is still written: its epoch must be on record to fence the older one.
+        # Only V2 gives every transaction its own epoch, so only there the same epoch proves a retry. A retry by a newer
+        # coordinator is still written: its epoch must be in the log to fence the older coordinator.
         if bumped and same_epoch and coordinator_epoch == entry.coordinator_epoch:
             return entry.last_marker_offset
         return None
@@ -354,7 +354,8 @@ class ProducerStates:
             self._verifications.pop(producer_id, None)
 
     def completes(self, producer_id: int, marker_offset: int, commit: bool) -> CompletedTransaction | None:
-        """What a marker at that offset would end. Changes nothing: the transaction index is written first."""
+        """The transaction that a marker at this offset ends; None if none is open. Changes nothing: the transaction
+        index has to be written first."""
         entry = self.entries.get(producer_id)
         if entry is None or not entry.has_open_transaction:
             return None
@@ -376,7 +377,7 @@ class ProducerStates:
             entry.batches.clear()
             entry.contiguous_from_zero = False
         entry.coordinator_epoch = coordinator_epoch
-        # K-9144: a marker keeps its producer alive, even when there is no data batch left to take a time from.
+        # K-9144: a marker keeps its producer alive, also when no data batch is left.
         entry.last_timestamp_ms = timestamp_ms
         entry.last_marker_offset = marker_offset
         first = entry.current_transaction_first_offset
@@ -408,7 +409,7 @@ class ProducerStates:
         now_ms: int,
         supports_epoch_bump: bool = False,
     ) -> Guard | None:
-        """A guard to hold while the coordinator is asked; None when the transaction is already open here."""
+        """A guard to hold while the coordinator is asked; None if the transaction is already open here."""
         if self.in_transaction(producer_id, producer_epoch):
             return None
         verification = self._verifications.get(producer_id)
@@ -423,7 +424,7 @@ class ProducerStates:
 
     @property
     def first_unstable_offset(self) -> int:
-        """First offset whose outcome a reader cannot rely on yet; -1 when there is none."""
+        """The first offset of a transaction whose outcome is not final; -1 when there is none."""
         first = self._first_open
         if self._unreplicated:
             unreplicated = min(entry[0] for entry in self._unreplicated)
@@ -441,14 +442,14 @@ class ProducerStates:
         return dict(sorted(self._open.items()))
 
     def replicated_to(self, high_watermark: int) -> None:
-        """Markers below the high watermark are safe: what they ended no longer holds the last stable offset."""
+        """Markers below the high watermark are final: their transactions no longer hold back the last stable offset."""
         if self._unreplicated:
             self._unreplicated = [entry for entry in self._unreplicated if entry[1] >= high_watermark]
 
     # ------------------------------------------------------------------- ageing
 
     def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
-        """Forget idle producers; one with an open transaction is never idle."""
+        """Forget producers that have been idle for `expiration_ms`. One with an open transaction is never idle."""
         gone = [
             producer_id
             for producer_id, entry in self.entries.items()
@@ -468,7 +469,7 @@ class ProducerStates:
     # ---------------------------------------------------------------- snapshots
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
-        """Take over what a snapshot holds, in place of everything known so far."""
+        """Replace everything by the entries of a snapshot."""
         self.entries = {entry.producer_id: entry for entry in entries}
         self._open = {
             entry.current_transaction_first_offset: entry.producer_id
