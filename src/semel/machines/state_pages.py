@@ -9,7 +9,7 @@ from semel.machines.groups.classic.group import CLASSIC_GROUP_TABLE, ClassicGrou
 from semel.machines.groups.classic.member import CLASSIC_MEMBERSHIP_TABLE, ClassicMembershipState
 from semel.machines.groups.consumer.member import CONSUMER_MEMBERSHIP_TABLE, ConsumerMembershipState
 from semel.machines.reading.fetch_positions import POSITION_TABLE, PositionState
-from semel.machines.table import StatePage
+from semel.machines.table import StatePage, bullet
 from semel.machines.transactions.producer_states import PRODUCER_TABLE, ProducerState
 from semel.machines.transactions.states import TRANSACTION_TABLE, TransactionEvent, TransactionState
 
@@ -172,7 +172,7 @@ PAGES = (TRANSACTION, PRODUCER, CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_MEMBER, 
 
 def index() -> str:
     """The first page of the folder."""
-    rows = "".join(f"- [{page.title}]({page.name}.md): {page.opening}\n" for page in PAGES)
+    rows = "".join(bullet(f"[{page.title}]({page.name}.md): {page.opening}") for page in PAGES)
     return f"""# State tables
 
 A machine with states has a table: from a state, an event leads to the next state or to an error code. The machine asks

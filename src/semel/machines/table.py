@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, Generic, TypeVar
 
 from semel.errors import ErrorCode
@@ -24,6 +25,16 @@ DONE = ErrorCode.NONE
 def title_of(state: enum.Enum) -> str:
     """The name of a state on its page: `PREPARE_COMMIT` is PrepareCommit."""
     return "".join(word.capitalize() for word in state.name.split("_"))
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of a page, in lines that an editor shows whole."""
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def bullet(text: str) -> str:
+    """An item of a list."""
+    return fill(f"- {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 class StateTable(Generic[StateT, EventT, CellT]):
@@ -74,18 +85,20 @@ class StatePage:
         """The whole page, in Markdown."""
         parts = [
             f"# {self.title}\n",
-            f"{self.opening}\n",
-            f"This page is written from the table in `{self.source}` by `make states`. A test holds the two equal.\n",
+            paragraph(self.opening),
+            paragraph(
+                f"This page is written from the table in `{self.source}` by `make states`. A test holds the two equal."
+            ),
             f"```mermaid\n{self.as_mermaid()}```\n",
             "## What the states mean\n",
-            "".join(f"- **{title_of(state)}**: {self.meanings[state]}\n" for state in self.table.states),
+            "".join(bullet(f"**{title_of(state)}**: {self.meanings[state]}") for state in self.table.states),
             "## Every cell\n",
-            f"{self._legend()}\n",
+            paragraph(self._legend()),
             self.as_markdown(),
         ]
         if self.notes:
             parts.append("## Notes\n")
-            parts.append("".join(f"- {note}\n" for note in self.notes))
+            parts.append("".join(bullet(note) for note in self.notes))
         return "\n".join(parts)
 
     def as_mermaid(self) -> str:
