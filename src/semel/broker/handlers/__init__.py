@@ -1,7 +1,7 @@
-"""What the broker serves. This table is the whole of it: an API that is not here is not advertised and not answered.
+"""The APIs that the broker serves. An API that is not in this table is neither advertised nor answered.
 
-A handler takes the broker, the decoded request and the `Call`, and returns the response, None (no answer), or a
-coroutine when it has to wait. Modules are imported on first use: a broker nobody asks for ACLs never loads them.
+A handler takes the broker, the decoded request and the `Call`. It returns the response, None (no answer), a coroutine
+if it has to wait, or a generator if it takes long. Modules are imported at their first request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups and their offsets: every request goes to the group coordinator's machine, through its host."""
+"""Groups and their offsets: every request goes to the group coordinator, through its host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ABORTABLE_SINCE = 4
 IMPLICIT_ADD_SINCE = 5
 
 
-#: So many partitions of a commit are decided and written at once, and of a question about groups so many groups.
+#: How many partitions of a commit, members of a LeaveGroup, and groups of a request are handled in one piece.
 PARTITIONS_AT_ONCE = 100
 MEMBERS_AT_ONCE = 200
-#: Every member's are held against all others' whenever somebody joins; clients name two or three.
+#: The protocols of all members are compared whenever a member joins. Clients name two or three.
 MOST_PROTOCOLS = 1000
-#: What a member under the consumer protocol subscribes to is one record, written and read at once.
+#: The subscription of a member of the consumer protocol is one record, written and read in one piece.
 MOST_SUBSCRIBED = 5000
 GROUPS_AT_ONCE = 20
 
@@ -45,7 +45,7 @@ def _answer(broker: BrokerServer, request: Any, call: Call, command: Callable[..
 def _about_groups(
     broker: BrokerServer, call: Call, command: Callable[..., Any], request: Any, field: str, answers: str
 ) -> Generator[None, None, Any]:
-    """A request about many groups, some at a time. Each is named once, and what is done to it is done at once."""
+    """Serve a request about many groups, some at a time. Each group is handled once, and in one piece."""
     shell = broker.groups
     names = list(dict.fromkeys(getattr(request, field)))
     reply = None
@@ -68,7 +68,7 @@ def _about_groups(
 
 
 def _parts(request: Any) -> list[Any]:
-    """A commit or deletion of offsets, cut into such as are carried out at once."""
+    """Split a commit or deletion of offsets into parts that are small enough for one piece."""
     parts: list[Any] = []
     room = 0
     for topic in request.topics:
@@ -90,7 +90,7 @@ def _is_large(request: Any) -> bool:
 
 
 async def _in_parts(broker: BrokerServer, request: Any, call: Call, serve: Callable[[Any], Any]) -> Any:
-    """Part by part, each decided by itself and with what is known then: others may have changed it in between."""
+    """Serve a request part by part. Each part is decided by itself: the group may have changed in between."""
     pace = Pace(broker, call)
     reply = None
     for part in _parts(request):
@@ -116,9 +116,9 @@ def _id(topic: Any) -> Any:
 
 
 def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Join, or wait for the others to."""
+    """Join a group, or wait until the others have joined."""
     if len(request.protocols) > MOST_PROTOCOLS:
-        why = f"a member names {MOST_PROTOCOLS} assignment protocols at most, not {len(request.protocols)}"
+        why = f"a member may name {MOST_PROTOCOLS} assignment protocols, not {len(request.protocols)}"
         raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, why)
     shell = broker.groups
     shell.host.ready_for(request.group_id)
@@ -136,7 +136,7 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def sync_group(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Get the assignment, or wait for the leader's."""
+    """Get the assignment, or wait until the leader has sent it."""
     shell = broker.groups
     shell.host.ready_for(request.group_id)
     token = shell.parked.new_token()
@@ -144,12 +144,12 @@ def sync_group(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """A member is alive."""
+    """Record that a member is alive."""
     return _answer(broker, request, call, broker.groups.coordinator.heartbeat, (request.group_id,))
 
 
 def leave_group(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Members go; very many of them in parts."""
+    """Remove members, very many of them in parts."""
     if len(request.members) > MEMBERS_AT_ONCE:
         return _leave_in_parts(broker, request, call)
     return _answer(broker, request, call, broker.groups.coordinator.leave_group, (request.group_id,))
@@ -175,7 +175,7 @@ async def _leave_in_parts(broker: BrokerServer, request: Any, call: Call) -> Any
 
 
 def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Offsets, at once; very many of them in parts."""
+    """Commit offsets, very many of them in parts."""
 
     def serve(part: Any) -> Any:
         return _answer(broker, part, call, broker.groups.coordinator.offset_commit, (request.group_id,))
@@ -184,7 +184,7 @@ def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
-    """Offsets that count when the transaction commits. Before any is written the coordinator must know of them."""
+    """Commit offsets that count when the transaction commits. The coordinator must know the partition before."""
     if not request.group_id:
         return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
 
@@ -225,7 +225,7 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
 
 
 async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
-    """With fsync, the coordinator's record is on disk before the first offset of the transaction is written."""
+    """Commit once the coordinator's record is on disk. It must be there before the transaction's first offset."""
     await broker.transactions.host.on_disk(request.transactional_id)
     shell = broker.groups
     reply = shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
@@ -246,7 +246,7 @@ def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode)
 
 
 def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
-    """Committed offsets; with fsync, once they are on disk: a consumer may go on from them at once."""
+    """Fetch committed offsets. With fsync they are on disk before the reply: a consumer continues from them at once."""
     shell = broker.groups
     groups = [group.group_id for group in request.groups] if call.version >= 8 else [request.group_id]
     indexes = set()
@@ -259,7 +259,7 @@ def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[No
 
 
 def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Forget committed offsets."""
+    """Delete committed offsets."""
 
     def serve(part: Any) -> Any:
         return _answer(broker, part, call, broker.groups.coordinator.offset_delete, (request.group_id,))
@@ -268,18 +268,18 @@ def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:
 
 
 def describe_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Members and assignments."""
+    """Describe the members of groups and their assignments."""
     return _about_groups(broker, call, broker.groups.coordinator.describe_groups, request, "groups", "groups")
 
 
 def list_groups(broker: BrokerServer, request: Any, call: Call) -> Generator[None, None, Any]:
-    """Every group."""
+    """List all groups."""
     yield from broker.groups.host.load_all()
     return (yield from broker.groups.coordinator.list_groups_in_steps(request))
 
 
 def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Forget groups without members."""
+    """Delete groups that have no members."""
     return _about_groups(broker, call, broker.groups.coordinator.delete_groups, request, "groups_names", "results")
 
 
@@ -291,13 +291,13 @@ def _serves_consumer_protocol(broker: BrokerServer) -> bool:
 
 
 def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """A member under the consumer protocol (KIP-848) reports, and hears what it owns."""
+    """Serve the heartbeat of a member of the consumer protocol (KIP-848): the reply is its assignment."""
     if not _serves_consumer_protocol(broker):
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, _NOT_SERVED)
     if len(request.subscribed_topic_names or ()) > MOST_SUBSCRIBED:
         raise Refused(
             ErrorCode.INVALID_REQUEST,
-            f"a member subscribes to {MOST_SUBSCRIBED} topics by name at most: subscribe with a regular expression",
+            f"a member may subscribe to {MOST_SUBSCRIBED} topics by name: subscribe with a regular expression instead",
         )
     shell = broker.groups
     shell.host.ready_for(request.group_id)
@@ -308,7 +308,7 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
 
 
 def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> Any:
-    """Groups under the consumer protocol."""
+    """Describe groups of the consumer protocol."""
     if not _serves_consumer_protocol(broker):
         code, group = ErrorCode.UNSUPPORTED_VERSION, ConsumerGroupDescribeResponse.DescribedGroup
         names = dict.fromkeys(request.group_ids)

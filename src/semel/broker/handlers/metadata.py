@@ -35,10 +35,10 @@ CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
 def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Generator[None, None, Any]:
-    """The cluster and the topics asked for.
+    """Describe the cluster and the requested topics.
 
-    A missing topic is created where that is allowed, and still answered as unknown, as Kafka does: it is there when the
-    client asks again, which clients do by themselves.
+    A missing topic is created if that is allowed. As in Kafka it is still answered as unknown: clients ask again, and
+    find it then.
     """
     wanted = request.topics
     missing: list[str] = []
@@ -72,10 +72,9 @@ def _requested_topics(
     call: Call,
     request: MetadataRequest,
 ) -> Generator[None, None, tuple[list[MetadataResponse.MetadataResponseTopic], list[str]]]:
-    """Each topic once, however often it was named: ids that nobody knows, topics that are there, then names that
-    are not: Kafka's order.
+    """The rows of the requested topics, each once, and the names of those that could be created.
 
-    Also the names that are not there and could be.
+    In Kafka's order: unknown ids, existing topics, unknown names.
     """
     version = call.version
     known: dict[str, MetadataResponse.MetadataResponseTopic] = {}

@@ -50,9 +50,9 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
 def list_offsets(
     broker: BrokerServer, request: ListOffsetsRequest, call: Call
 ) -> Generator[None, None, ListOffsetsResponse]:
-    """One offset per partition asked for; a partition that is named twice is refused, as in Kafka.
+    """Find one offset for each requested partition. A partition that is named twice is refused, as in Kafka.
 
-    Anybody may ask in a replica's name (kafka-python 3 asks in that of replica 0); only a consumer's isolation counts.
+    The replica id is not checked: kafka-python 3 sends 0. The isolation level counts for consumers only.
     """
     row = ListOffsetsResponse.ListOffsetsPartitionResponse
     isolation_level = request.isolation_level if request.replica_id == CONSUMER else 0

@@ -2,8 +2,8 @@
 
 Guarantees:
 
-- Access rules are neither kept nor checked, and whoever sets or reads them is told so (SECURITY_DISABLED).
-- Nobody authenticates, and nobody gets a delegation token: on a PLAINTEXT listener everybody is let in as ANONYMOUS.
+- ACLs are neither stored nor checked: requests for them are answered with SECURITY_DISABLED.
+- Nobody authenticates or gets a delegation token: on a PLAINTEXT listener every client is ANONYMOUS.
 """
 
 from __future__ import annotations

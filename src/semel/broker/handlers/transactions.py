@@ -1,4 +1,4 @@
-"""Transactions: the coordinator's requests, and markers another coordinator or an administrator sends."""
+"""Transactions: requests to the coordinator, and markers that an administrator sends."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: From this version AddPartitionsToTxn carries many transactions at once.
+#: From this version on an AddPartitionsToTxn has many transactions.
 BATCHED_SINCE = 4
 
 
 def once_settled(broker: BrokerServer, transactional_ids: Sequence[str], serve: Callable[[], Any]) -> Any:
-    """What `serve` answers, once no transaction of these ids waits for its markers. If none does, that is at once."""
+    """Call `serve` once no transaction of these ids waits for its markers: at once, if none does."""
     is_settled = broker.transactions.is_settled
     must_wait = False
     for transactional_id in transactional_ids:
@@ -57,7 +57,7 @@ async def _serve_when_settled(broker: BrokerServer, transactional_ids: Sequence[
 
 
 def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call: Call) -> Any:
-    """A producer id for an idempotent producer, or the next identity of a transactional one."""
+    """Give an idempotent producer an id, or a transactional producer its next id and epoch."""
     shell = broker.transactions
     keys = () if request.transactional_id is None else (request.transactional_id,)
 
@@ -70,7 +70,7 @@ def init_producer_id(broker: BrokerServer, request: InitProducerIdRequest, call:
 
 
 def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
-    """Partitions join a transaction; one that does not exist keeps the others out as well, as in Kafka."""
+    """Add partitions to transactions. If one does not exist, none is added, as in Kafka."""
     if call.version < BATCHED_SINCE:
         if _all_exist(broker, request):
             return _add(broker, request, call, [request.v3_and_below_transactional_id])
@@ -90,7 +90,7 @@ def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, i
 
 
 def _all_exist(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> bool:
-    """Whether a request is as most are, of few partitions that a client may add; False leaves it open."""
+    """Whether all partitions can be added, for a request with few of them. False: look at each one."""
     topics = broker.topics.topics
     left = AT_ONCE
     for asked in request.v3_and_below_topics:
@@ -113,7 +113,7 @@ def _add_of_a_client(
 
 
 async def _add_to_each(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
-    """One transaction after the other, each decided by itself."""
+    """Add to one transaction after the other. Each is decided by itself."""
     pace = Pace(broker, call)
     response = AddPartitionsToTxnResponse()
     for transaction in request.transactions:
@@ -130,7 +130,7 @@ async def _add_to_each(broker: BrokerServer, request: AddPartitionsToTxnRequest,
 def _refused_partitions(
     broker: BrokerServer, request: AddPartitionsToTxnRequest
 ) -> Generator[None, None, AddPartitionsToTxnResponse | None]:
-    """The refusal, if any of the partitions is not there or is the broker's own."""
+    """The refusal, if a partition does not exist or is internal; else None."""
     codes: dict[tuple[str, int], ErrorCode] = {}
     for asked in request.v3_and_below_topics:
         topic = broker.topics.topics.get(asked.name)
@@ -162,7 +162,7 @@ def _refused_partitions(
 
 
 def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
-    """The group's partition of `__consumer_offsets` joins a transaction."""
+    """Add a group's partition of `__consumer_offsets` to a transaction."""
     shell = broker.transactions
 
     def serve() -> Any:
@@ -177,7 +177,7 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
-    """Commit or abort; answered when the outcome is in the log. The markers follow before anything else is served."""
+    """Commit or abort. Answered when the outcome is durable; `broker.durability` says when the markers are written."""
     shell = broker.transactions
 
     def serve() -> Any:
@@ -190,7 +190,7 @@ def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
 def describe_transactions(
     broker: BrokerServer, request: DescribeTransactionsRequest, call: Call
 ) -> Generator[None, None, Any]:
-    """What the coordinator knows of these transactional ids, of each once."""
+    """Describe transactional ids, each once."""
     shell = broker.transactions
     response = DescribeTransactionsResponse()
     for transactional_id in dict.fromkeys(request.transactional_ids):
@@ -205,7 +205,7 @@ def describe_transactions(
 def list_transactions(
     broker: BrokerServer, request: ListTransactionsRequest, call: Call
 ) -> Generator[None, None, Any]:
-    """All transactional ids, filtered."""
+    """List transactional ids that match the filters."""
     shell = broker.transactions
     yield from shell.host.load_all()
     return (yield from shell.coordinator.list_transactions_in_steps(request, broker.now_ms()))
@@ -214,11 +214,11 @@ def list_transactions(
 def write_txn_markers(
     broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call
 ) -> Generator[None, None, Any]:
-    """Markers from an administrator, who ends a transaction that hangs: no coordinator but ours is there to send any.
+    """Write markers for an administrator, who ends a hanging transaction. There is no other coordinator to send any.
 
-    None of them may say anything else than the coordinator. Only it commits, so a commit is written where it has been
-    decided and the partition lacks it. An abort is written where no coordinator knows the transaction; one that it
-    knows as open is aborted by the coordinator, in every partition, or its producer could commit the rest.
+    A marker may not contradict our coordinator. A commit is written only if the coordinator has decided it and the
+    partition has no marker yet. An abort is written if the coordinator does not know the transaction. If the
+    transaction is open, the coordinator aborts it in every partition: else its producer could commit the rest.
     """
     response = WriteTxnMarkersResponse()
     written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]] = {}
@@ -274,21 +274,21 @@ def _is_for_the_coordinator(
     marker: WriteTxnMarkersRequest.WritableTxnMarker,
     metadata: TransactionMetadata | None,
 ) -> bool:
-    """Whether the coordinator is to abort the transaction itself; `Refused` if the marker contradicts it."""
+    """Whether the coordinator must abort the transaction itself; `Refused` if the marker contradicts its state."""
     if target.topic == TRANSACTION_STATE:
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"no transaction writes to {target.topic}")
     state = metadata.state if metadata is not None and target in metadata.partitions else None
     if marker.transaction_result:
         if state is not TransactionState.PREPARE_COMMIT:
-            raise Refused(ErrorCode.INVALID_TXN_STATE, "only the coordinator commits, and it has not decided to")
+            raise Refused(ErrorCode.INVALID_TXN_STATE, "the coordinator has not decided to commit this transaction")
         return False
     if state is TransactionState.PREPARE_COMMIT:
-        raise Refused(ErrorCode.INVALID_TXN_STATE, "the transaction is committed: its markers are on their way")
+        raise Refused(ErrorCode.INVALID_TXN_STATE, "the transaction is committed: its markers are being written")
     if state is not TransactionState.ONGOING:
         return False
     assert metadata is not None
     if marker.producer_epoch < metadata.producer_epoch:
-        raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"the transaction is one of epoch {metadata.producer_epoch}")
+        raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"the transaction has epoch {metadata.producer_epoch}")
     return True
 
 
@@ -298,7 +298,7 @@ async def _after_markers(
     written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]],
     response: WriteTxnMarkersResponse,
 ) -> WriteTxnMarkersResponse:
-    """The answer, once what it tells of is in the partitions and as durable as the broker promises."""
+    """Answer once the markers are in the partitions and as durable as the broker promises."""
     broker.after_reply.run_all()
     await broker.transactions.settled(*aborting)
     for partition in await broker.durability.flusher.flush(broker.durability.to_flush(written)):
