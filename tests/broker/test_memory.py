@@ -36,8 +36,8 @@ from semel.log.files import Files
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.metadata import MetadataRequest
+from tests.broker.net.test_connections import Peer, echo, framed, resident_bytes
 from tests.broker.raw import Raw, batch, fetch_request
-from tests.broker.test_connections import Peer, echo, framed, resident_bytes
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
 

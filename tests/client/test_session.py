@@ -230,7 +230,7 @@ def test_blocks_do_not_nest_and_sending_needs_records(session_broker: Broker, na
 
         def nested() -> bool:
             with copier.transaction(timeout_ms=200) as records:
-                with pytest.raises(Misuse, match="one thing at a time"), copier.transaction():
+                with pytest.raises(Misuse, match="end the first block before the next one"), copier.transaction():
                     pass
                 for record in records:
                     copier.send(f"{name}-out", record.value, partition=0)

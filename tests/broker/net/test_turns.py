@@ -14,7 +14,7 @@ from semel.broker.embedded import new_event_loop
 from semel.broker.net.connection import ServerConnection
 from semel.broker.net.framing import READ_BYTES, SMALL_BYTES
 from semel.broker.net.turns import SHARE_S, TURN_S, Turns
-from tests.broker.test_connections import FakeTransport
+from tests.broker.net.test_connections import FakeTransport
 
 #: So many requests fill a turn.
 FILL = 4
