@@ -3,7 +3,7 @@
 Guarantees:
 
 - A step runs after the current request is answered and after the readers it woke are served.
-- No request is looked at while a step is left. So nobody who heard a reply can find the step undone.
+- No request is served while a step is left. So a client that got a reply never finds its step undone.
 - After a broken invariant no step runs.
 """
 

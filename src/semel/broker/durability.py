@@ -13,7 +13,7 @@ replayed into the machine. From there on:
 Guarantees:
 
 - `os`: a write is durable when the operating system has it. It survives a crash of the broker, not of the machine.
-- `fsync`: nobody hears of a write that is not on disk: not from the reply, not from the reply to a retry, not by
+- `fsync`: no client learns of a write that is not on disk, from a reply, from the reply to a retry, or by
   reading. A coordinator's record is on disk before anything that follows from it is written.
 - Both: `flush.messages` of a topic forces an fsync before the reply. Effects are carried out although the client that
   asked for them is gone.
@@ -43,10 +43,10 @@ _NONE: frozenset[Partition] = frozenset()
 
 
 class Durability(ABC):
-    """When a write may be told to others."""
+    """Decides when a write counts as durable, and what waits for that."""
 
     #: Whether the coordinator's record of a transaction must be on disk before the transaction's data is written. Else
-    #: a power failure could leave data of a transaction that nobody knows, and so nobody ends.
+    #: a power failure could leave data of a transaction that no coordinator knows, and that is never ended.
     coordinator_first: bool
     #: Whether readers see a record as soon as it is written. If not, the flusher moves the high watermark.
     high_watermark_follows_end: bool
@@ -58,11 +58,11 @@ class Durability(ABC):
 
     @abstractmethod
     def promises_fsync(self, topic: Topic) -> bool:
-        """Whether what this topic's producers were told is on disk: then a power failure must not take it."""
+        """Whether acknowledged records of this topic are on disk: then a power failure must not lose them."""
 
     @abstractmethod
     def to_flush(self, written: Iterable[Partition]) -> list[Partition]:
-        """The partitions that must be flushed before anybody is told of what was just written to them."""
+        """The partitions that must be flushed before a write to them is acknowledged."""
 
     @abstractmethod
     def once_durable(self, written: Collection[Partition], then: Callable[[frozenset[Partition]], None]) -> None:
@@ -139,7 +139,7 @@ class OsDurability(Durability):
 
 
 class FsyncDurability(Durability):
-    """`semel.durability=fsync`: what was fsynced is durable, and nobody is told of anything else."""
+    """`semel.durability=fsync`: what was fsynced is durable, and nothing else is acknowledged or read."""
 
     coordinator_first = True
     high_watermark_follows_end = False

@@ -40,7 +40,7 @@ class Measurement:
         self._started_ns = perf_counter_ns()
 
     def stop(self) -> None:
-        """The handler returned, with a reply or with a coroutine that goes on later."""
+        """The handler returned, with a reply or with a coroutine that continues later."""
         self._spent_ns += perf_counter_ns() - self._started_ns
 
     async def watch(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -52,7 +52,7 @@ class Measurement:
         quotas, call = self._meter.quotas, self._call
         if quotas is None:
             return
-        # Without a reply nobody could be told of the work. A produce is counted by its bytes in any case.
+        # Without a reply the client cannot be told to wait. A produce is counted by its bytes in any case.
         wait_ms = 0 if reply is None else quotas.work_wait_ms(call, self._spent_ns)
         if call.api_key == ApiKey.PRODUCE:
             wait_ms = max(wait_ms, quotas.produce_wait_ms(call, self._size_bytes))

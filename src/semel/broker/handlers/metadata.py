@@ -141,7 +141,7 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
     for name in names:
         await pace.rest()
         if name in broker.topics.topics:
-            continue  # somebody else was first
+            continue  # another request has created it
         try:
             if name in INTERNAL_TOPICS:
                 broker.internal_topics.get(name)
@@ -152,7 +152,7 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
             planned.append((topic, partition_count))
             flat_names[flat_name(name)] = name
         except Refused as error:
-            if broker.topics.gone is None:  # that was told, and clients ask again and again
+            if broker.topics.gone is None:  # that was logged once, and clients ask again and again
                 logger.warning("topic %s was asked for and cannot be created: %s", name, error)
     if planned:
         try:

@@ -57,7 +57,7 @@ def grown(buffer: memoryview, used_bytes: int, size_bytes: int) -> memoryview:
         return larger
 
 
-class Sender(Protocol):
+class BufferHolder(Protocol):
     """A connection that may hold a part of a request."""
 
     @property
@@ -91,14 +91,14 @@ class MemoryPool:
         self.limit_bytes = limit_bytes if limit_bytes > 0 else NO_LIMIT
         self._timeout_s = timeout_s
         #: The connections that wait for memory, the longest waiting first.
-        self._waiting: dict[Sender, None] = {}
+        self._waiting: dict[BufferHolder, None] = {}
         #: The one connection that may hold more than is left.
-        self._ahead: Sender | None = None
+        self._ahead: BufferHolder | None = None
         self._spare: list[memoryview] = []
         #: The buffer that every connection without its own reads into.
         self.scratch = new_buffer(RECEIVE_BUFFER_BYTES)
         #: The connections that hold a buffer or a part of a request.
-        self.watched: set[Sender] = set()
+        self.watched: set[BufferHolder] = set()
         self.used_bytes = 0
         #: How often a connection had to wait, since the start.
         self.refusals = 0
@@ -113,7 +113,7 @@ class MemoryPool:
         """Whether half of it is used: then buffers are not kept for later."""
         return self.limit_bytes <= 2 * self.used_bytes
 
-    def take(self, size_bytes: int, taker: Sender) -> bool:
+    def take(self, size_bytes: int, taker: BufferHolder) -> bool:
         """Take more bytes for a buffer. Returns False if that leaves too little for others."""
         held_bytes = taker.held_bytes
         if held_bytes + size_bytes > self.limit_bytes - self.used_bytes:
@@ -133,7 +133,7 @@ class MemoryPool:
         self.used_bytes += RECEIVE_BUFFER_BYTES
         return self._spare.pop() if self._spare else new_buffer(RECEIVE_BUFFER_BYTES)
 
-    def give_back(self, size_bytes: int, holder: Sender | None = None, buffer: memoryview | None = None) -> None:
+    def give_back(self, size_bytes: int, holder: BufferHolder | None = None, buffer: memoryview | None = None) -> None:
         """Return memory, and let waiting connections continue."""
         self.used_bytes -= size_bytes
         if buffer is not None and len(buffer) == RECEIVE_BUFFER_BYTES and len(self._spare) < SPARE_BUFFERS:
@@ -143,29 +143,29 @@ class MemoryPool:
         if self._waiting:
             self._wake(WOKEN_TOGETHER)
 
-    def wait(self, sender: Sender) -> None:
+    def wait(self, holder: BufferHolder) -> None:
         """Call this connection's `room_came_back` when memory is returned."""
         self.refusals += 1
-        self._waiting[sender] = None
+        self._waiting[holder] = None
 
-    def forget(self, sender: Sender) -> None:
+    def forget(self, holder: BufferHolder) -> None:
         """The connection is closed."""
-        self._waiting.pop(sender, None)
-        self.watched.discard(sender)
+        self._waiting.pop(holder, None)
+        self.watched.discard(holder)
 
     def _wake(self, count: int) -> None:
-        for sender in list(islice(self._waiting, count)):
-            del self._waiting[sender]
-            if not sender.room_came_back():
+        for holder in list(islice(self._waiting, count)):
+            del self._waiting[holder]
+            if not holder.room_came_back():
                 # Behind those that were not tried yet.
-                self._waiting[sender] = None
+                self._waiting[holder] = None
 
     def look(self, now_s: float) -> None:
         """Refuse requests that stall, take back unused buffers. A timer calls this about every second."""
         hurried = bool(self._waiting)
-        for sender in tuple(self.watched):
-            if not sender.look_after(now_s, self._timeout_s, hurried):
-                self.watched.discard(sender)
+        for holder in tuple(self.watched):
+            if not holder.look_after(now_s, self._timeout_s, hurried):
+                self.watched.discard(holder)
         if self._waiting and self.used_bytes < self.limit_bytes:
             self._wake(len(self._waiting))
 

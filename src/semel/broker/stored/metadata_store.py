@@ -148,7 +148,7 @@ class LocalMetadataStore:
                 "dump --records` reads them; to begin without them, start on another data directory."
             )
         gone = f"remove {manifest}" if missing else f"remove it and {manifest}"
-        return f"{restore} To go on without what it held instead, {gone}, start, and set it again."
+        return f"{restore} To continue without what it held instead, {gone}, start, and set it again."
 
 
 def _json(value: Any, depth: int = 2) -> str:

@@ -52,7 +52,7 @@ class ProducerIds:
         return taken
 
     def _first_free(self) -> int:
-        """Where ids begin when no block was claimed: above those in use, whoever made them up."""
+        """Where ids begin if no block was claimed: above all ids in use, also those that clients made up."""
         known = self._highest_known()
         if known < 0:
             return 0

@@ -244,7 +244,7 @@ class TopicLogs:
 
 
 def _open_or_stay_offline(partition: Partition) -> None:
-    with suppress(Refused):  # then it is offline: that was logged, and whoever asks is told
+    with suppress(Refused):  # then it is offline, which was logged; requests get the error
         _ = partition.log
 
 

@@ -2,7 +2,7 @@
 
 Guarantees:
 
-- The log is opened by whoever needs it first.
+- The log is opened at its first use.
 - A partition whose files are damaged or cannot be opened is offline, and no other is: requests for it are answered with
   KAFKA_STORAGE_ERROR.
 """
@@ -89,13 +89,13 @@ class Partition:
         return most is not None and log is not None and log.end_offset - log.flusher.recovery_point >= most
 
     def wake_watchers(self) -> None:
-        """Wake who waits for this partition."""
+        """Call everybody who waits for a change of this partition."""
         if self.watchers:
             for watcher in tuple(self.watchers):
                 watcher()
 
     def append_internal(self, data: bytes | bytearray | memoryview, now_ms: int) -> None:
-        """Append a coordinator's own batch and wake those who wait for this partition."""
+        """Append a coordinator's own batch and wake the watchers."""
         self.log.append_internal(data, now_ms)
         self.wake_watchers()
 
@@ -108,7 +108,7 @@ class Partition:
         transaction_version: int,
         now_ms: int,
     ) -> None:
-        """End a transaction here and wake those who wait for this partition."""
+        """Append a transaction's marker and wake the watchers."""
         self.log.append_marker(producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, now_ms)
         self.wake_watchers()
 
