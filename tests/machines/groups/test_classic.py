@@ -8,6 +8,7 @@ import pytest
 
 from semel.errors import ErrorCode
 from semel.machines.groups.classic.group import ClassicGroup
+from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.coordinator import GroupSettings
 from semel.wire import encode
 from semel.wire.messages.groups import (
@@ -515,6 +516,34 @@ def test_a_group_whose_first_record_failed_was_never_there(driver: GroupDriver) 
     _, reply = driver.join(version=3)
     assert reply is not None and reply.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert GROUP not in driver.coordinator.groups
+
+
+def test_a_parked_join_is_refused_when_the_first_record_of_its_group_failed() -> None:
+    driver = GroupDriver(GroupSettings(group_initial_rebalance_delay_ms=1000))
+    driver.fail_next = True
+    token, reply = driver.join(version=3)
+    assert reply is not None and reply.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert GROUP not in driver.coordinator.groups
+    driver.pass_ms(400_000)
+    assert list(driver.answers) == [token], "its timers find no group"
+    _, again = driver.join(version=3)
+    assert again is None, "nothing of the first attempt is left"
+    assert len(group_of(driver).members) == 1
+
+
+def test_a_consumer_group_stays_when_the_classic_group_in_its_place_could_not_be_written(driver: GroupDriver) -> None:
+    driver.consumer_heartbeat("a", 0)
+    driver.consumer_heartbeat("a", -1)
+    emptied = driver.coordinator.groups[GROUP]
+    assert isinstance(emptied, ConsumerGroup) and not emptied.members
+    driver.fail_next = True
+    _, reply = driver.join(version=3)
+    assert reply is not None and reply.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert driver.coordinator.groups[GROUP] is emptied
+    _, reply = driver.join(version=3)
+    assert reply is not None and reply.error_code == ErrorCode.NONE
+    assert isinstance(driver.coordinator.groups[GROUP], ClassicGroup)
+    assert isinstance(driver.restarted().coordinator.groups[GROUP], ClassicGroup)
 
 
 def test_a_failed_write_of_a_replaced_static_member_gives_the_old_one_its_place_back(driver: GroupDriver) -> None:
