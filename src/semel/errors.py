@@ -19,6 +19,7 @@
         ProducerFenced       a newer producer has the same transactional id
         MemberFenced         a newer consumer has the same group.instance.id
         AuthenticationFailed
+          TlsFailed            there is no encrypted connection to the broker
         UnsupportedVersion
       Misuse               the request itself is wrong; repeating it will not help
         AuthorizationFailed

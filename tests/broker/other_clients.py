@@ -12,6 +12,8 @@ import confluent_kafka
 import kafka
 from kafka.structs import OffsetAndMetadata
 
+from tests.support.waiting import until
+
 REPLY_TIMEOUT_S = 20
 
 
@@ -179,6 +181,8 @@ class KafkaPythonReader:
             self.consumer.assign([kafka.TopicPartition(topic, 0)])
         else:
             self.consumer.subscribe([topic])
+            # One that joins before it has heard of the topic's partitions is given none, and takes its time to notice.
+            until(lambda: self.consumer.partitions_for_topic(topic), what="the topic's partitions")
 
     def poll(self) -> list[bytes]:
         return [one.value for part in self.consumer.poll(200, max_records=20).values() for one in part]
