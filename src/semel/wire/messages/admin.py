@@ -1,4 +1,4 @@
-"""Making, changing and looking into topics and their partitions."""
+"""Topics and partitions: create, change, describe, delete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, Uuid, fie
 
 @message(key=19, versions="2-7", flexible=5)
 class CreateTopicsRequest:
-    """Make these topics, or with `validate_only` say whether it could be done."""
+    """Create topics, or with `validate_only` only check the request."""
 
     @struct
     class CreatableReplicaAssignment:
@@ -35,7 +35,7 @@ class CreateTopicsRequest:
 
 @message(key=19, versions="2-7", flexible=5)
 class CreateTopicsResponse:
-    """What became of each topic, and from version 5 its settings."""
+    """The result for each topic, from version 5 with its settings."""
 
     @struct
     class CreatableTopicConfigs:
@@ -76,7 +76,7 @@ class DeleteTopicsRequest:
 
 @message(key=20, versions="1-6", flexible=4)
 class DeleteTopicsResponse:
-    """What became of each topic."""
+    """The result for each topic."""
 
     @struct
     class DeletableTopicResult:
@@ -91,7 +91,7 @@ class DeleteTopicsResponse:
 
 @message(key=21, versions="0-2", flexible=2)
 class DeleteRecordsRequest:
-    """Forget everything before these offsets; -1 means up to the high watermark."""
+    """Delete everything before these offsets; -1 stands for the high watermark."""
 
     @struct
     class DeleteRecordsPartition:
@@ -109,7 +109,7 @@ class DeleteRecordsRequest:
 
 @message(key=21, versions="0-2", flexible=2)
 class DeleteRecordsResponse:
-    """Where each partition begins now."""
+    """The new start of each partition."""
 
     @struct
     class DeleteRecordsPartitionResult:
@@ -128,7 +128,7 @@ class DeleteRecordsResponse:
 
 @message(key=37, versions="0-3", flexible=2)
 class CreatePartitionsRequest:
-    """Give these topics more partitions: `count` is how many there shall be in all."""
+    """Add partitions to topics: `count` is the new total."""
 
     @struct
     class CreatePartitionsAssignment:
@@ -147,7 +147,7 @@ class CreatePartitionsRequest:
 
 @message(key=37, versions="0-3", flexible=2)
 class CreatePartitionsResponse:
-    """What became of each topic."""
+    """The result for each topic."""
 
     @struct
     class CreatePartitionsTopicResult:
@@ -161,7 +161,7 @@ class CreatePartitionsResponse:
 
 @message(key=35, versions="1-5", flexible=2)
 class DescribeLogDirsRequest:
-    """How much room do these partitions take on disk? Null asks about all."""
+    """Ask for the size of partitions on disk; null asks for all."""
 
     @struct
     class DescribableLogDirTopic:
@@ -222,7 +222,7 @@ class AlterPartitionReassignmentsRequest:
 
 @message(key=45, versions="0-1", flexible=0)
 class AlterPartitionReassignmentsResponse:
-    """What became of each move."""
+    """The result for each move."""
 
     @struct
     class ReassignablePartitionResponse:
@@ -244,7 +244,7 @@ class AlterPartitionReassignmentsResponse:
 
 @message(key=46, versions="0", flexible=0)
 class ListPartitionReassignmentsRequest:
-    """Which of these partitions are moving between brokers?"""
+    """Ask which of these partitions are being moved between brokers."""
 
     @struct
     class ListPartitionReassignmentsTopics:
@@ -257,7 +257,7 @@ class ListPartitionReassignmentsRequest:
 
 @message(key=46, versions="0", flexible=0)
 class ListPartitionReassignmentsResponse:
-    """The partitions that are."""
+    """The partitions that are being moved."""
 
     @struct
     class OngoingPartitionReassignment:
@@ -279,7 +279,7 @@ class ListPartitionReassignmentsResponse:
 
 @message(key=43, versions="0-2", flexible=2)
 class ElectLeadersRequest:
-    """Choose leaders anew, the preferred ones (type 0) or any (1)."""
+    """Elect leaders: the preferred ones (type 0) or any (1)."""
 
     @struct
     class TopicPartitions:
@@ -293,7 +293,7 @@ class ElectLeadersRequest:
 
 @message(key=43, versions="0-2", flexible=2)
 class ElectLeadersResponse:
-    """What became of each election."""
+    """The result of each election."""
 
     @struct
     class PartitionResult:
@@ -330,7 +330,7 @@ class AlterReplicaLogDirsRequest:
 
 @message(key=34, versions="1-2", flexible=2)
 class AlterReplicaLogDirsResponse:
-    """What became of each partition."""
+    """The result for each partition."""
 
     @struct
     class AlterReplicaLogDirPartitionResult:

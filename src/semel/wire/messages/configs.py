@@ -74,7 +74,7 @@ class AlterConfigsRequest:
 
 @message(key=33, versions="0-2", flexible=2)
 class AlterConfigsResponse:
-    """What became of each resource."""
+    """The result for each resource."""
 
     @struct
     class AlterConfigsResourceResponse:
@@ -109,7 +109,7 @@ class IncrementalAlterConfigsRequest:
 
 @message(key=44, versions="0-1", flexible=1)
 class IncrementalAlterConfigsResponse:
-    """What became of each resource."""
+    """The result for each resource."""
 
     @struct
     class AlterConfigsResourceResponse:
@@ -124,7 +124,7 @@ class IncrementalAlterConfigsResponse:
 
 @message(key=74, versions="0-1", flexible=0)
 class ListConfigResourcesRequest:
-    """Which resources have settings of their own? Up to version 0, client metrics only."""
+    """Ask which resources have settings of their own; in version 0 client metrics only."""
 
     resource_types: list[Int8] = field(list, since=1)
 
@@ -208,7 +208,7 @@ class AlterClientQuotasRequest:
 
 @message(key=49, versions="0-1", flexible=1)
 class AlterClientQuotasResponse:
-    """What became of each entry."""
+    """The result for each entry."""
 
     @struct
     class EntityData:

@@ -8,7 +8,7 @@ from semel.wire.schema import EMPTY, Bool, Int8, Int16, Int32, String, Uuid, fie
 
 @message(key=68, versions="0-1", flexible=0)
 class ConsumerGroupHeartbeatRequest:
-    """Join (epoch 0), stay, or leave (-1, static -2); null means "as I said before"."""
+    """Join (epoch 0), stay, or leave (-1, static -2). Null: unchanged since the last heartbeat."""
 
     @struct
     class TopicPartitions:
@@ -51,7 +51,7 @@ class ConsumerGroupHeartbeatResponse:
 
 @message(key=69, versions="0-1", flexible=0)
 class ConsumerGroupDescribeRequest:
-    """What are these groups doing?"""
+    """Ask for the state of groups."""
 
     group_ids: list[String] = field(list)
     include_authorized_operations: Bool = False
@@ -59,7 +59,7 @@ class ConsumerGroupDescribeRequest:
 
 @message(key=69, versions="0-1", flexible=0)
 class ConsumerGroupDescribeResponse:
-    """State and epochs of each group, and what each member has and is to have."""
+    """State and epochs of each group; current and target assignment of each member."""
 
     @struct
     class TopicPartitions:

@@ -23,7 +23,7 @@ class TransactionLogKey:
 
 @message(key=-1, versions="0-1", flexible=1)
 class TransactionLogValue:
-    """Everything the coordinator knows of it. Version 0 up to transaction.version 0, then version 1."""
+    """The state of a transactional id. Version 0 up to transaction.version 0, then version 1."""
 
     @struct
     class PartitionsSchema:
@@ -54,7 +54,7 @@ class OffsetCommitKey:
 
 @message(key=-1, versions="0-4", flexible=4)
 class OffsetCommitValue:
-    """How far the group has read."""
+    """A committed offset."""
 
     offset: Int64 = 0
     leader_epoch: Int32 = field(-1, since=3)
@@ -193,7 +193,7 @@ class ConsumerGroupTargetAssignmentMemberKey:
 
 @message(key=-1, versions="0", flexible=0)
 class ConsumerGroupTargetAssignmentMemberValue:
-    """The partitions it is to have."""
+    """Its target partitions."""
 
     @struct
     class TopicPartition:
@@ -205,7 +205,7 @@ class ConsumerGroupTargetAssignmentMemberValue:
 
 @message(key=-1, versions="8", flexible=None)
 class ConsumerGroupCurrentMemberAssignmentKey:
-    """A member's assignment as it is."""
+    """A member's current assignment."""
 
     group_id: String = ""
     member_id: String = ""
@@ -254,7 +254,7 @@ class EndTxnMarker:
 
 @message(key=-1, versions="0-3", flexible=None)
 class ConsumerProtocolSubscription:
-    """What a classic consumer tells the leader of its group: its topics, and what it holds now."""
+    """What a classic consumer sends to the leader of its group: its topics, and the partitions it holds."""
 
     @struct
     class TopicPartition:
@@ -270,7 +270,7 @@ class ConsumerProtocolSubscription:
 
 @message(key=-1, versions="0-3", flexible=None)
 class ConsumerProtocolAssignment:
-    """What the leader of a classic group gives a consumer."""
+    """The partitions that the leader of a classic group assigns to a consumer."""
 
     @struct
     class TopicPartition:

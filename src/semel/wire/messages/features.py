@@ -1,4 +1,4 @@
-"""What a broker speaks, and which features the cluster has agreed on."""
+"""The API versions of a broker and the finalized features of the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, field, me
 
 @message(key=18, versions="0-4", flexible=3)
 class ApiVersionsRequest:
-    """The first request on a connection: what do you speak?"""
+    """The first request on a connection: ask for the API versions."""
 
     client_software_name: String = field("", since=3)
     client_software_version: String = field("", since=3)
@@ -62,7 +62,7 @@ class UpdateFeaturesRequest:
 
 @message(key=57, versions="0-2", flexible=0)
 class UpdateFeaturesResponse:
-    """Whether it was done."""
+    """The result."""
 
     @struct
     class UpdatableFeatureResult:

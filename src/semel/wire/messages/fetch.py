@@ -8,7 +8,7 @@ from semel.wire.schema import EMPTY, Int8, Int16, Int32, Int64, Records, String,
 
 @message(key=1, versions="4-18", flexible=12)
 class FetchRequest:
-    """Give me records from these offsets on; wait up to `max_wait_ms` until there are `min_bytes` of them."""
+    """Read records from these offsets on; wait up to `max_wait_ms` for `min_bytes` of them."""
 
     @struct
     class ReplicaState:
@@ -154,7 +154,7 @@ class ListOffsetsResponse:
 
 @message(key=23, versions="2-4", flexible=4)
 class OffsetForLeaderEpochRequest:
-    """Where did this leader epoch end? So a reader finds out whether the log was cut behind its back."""
+    """Ask where a leader epoch ended. A reader uses it to detect that the log was truncated."""
 
     @struct
     class OffsetForLeaderPartition:

@@ -7,7 +7,7 @@ from semel.wire.schema import Bool, Bytes, Int16, Int32, String, field, message,
 
 @message(key=11, versions="0-9", flexible=6)
 class JoinGroupRequest:
-    """Let me into the group; these are the protocols I can follow."""
+    """Join a group, with the protocols that this member supports."""
 
     @struct
     class JoinGroupRequestProtocol:
@@ -47,7 +47,7 @@ class JoinGroupResponse:
 
 @message(key=14, versions="0-5", flexible=4)
 class SyncGroupRequest:
-    """The leader's assignment for all, nothing from the others."""
+    """The assignment of all members, from the leader; empty from the others."""
 
     @struct
     class SyncGroupRequestAssignment:
@@ -76,7 +76,7 @@ class SyncGroupResponse:
 
 @message(key=12, versions="0-4", flexible=4)
 class HeartbeatRequest:
-    """I am alive, in this generation."""
+    """The member is alive, in this generation."""
 
     group_id: String = ""
     generation_id: Int32 = 0
@@ -86,7 +86,7 @@ class HeartbeatRequest:
 
 @message(key=12, versions="0-4", flexible=4)
 class HeartbeatResponse:
-    """All is well, or rejoin."""
+    """No error, or a request to rejoin."""
 
     throttle_time_ms: Int32 = field(0, since=1)
     error_code: Int16 = 0
@@ -94,7 +94,7 @@ class HeartbeatResponse:
 
 @message(key=13, versions="0-5", flexible=4)
 class LeaveGroupRequest:
-    """Let me go, or from version 3 these members."""
+    """Remove a member, or from version 3 several members."""
 
     @struct
     class MemberIdentity:
@@ -109,7 +109,7 @@ class LeaveGroupRequest:
 
 @message(key=13, versions="0-5", flexible=4)
 class LeaveGroupResponse:
-    """Whether each of them was let go."""
+    """The result for each member."""
 
     @struct
     class MemberResponse:
@@ -124,7 +124,7 @@ class LeaveGroupResponse:
 
 @message(key=15, versions="0-6", flexible=5)
 class DescribeGroupsRequest:
-    """What are these classic groups doing?"""
+    """Ask for the state of classic groups."""
 
     groups: list[String] = field(list)
     include_authorized_operations: Bool = field(False, since=3)
@@ -160,7 +160,7 @@ class DescribeGroupsResponse:
 
 @message(key=16, versions="0-5", flexible=3)
 class ListGroupsRequest:
-    """Which groups are there, of these states and types?"""
+    """List groups of these states and types."""
 
     states_filter: list[String] = field(list, since=4)
     types_filter: list[String] = field(list, since=5)
@@ -184,14 +184,14 @@ class ListGroupsResponse:
 
 @message(key=42, versions="0-2", flexible=2)
 class DeleteGroupsRequest:
-    """Forget these groups and their offsets."""
+    """Delete groups and their offsets."""
 
     groups_names: list[String] = field(list)
 
 
 @message(key=42, versions="0-2", flexible=2)
 class DeleteGroupsResponse:
-    """Whether each was forgotten."""
+    """The result for each group."""
 
     @struct
     class DeletableGroupResult:

@@ -1,4 +1,4 @@
-"""Who leads what: the cluster, its topics, and the coordinators of groups and transactions."""
+"""The brokers, the leaders of partitions, and the coordinators of groups and transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, String, Uuid, field, mes
 
 @message(key=3, versions="0-13", flexible=9)
 class MetadataRequest:
-    """Who leads these topics; null asks for all, in version 0 an empty list does."""
+    """Ask for the leaders of topics; null asks for all topics, in version 0 an empty list."""
 
     @struct
     class MetadataRequestTopic:
@@ -62,7 +62,7 @@ class MetadataResponse:
 
 @message(key=10, versions="0-6", flexible=3)
 class FindCoordinatorRequest:
-    """Which broker coordinates this group (key type 0) or transactional id (1)."""
+    """Ask which broker coordinates a group (key type 0) or a transactional id (1)."""
 
     key: String = field("", until=3)
     key_type: Int8 = field(0, since=1)

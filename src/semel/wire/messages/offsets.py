@@ -1,4 +1,4 @@
-"""Where the members of a group have come to."""
+"""The committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.wire.schema import Bool, Int16, Int32, Int64, String, Uuid, field, me
 
 @message(key=8, versions="2-10", flexible=8)
 class OffsetCommitRequest:
-    """This is how far the group has read."""
+    """Commit offsets of a group."""
 
     @struct
     class OffsetCommitRequestPartition:
@@ -33,7 +33,7 @@ class OffsetCommitRequest:
 
 @message(key=8, versions="2-10", flexible=8)
 class OffsetCommitResponse:
-    """Whether each offset was stored."""
+    """The result for each partition."""
 
     @struct
     class OffsetCommitResponsePartition:
@@ -52,7 +52,7 @@ class OffsetCommitResponse:
 
 @message(key=9, versions="1-10", flexible=6)
 class OffsetFetchRequest:
-    """How far had the group read? `require_stable` waits for open transactions to decide."""
+    """Ask for committed offsets. With `require_stable` offsets of open transactions are an error."""
 
     @struct
     class OffsetFetchRequestTopic:
@@ -123,7 +123,7 @@ class OffsetFetchResponse:
 
 @message(key=47, versions="0", flexible=None)
 class OffsetDeleteRequest:
-    """Forget the group's offsets for these partitions."""
+    """Delete committed offsets of a group."""
 
     @struct
     class OffsetDeleteRequestPartition:
@@ -140,7 +140,7 @@ class OffsetDeleteRequest:
 
 @message(key=47, versions="0", flexible=None)
 class OffsetDeleteResponse:
-    """Whether each was forgotten."""
+    """The result for each partition."""
 
     @struct
     class OffsetDeleteResponsePartition:

@@ -29,7 +29,7 @@ class ProduceRequest:
 
 @message(key=0, versions="3-13", flexible=9)
 class ProduceResponse:
-    """Where each batch went, or why it did not."""
+    """The offset of each batch, or an error."""
 
     @struct
     class BatchIndexAndErrorMessage:

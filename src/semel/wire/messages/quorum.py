@@ -1,4 +1,4 @@
-"""Who keeps the cluster's metadata, and how far each of them is."""
+"""The replicas of the cluster's metadata log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.wire.schema import Int16, Int32, Int64, String, Uint16, Uuid, field, 
 
 @message(key=55, versions="0-2", flexible=0)
 class DescribeQuorumRequest:
-    """The voters and observers of these partitions; there is one, of the metadata log."""
+    """Ask for the voters and observers of partitions. There is one partition: that of the metadata log."""
 
     @struct
     class PartitionData:
@@ -24,7 +24,7 @@ class DescribeQuorumRequest:
 
 @message(key=55, versions="0-2", flexible=0)
 class DescribeQuorumResponse:
-    """Leader, high watermark and replicas, and from version 2 where the voters are."""
+    """Leader, high watermark and replicas, from version 2 with the addresses of voters."""
 
     @struct
     class ReplicaState:

@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do."""
+"""Authentication, access rules and SCRAM credentials."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from semel.wire.schema import Bytes, Int8, Int16, Int32, Int64, String, field, m
 
 @message(key=17, versions="0-1", flexible=None)
 class SaslHandshakeRequest:
-    """I would like to authenticate by this mechanism."""
+    """Choose a SASL mechanism."""
 
     mechanism: String = ""
 
 
 @message(key=17, versions="0-1", flexible=None)
 class SaslHandshakeResponse:
-    """The mechanisms on offer."""
+    """The mechanisms that the broker supports."""
 
     error_code: Int16 = 0
     mechanisms: list[String] = field(list)
@@ -29,7 +29,7 @@ class SaslAuthenticateRequest:
 
 @message(key=36, versions="0-2", flexible=2)
 class SaslAuthenticateResponse:
-    """The next step, or the end of it."""
+    """The next step, or the end of the authentication."""
 
     error_code: Int16 = 0
     error_message: String | None = ""
@@ -93,7 +93,7 @@ class CreateAclsRequest:
 
 @message(key=30, versions="1-3", flexible=2)
 class CreateAclsResponse:
-    """What became of each rule."""
+    """The result for each rule."""
 
     @struct
     class AclCreationResult:
@@ -123,7 +123,7 @@ class DeleteAclsRequest:
 
 @message(key=31, versions="1-3", flexible=2)
 class DeleteAclsResponse:
-    """The rules that are gone, by filter."""
+    """The removed rules, by filter."""
 
     @struct
     class DeleteAclsMatchingAcl:
@@ -149,7 +149,7 @@ class DeleteAclsResponse:
 
 @message(key=50, versions="0", flexible=0)
 class DescribeUserScramCredentialsRequest:
-    """Which SCRAM credentials do these users have? Null asks about all."""
+    """Ask for the SCRAM credentials of users; null asks for all."""
 
     @struct
     class UserName:
@@ -203,7 +203,7 @@ class AlterUserScramCredentialsRequest:
 
 @message(key=51, versions="0", flexible=0)
 class AlterUserScramCredentialsResponse:
-    """What became of each user."""
+    """The result for each user."""
 
     @struct
     class AlterUserScramCredentialsResult:

@@ -1,4 +1,4 @@
-"""Delegation tokens: secrets a client may ask for and hand to those who work for it."""
+"""Delegation tokens: secrets that a client may request and pass on to its workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from semel.wire.schema import Bytes, Int16, Int32, Int64, String, field, message
 
 @message(key=38, versions="1-3", flexible=2)
 class CreateDelegationTokenRequest:
-    """A token for me, or from version 3 on for somebody else."""
+    """Create a token for the sender, or from version 3 for another owner."""
 
     @struct
     class CreatableRenewers:
@@ -22,7 +22,7 @@ class CreateDelegationTokenRequest:
 
 @message(key=38, versions="1-3", flexible=2)
 class CreateDelegationTokenResponse:
-    """The token, or why there is none."""
+    """The token, or an error."""
 
     error_code: Int16 = 0
     principal_type: String = ""
@@ -39,7 +39,7 @@ class CreateDelegationTokenResponse:
 
 @message(key=39, versions="1-2", flexible=2)
 class RenewDelegationTokenRequest:
-    """Let this token live longer."""
+    """Renew a token."""
 
     hmac: Bytes = b""
     renew_period_ms: Int64 = 0
@@ -47,7 +47,7 @@ class RenewDelegationTokenRequest:
 
 @message(key=39, versions="1-2", flexible=2)
 class RenewDelegationTokenResponse:
-    """How long it lives now."""
+    """Its new expiry."""
 
     error_code: Int16 = 0
     expiry_timestamp_ms: Int64 = 0
@@ -56,7 +56,7 @@ class RenewDelegationTokenResponse:
 
 @message(key=40, versions="1-2", flexible=2)
 class ExpireDelegationTokenRequest:
-    """Let this token end."""
+    """Expire a token."""
 
     hmac: Bytes = b""
     expiry_time_period_ms: Int64 = 0
@@ -64,7 +64,7 @@ class ExpireDelegationTokenRequest:
 
 @message(key=40, versions="1-2", flexible=2)
 class ExpireDelegationTokenResponse:
-    """When it ends."""
+    """Its new expiry."""
 
     error_code: Int16 = 0
     expiry_timestamp_ms: Int64 = 0
@@ -73,7 +73,7 @@ class ExpireDelegationTokenResponse:
 
 @message(key=41, versions="1-3", flexible=2)
 class DescribeDelegationTokenRequest:
-    """The tokens of these owners; null asks about all."""
+    """Ask for the tokens of owners; null asks for all."""
 
     @struct
     class DescribeDelegationTokenOwner:
@@ -85,7 +85,7 @@ class DescribeDelegationTokenRequest:
 
 @message(key=41, versions="1-3", flexible=2)
 class DescribeDelegationTokenResponse:
-    """The tokens, with who may renew them."""
+    """The tokens and their renewers."""
 
     @struct
     class DescribedDelegationTokenRenewer:

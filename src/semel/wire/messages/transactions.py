@@ -1,4 +1,4 @@
-"""Producer identities and transactions: what exactly-once is made of."""
+"""Producer ids and transactions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, field, me
 
 @message(key=22, versions="0-6", flexible=2)
 class InitProducerIdRequest:
-    """Give me an identity; with a transactional id, fence whoever had it before and end what they left open."""
+    """Get a producer id. With a transactional id, fence its previous producer and abort the transaction it left open."""
 
     transactional_id: String | None = ""
     transaction_timeout_ms: Int32 = 0
@@ -31,7 +31,7 @@ class InitProducerIdResponse:
 
 @message(key=24, versions="0-5", flexible=3)
 class AddPartitionsToTxnRequest:
-    """Put these partitions into my transaction. From version 4 brokers ask for several at once, to verify only."""
+    """Add partitions to a transaction. From version 4 brokers send several transactions at once, to verify only."""
 
     @struct
     class AddPartitionsToTxnTopic:
@@ -80,7 +80,7 @@ class AddPartitionsToTxnResponse:
 
 @message(key=25, versions="0-4", flexible=3)
 class AddOffsetsToTxnRequest:
-    """Put this group's partition of `__consumer_offsets` into my transaction."""
+    """Add a group's partition of `__consumer_offsets` to a transaction."""
 
     transactional_id: String = ""
     producer_id: Int64 = 0
@@ -108,7 +108,7 @@ class EndTxnRequest:
 
 @message(key=26, versions="0-5", flexible=3)
 class EndTxnResponse:
-    """The outcome is decided; from version 5 with the identity for the next transaction (KIP-890)."""
+    """The transaction is committed or aborted; from version 5 with the identity for the next one (KIP-890)."""
 
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
@@ -118,7 +118,7 @@ class EndTxnResponse:
 
 @message(key=28, versions="0-5", flexible=3)
 class TxnOffsetCommitRequest:
-    """This is how far the group has read, if and when this transaction commits."""
+    """Commit offsets of a group as part of a transaction."""
 
     @struct
     class TxnOffsetCommitRequestPartition:
@@ -144,7 +144,7 @@ class TxnOffsetCommitRequest:
 
 @message(key=28, versions="0-5", flexible=3)
 class TxnOffsetCommitResponse:
-    """Whether each offset waits for the outcome."""
+    """The result for each partition."""
 
     @struct
     class TxnOffsetCommitResponsePartition:
@@ -162,7 +162,7 @@ class TxnOffsetCommitResponse:
 
 @message(key=27, versions="1-2", flexible=1)
 class WriteTxnMarkersRequest:
-    """From the coordinator to the partitions: this transaction has ended, and how."""
+    """From the coordinator to the partitions: commit or abort these transactions."""
 
     @struct
     class WritableTxnMarkerTopic:
