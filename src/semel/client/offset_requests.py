@@ -11,6 +11,7 @@ from semel.client.cluster.cluster import Cluster, Coordinator
 from semel.client.cluster.response_errors import check, failure
 from semel.errors import ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
 from semel.machines.transactions.producer import GroupMetadata, OffsetAndMetadata
+from semel.machines.transactions.requests import offset_rows
 from semel.machines.values import TopicPartition, by_topic
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
@@ -211,22 +212,9 @@ async def commit_offsets(
         generation_id_or_member_epoch=group.generation_id,
         member_id=group.member_id,
         group_instance_id=group.group_instance_id,
-        topics=[
-            OffsetCommitRequest.OffsetCommitRequestTopic(
-                name=name,
-                partitions=[
-                    OffsetCommitRequest.OffsetCommitRequestPartition(
-                        partition_index=number,
-                        committed_offset=given.offset,
-                        committed_leader_epoch=given.leader_epoch,
-                        committed_metadata=given.metadata,
-                    )
-                    for number in numbers
-                    for given in (offsets[TopicPartition(name, number)],)
-                ],
-            )
-            for name, numbers in by_topic(offsets).items()
-        ],
+        topics=offset_rows(
+            OffsetCommitRequest.OffsetCommitRequestTopic, OffsetCommitRequest.OffsetCommitRequestPartition, offsets
+        ),
     )
     response = await cluster.request_retrying(request, to=Coordinator("group", group.group_id), timeout_ms=timeout_ms)
     for topic in response.topics:

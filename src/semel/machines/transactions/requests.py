@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.machines.values import ProducerIdentity, TopicPartition, by_topic
 from semel.wire.apis import INIT_PRODUCER_ID_TWO_PHASE_VERSION
@@ -56,6 +56,8 @@ class OffsetAndMetadata:
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+
+_Topic = TypeVar("_Topic")
 
 
 def init_producer_id(
@@ -120,24 +122,36 @@ def commit_offsets(
         generation_id=group.generation_id,
         member_id=group.member_id,
         group_instance_id=group.group_instance_id,
-        topics=[
-            TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
-                name=name,
-                partitions=[
-                    TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                        partition_index=number,
-                        committed_offset=given.offset,
-                        committed_leader_epoch=given.leader_epoch,
-                        committed_metadata=given.metadata,
-                    )
-                    for number in numbers
-                    for given in (offsets[TopicPartition(name, number)],)
-                ],
-            )
-            for name, numbers in by_topic(offsets).items()
-        ],
+        topics=offset_rows(
+            TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic,
+            TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition,
+            offsets,
+        ),
     )
     return Send(request, "group", group.group_id, newest=5 if transaction_version >= 2 else 4)
+
+
+def offset_rows(
+    topic_class: type[_Topic], partition_class: type[Any], offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> list[_Topic]:
+    """The topics of an OffsetCommit or TxnOffsetCommit request: they differ in their classes only."""
+    make_topic: Any = topic_class
+    return [
+        make_topic(
+            name=name,
+            partitions=[
+                partition_class(
+                    partition_index=number,
+                    committed_offset=given.offset,
+                    committed_leader_epoch=given.leader_epoch,
+                    committed_metadata=given.metadata,
+                )
+                for number in numbers
+                for given in (offsets[TopicPartition(name, number)],)
+            ],
+        )
+        for name, numbers in by_topic(offsets).items()
+    ]
 
 
 def end(transactional_id: str, identity: ProducerIdentity, *, committed: bool, transaction_version: int) -> Send:

@@ -7,7 +7,7 @@ from semel.wire.schema import Bool, Int8, Int16, Int32, Int64, String, field, me
 
 @message(key=22, versions="0-6", flexible=2)
 class InitProducerIdRequest:
-    """Get a producer id. With a transactional id, fence its previous producer and abort the transaction it left open."""
+    """Get a producer id. With a transactional id, fence its last producer and abort the transaction it left open."""
 
     transactional_id: String | None = ""
     transaction_timeout_ms: Int32 = 0
@@ -183,7 +183,7 @@ class WriteTxnMarkersRequest:
 
 @message(key=27, versions="1-2", flexible=1)
 class WriteTxnMarkersResponse:
-    """Which partitions have their marker."""
+    """The result for each partition."""
 
     @struct
     class WritableTxnMarkerPartitionResult:
@@ -205,7 +205,7 @@ class WriteTxnMarkersResponse:
 
 @message(key=61, versions="0", flexible=0)
 class DescribeProducersRequest:
-    """Which producers are active on these partitions?"""
+    """Ask for the active producers of partitions."""
 
     @struct
     class TopicRequest:
@@ -246,7 +246,7 @@ class DescribeProducersResponse:
 
 @message(key=65, versions="0", flexible=0)
 class DescribeTransactionsRequest:
-    """What are these transactional ids doing?"""
+    """Ask for the state of transactional ids."""
 
     transactional_ids: list[String] = field(list)
 
@@ -277,7 +277,7 @@ class DescribeTransactionsResponse:
 
 @message(key=66, versions="0-2", flexible=0)
 class ListTransactionsRequest:
-    """Which transactional ids are there? Empty filters let everything through."""
+    """List transactional ids; an empty filter matches all."""
 
     state_filters: list[String] = field(list)
     producer_id_filters: list[Int64] = field(list)
