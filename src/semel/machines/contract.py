@@ -86,7 +86,8 @@ class SendMarkers(Effect):
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
+# Not `frozen`, although it never changes: that would double the time to make one, and every request makes one.
+@dataclass(slots=True)
 class Decision(Generic[Reply]):
     """What a coordinator decided.
 

@@ -38,7 +38,8 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 NewProducerId = Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
+# Not `frozen`, although it never changes: that would double the time to make one, and a transaction makes three.
+@dataclass(slots=True)
 class TransactionMetadata:
     """One transactional id as it is stored.
 
