@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from semel.errors import ErrorCode, Refused
 from semel.machines.producing.producer_state import ProducerStates
 from semel.records.batch import Batch
-from semel.records.layout import TRANSACTIONAL
+from semel.records.layout import HEADER_SIZE, TRANSACTIONAL, seal
 
 LAST = 2**31 - 1
 DAY_MS = 86_400_000
@@ -33,9 +33,18 @@ class Partition:
             return written.first_offset
         offset = self.end_offset
         self.end_offset += count
-        batch = Batch.__new__(Batch)
-        batch.producer_id, batch.producer_epoch, batch.base_sequence = producer_id, epoch, first
-        batch.last_offset_delta, batch.attributes = count - 1, TRANSACTIONAL if transactional else 0
+        header = seal(
+            bytearray(HEADER_SIZE),
+            attributes=TRANSACTIONAL if transactional else 0,
+            last_offset_delta=count - 1,
+            base_timestamp=at_ms,
+            max_timestamp=at_ms,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=first,
+            record_count=count,
+        )
+        batch = Batch.parse(header)
         self.states.remember_data(batch, offset, at_ms, heard_ms=-1)
         return offset
 
