@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -334,3 +336,87 @@ def test_the_latest_by_time_is_looked_for_among_what_was_not_deleted(tmp_path: P
     assert log.times.max_timestamp_offset() == (NOW + 4, 4, 0)
     log.retention.delete_records_before(5)
     assert log.times.max_timestamp_offset() is None
+
+
+def test_what_is_only_found_is_what_would_have_been_read(tmp_path: Path) -> None:
+    log = open_log(tmp_path, index_interval_bytes=300)
+    for number in range(20):
+        send(log, 7, 3 * number, b"x" * 100 * (number % 3 + 1), b"y", b"z")
+        log.append(batch(-1, 0, b"x" * 50 * (number % 4 + 1)), NOW)
+        if number < 18:
+            end(log, 7, commit=number % 2 == 0)
+    extents = 0
+    for isolation in (0, 1):
+        for offset in range(0, log.end_offset, 7):
+            for max_bytes in (1, 200, 1000, 2345, 1 << 20):
+                for at_least_one in (True, False):
+                    whole = log.reader.read(offset, max_bytes, isolation, at_least_one=at_least_one)
+                    found = log.reader.read(
+                        offset, max_bytes, isolation, at_least_one=at_least_one, at_once_bytes=150
+                    )
+                    data = found.data if found.extent is None else found.extent.read()
+                    assert data == whole.data
+                    assert found._replace(data=whole.data, extent=None) == whole
+                    assert found.extent is None or found.extent.size_bytes == len(whole.data)
+                    extents += found.extent is not None
+    assert extents > 100
+
+
+def test_what_was_found_can_be_read_though_its_segment_is_gone(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=2000)
+    while len(log.segments) < 3:
+        log.append(batch(-1, 0, b"x" * 500), NOW)
+    whole = log.reader.read(0, 1 << 20, 0)
+    before = set(os.listdir("/proc/self/fd"))
+    found = log.reader.read(0, 1 << 20, 0, at_once_bytes=10)
+    assert found.extent is not None
+    for removed in log.segments.replace(0, 1, []):
+        for path in removed.paths():
+            log.files.remove(path)
+    # What is opened now must not be taken for it.
+    with open(tmp_path / "other", "wb") as other:
+        other.write(b"o" * 5000)
+        other.flush()
+        assert found.extent.read() == whole.data
+    del found
+    assert len(os.listdir("/proc/self/fd")) <= len(before), "its descriptor is given back"
+
+
+def test_what_was_cut_off_since_it_was_found_is_not_served(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for _ in range(4):
+        log.append(batch(-1, 0, b"x" * 500), NOW)
+    extent = log.reader.read(0, 1 << 20, 0, at_once_bytes=10).extent
+    log.truncate_to(2, NOW)
+    assert extent is not None
+    assert extent.read() is None
+
+
+def test_bytes_of_an_earlier_process_are_checked_and_never_only_found(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for _ in range(4):
+        log.append(batch(-1, 0, b"x" * 500), NOW)
+    size = log.size_bytes
+    log.close(NOW)
+    again = open_log(tmp_path)
+    assert again.reader.read(0, 10, 0, at_once_bytes=20).extent is None
+    assert again.reader.read(0, 1 << 20, 0, at_once_bytes=20).extent is None, "this looks into it"
+    extent = again.reader.read(0, 1 << 20, 0, at_once_bytes=20).extent
+    assert extent is not None
+    assert extent.size_bytes == size
+    del extent
+    assert len(open_below(tmp_path)) == 1, "its descriptor is given back"
+
+
+class NoMoreDescriptors(InlineFiles):
+    def duplicate(self, descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+def test_without_a_further_descriptor_all_is_read_at_once(tmp_path: Path) -> None:
+    log = open_log(tmp_path, files=NoMoreDescriptors())
+    for _ in range(4):
+        log.append(batch(-1, 0, b"x" * 500), NOW)
+    for max_bytes in (10, 1500, 1 << 20):
+        found = log.reader.read(0, max_bytes, 0, at_once_bytes=10)
+        assert found.extent is None and found.data == log.reader.read(0, max_bytes, 0).data != b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -441,6 +442,30 @@ class Segment:
             here += length + LENGTH_OVERHEAD
             next_offset = base_offset + last_delta + 1
         return here, next_offset
+
+    def whole_extent(self, position: int, size_bytes: int) -> tuple[int, int]:
+        """The same as `whole_batches` of what would be read there, without reading more than its end."""
+        self._load_offsets()
+        limit = position + size_bytes
+        known, last_offset = self.offset_index.batch_start_at_or_before(limit - HEADER_SIZE)
+        if known > position and self._begins_at(known, last_offset):
+            end, next_offset = self._walk_to(known, limit)
+            if next_offset >= 0:
+                return end - position, next_offset
+        end, next_offset = self._walk_to(position, limit)
+        return end - position, next_offset
+
+    def _walk_to(self, position: int, limit: int) -> tuple[int, int]:
+        """Where the last batch ends that is whole before `limit`, and the offset after it; -1 if no batch is there."""
+        next_offset = -1
+        with suppress(Refused):
+            for placed in self.walk(position):
+                if next_offset < 0:
+                    next_offset = placed.base_offset
+                if placed.position + placed.size_bytes > limit:
+                    break
+                position, next_offset = placed.position + placed.size_bytes, placed.last_offset + 1
+        return position, next_offset
 
     def batches(self, position: int = 0, chunk_bytes: int = _SCAN_BYTES) -> Iterator[Batch]:
         """Every whole batch from `position` on. Stops at the first bytes that are not one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from types import CoroutineType
@@ -30,6 +30,7 @@ from semel.broker.fetch_sessions import (
 from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
+from semel.log.reader import NO_LIMIT, Extent
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
@@ -39,21 +40,26 @@ if TYPE_CHECKING:
 _PartitionData = FetchResponse.PartitionData
 _TopicResponse = FetchResponse.FetchableTopicResponse
 _Aborted = FetchResponse.AbortedTransaction
+_Wanted = list[tuple[tuple[TopicName, int], FetchedPartition]]
 _Read = list[tuple[tuple[TopicName, int], FetchedPartition, FetchResponse.PartitionData]]
 
 #: How many partitions are read in one piece.
 PARTITIONS_AT_ONCE = 200
+#: How many bytes are read in one piece. More than this of one partition is read on another thread.
+BYTES_AT_ONCE = 2 * 1024 * 1024
 
 
 class _Round:
     """One pass over the partitions of a fetch."""
 
-    __slots__ = ("data", "failed", "size_bytes")
+    __slots__ = ("data", "extent", "failed", "size_bytes")
 
     def __init__(self) -> None:
         self.data: _Read = []
         self.size_bytes = 0
         self.failed = False
+        #: What is still to be read of the last partition in `data`; it counts in `size_bytes`.
+        self.extent: Extent | None = None
 
 
 def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
@@ -77,9 +83,13 @@ def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetch
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version, named)
     except Refused as error:
         return FetchResponse(error_code=error.code)
-    if len(fetched) > PARTITIONS_AT_ONCE:
-        return _fetch_many(broker, request, call, fetched, session, incremental)
-    round_ = _read(broker, request, fetched.items())
+    round_, wanted = _Round(), iter(fetched.items())
+    if len(fetched) > PARTITIONS_AT_ONCE or not _read(broker, request, wanted, round_):
+        call.connection.reserve(round_.size_bytes)
+        progress = _progress(broker, request, fetched) if round_.data else None
+        # A copy: other requests may use the same session meanwhile.
+        left = list(wanted)
+        return _fetch_in_pieces(broker, request, call, fetched, session, incremental, round_, left, progress)
     if round_.failed or round_.size_bytes >= _enough_bytes(broker, request) or request.max_wait_ms <= 0 or not fetched:
         return _response(broker, call, round_, session, incremental)
     # Measured now: the coroutine starts later, and what is appended until then must not be missed.
@@ -88,38 +98,66 @@ def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetch
     return _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
 
 
-async def _fetch_many(
+def _progress(broker: BrokerServer, request: FetchRequest, fetched: Fetched) -> _Progress | None:
+    """None if the fetch is not going to wait."""
+    if request.max_wait_ms > 0:
+        with suppress(Refused):
+            return _Progress([_find(broker, one) for one in fetched.values()], request.isolation_level)
+    return None
+
+
+async def _fetch_in_pieces(
     broker: BrokerServer,
     request: FetchRequest,
     call: Call,
     fetched: Fetched,
     session: FetchSession | None,
     incremental: bool,
+    round_: _Round,
+    left: _Wanted,
+    progress: _Progress | None,
 ) -> FetchResponse:
-    """A fetch of very many partitions, some at a time."""
-    progress = None
-    if request.max_wait_ms > 0:
+    """A fetch of very many partitions or bytes, some at a time. `round_` has what was read already."""
+    if not round_.data:
         # Measured before anything is read: what is appended meanwhile counts as new.
-        with suppress(Refused):
-            progress = _Progress([_find(broker, one) for one in fetched.values()], request.isolation_level)
-    round_ = await _read_many(broker, request, call, fetched)
+        progress = _progress(broker, request, fetched)
+    await _read_in_pieces(broker, request, call, round_, left, Pace(broker, call))
     if round_.failed or progress is None or round_.size_bytes >= _enough_bytes(broker, request):
-        return await _response_of_many(broker, call, round_, session, incremental)
+        return await _answer(broker, call, round_, session, incremental)
     call.connection.reserve(0)
     return await _wait(broker, request, call, fetched, session, incremental, round_.size_bytes, progress)
 
 
-async def _read_many(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
-    pace = Pace(broker, call)
-    round_ = _Round()
-    # A copy: other requests may use the same session meanwhile.
-    wanted = list(fetched.items())
-    for start in range(0, len(wanted), PARTITIONS_AT_ONCE):
-        _read(broker, request, wanted[start : start + PARTITIONS_AT_ONCE], round_)
+async def _read_in_pieces(
+    broker: BrokerServer, request: FetchRequest, call: Call, round_: _Round, left: _Wanted, pace: Pace
+) -> None:
+    """Each partition's records belong to the watermarks beside them, whatever happens between two pieces."""
+    wanted = iter(left)
+    while True:
         # Other requests are served meanwhile, and must see how much memory this one uses.
         call.connection.reserve(round_.size_bytes)
+        if round_.extent is not None:
+            await _read_extent(broker, request, round_, round_.extent)
+            pace = Pace(broker, call)
         await pace.rest()
-    return round_
+        if _read(broker, request, wanted, round_):
+            call.connection.reserve(round_.size_bytes)
+            return
+
+
+async def _read_extent(broker: BrokerServer, request: FetchRequest, round_: _Round, extent: Extent) -> None:
+    """Read what was found of the last partition."""
+    records = None
+    with suppress(OSError):
+        records = await broker.beside(extent.read)
+    round_.extent = None
+    if records is not None:
+        round_.data[-1][2].records = records
+        return
+    # The file has changed, or cannot be read: answer with what it holds now, or with the error.
+    round_.size_bytes -= extent.size_bytes
+    key, one, _ = round_.data.pop()
+    _read(broker, request, iter([(key, one)]), round_, NO_LIMIT)
 
 
 async def _response_of_many(
@@ -207,7 +245,7 @@ async def _wait(
                 if round_.failed or round_.size_bytes >= enough_bytes:
                     return await _answer(broker, call, round_, session, incremental)
                 size_bytes = round_.size_bytes
-                if len(fetched) > PARTITIONS_AT_ONCE:
+                if len(fetched) > PARTITIONS_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
                     call.connection.reserve(0)
             await bell.rung
             bell.rung = broker.loop.create_future()
@@ -219,9 +257,11 @@ async def _wait(
 
 
 async def _look_again(broker: BrokerServer, request: FetchRequest, call: Call, fetched: Fetched) -> _Round:
-    if len(fetched) > PARTITIONS_AT_ONCE:
-        return await _read_many(broker, request, call, fetched)
-    return _read(broker, request, fetched.items())
+    pace = Pace(broker, call)
+    round_, wanted = _Round(), iter(fetched.items())
+    if len(fetched) > PARTITIONS_AT_ONCE or not _read(broker, request, wanted, round_):
+        await _read_in_pieces(broker, request, call, round_, list(wanted), pace)
+    return round_
 
 
 async def _answer(
@@ -260,14 +300,15 @@ def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
 def _read(
     broker: BrokerServer,
     request: FetchRequest,
-    fetched: Iterable[tuple[tuple[TopicName, int], FetchedPartition]],
-    round_: _Round | None = None,
-) -> _Round:
-    """Read these partitions, and add them to the round if one is given."""
-    round_ = round_ or _Round()
+    wanted: Iterator[tuple[tuple[TopicName, int], FetchedPartition]],
+    round_: _Round,
+    at_once_bytes: int = BYTES_AT_ONCE,
+) -> bool:
+    """Read these partitions after those that were read before. Returns False if it stopped before the last one."""
+    stop_bytes, stop_count = round_.size_bytes + at_once_bytes, len(round_.data) + PARTITIONS_AT_ONCE
     left_bytes = min(request.max_bytes, broker.fetch_max_bytes, broker.unread.answer_bytes) - round_.size_bytes
     isolation = request.isolation_level
-    for key, one in fetched:
+    for key, one in wanted:
         data = _PartitionData(partition_index=one.partition, records=b"", aborted_transactions=None)
         try:
             partition = _find(broker, one)
@@ -278,7 +319,9 @@ def _read(
             limit_bytes = min(one.partition_max_bytes, left_bytes)
             data.log_start_offset = log.log_start_offset
             if limit_bytes > 0 or first:
-                read = log.reader.read(one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first)
+                read = log.reader.read(
+                    one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first, at_once_bytes=at_once_bytes
+                )
                 data.records = read.data
                 data.high_watermark = read.high_watermark
                 data.last_stable_offset = read.last_stable_offset
@@ -288,6 +331,9 @@ def _read(
                         for producer_id, first_offset in read.aborted or ()
                     ]
                 size = len(read.data)
+                if read.extent is not None:
+                    round_.extent = read.extent
+                    size = read.extent.size_bytes
                 left_bytes -= size
                 round_.size_bytes += size
             else:
@@ -299,7 +345,9 @@ def _read(
             data.log_start_offset = -1
             round_.failed = True
         round_.data.append((key, one, data))
-    return round_
+        if round_.extent is not None or round_.size_bytes >= stop_bytes or len(round_.data) >= stop_count:
+            return False
+    return True
 
 
 def _response(
