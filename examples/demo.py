@@ -27,7 +27,7 @@ PARTITIONS = 3
 
 
 def produce_payments(bootstrap: str, count: int) -> None:
-    """Write the input through Semel's own transactional producer, a hundred payments to a transaction."""
+    """Write the input with Semel's transactional producer, a hundred payments per transaction."""
     settings = {"bootstrap.servers": bootstrap, "transactional.id": "payments-till"}
     with semel.Producer(settings) as producer:
         producer.init_transactions()
@@ -69,7 +69,7 @@ def read_all(bootstrap: str, topic: str, isolation: str) -> list[dict[str, Any]]
 
 
 def run_pipeline(bootstrap: str, checkpoint: Path, per_batch: int, die_at: str = "") -> int:
-    """Run the pipeline in a process group of its own, so that a dead driver leaves no JVM behind."""
+    """Run the pipeline in its own process group, so that no JVM is left when the driver is killed."""
     command = [
         sys.executable,
         str(Path(__file__).with_name("payments_pipeline.py")),

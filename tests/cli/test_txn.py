@@ -127,7 +127,7 @@ def test_the_doctor_finds_nothing_where_nothing_is_open(person: Person) -> None:
     result = person.types("doctor", "ledger")
     assert (result.exit_code, result.output) == (
         0,
-        "Looked at 2 partitions: no transaction is open, nothing holds readers back.\n",
+        "Checked 2 partitions: no transaction is open, nothing holds readers back.\n",
     )
     assert person.reads("doctor") == []
 
@@ -256,7 +256,7 @@ def test_a_partition_that_cannot_be_read_does_not_keep_the_doctor_from_the_other
         person.produce(person.init())
         result = person.types("doctor", "ledger")
         assert "ledger-0: in progress" in result.stdout
-        assert result.stderr.startswith("ledger-1 cannot be looked at: ") and "is damaged at byte" in result.stderr
+        assert result.stderr.startswith("ledger-1 cannot be read: ") and "is damaged at byte" in result.stderr
         assert result.exit_code == 1
 
 

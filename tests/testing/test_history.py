@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from semel.testing.history import (
+    AnomalyKind,
     Assigned,
     Ended,
     Ending,
-    Kind,
     Operation,
     Outcome,
     Poll,
@@ -31,7 +31,7 @@ def at(*positions: int, by: str = "c") -> Reached:
     return Reached(by, tuple((("t", number), position) for number, position in enumerate(positions)))
 
 
-def kinds(*history: Operation, at_rest: bool = False) -> set[Kind]:
+def kinds(*history: Operation, at_rest: bool = False) -> set[AnomalyKind]:
     return {anomaly.kind for anomaly in judge(history, at_rest=at_rest)}
 
 
@@ -125,37 +125,37 @@ LAWFUL: dict[str, list[Operation]] = {
     ],
 }
 
-ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
+ANOMALIES: dict[str, tuple[AnomalyKind, list[Operation]]] = {
     "one offset, two values, in two polls": (
-        Kind.INCONSISTENT_OFFSETS,
+        AnomalyKind.INCONSISTENT_OFFSETS,
         [send("a", 0), send("b"), poll((0, "a")), poll((0, "b"), by="d")],
     ),
-    "one value, two offsets": (Kind.DUPLICATE, [send("a", 0), poll((0, "a"), (1, "a"))]),
-    "one value, two partitions": (Kind.DUPLICATE, [send("a", 0), poll((0, "a")), poll((0, "a"), of=1)]),
-    "acknowledged, passed, never read": (Kind.LOST_WRITE, [send("a", 0), send("b", 1), poll((1, "b"))]),
+    "one value, two offsets": (AnomalyKind.DUPLICATE, [send("a", 0), poll((0, "a"), (1, "a"))]),
+    "one value, two partitions": (AnomalyKind.DUPLICATE, [send("a", 0), poll((0, "a")), poll((0, "a"), of=1)]),
+    "acknowledged, passed, never read": (AnomalyKind.LOST_WRITE, [send("a", 0), send("b", 1), poll((1, "b"))]),
     "committed, passed, never read": (
-        Kind.LOST_WRITE,
+        AnomalyKind.LOST_WRITE,
         [send("a", 0, transaction="x"), *committed("x"), send("b", 2), poll((2, "b"))],
     ),
     "an aborted record is read": (
-        Kind.ABORTED_READ,
+        AnomalyKind.ABORTED_READ,
         [send("a", 0, transaction="x"), Ended("p", "x", Outcome.FAILED), poll((0, "a"))],
     ),
     "an aborted record was read before its abort": (
-        Kind.ABORTED_READ,
+        AnomalyKind.ABORTED_READ,
         [send("a", 0, transaction="x"), poll((0, "a")), Ended("p", "x", Outcome.FAILED)],
     ),
-    "a refused record is read": (Kind.ABORTED_READ, [send("a", outcome=Outcome.FAILED), poll((0, "a"))]),
+    "a refused record is read": (AnomalyKind.ABORTED_READ, [send("a", outcome=Outcome.FAILED), poll((0, "a"))]),
     "a record is read before its commit": (
-        Kind.UNCOMMITTED_READ,
+        AnomalyKind.UNCOMMITTED_READ,
         [send("a", 0, transaction="x"), poll((0, "a")), *committed("x")],
     ),
     "a producer reads its own uncommitted write": (
-        Kind.UNCOMMITTED_READ,
+        AnomalyKind.UNCOMMITTED_READ,
         [send("a", 0, transaction="x"), poll((0, "a"), by="p"), *committed("x")],
     ),
     "half of a transaction with an unknown end": (
-        Kind.TORN_TRANSACTION,
+        AnomalyKind.TORN_TRANSACTION,
         [
             send("a", 0, transaction="x"),
             send("b", 0, to=1, transaction="x"),
@@ -166,7 +166,7 @@ ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
         ],
     ),
     "half of a transaction, seen whole by another reader": (
-        Kind.TORN_TRANSACTION,
+        AnomalyKind.TORN_TRANSACTION,
         [
             send("a", 0, transaction="x"),
             send("b", 0, to=1, transaction="x"),
@@ -179,7 +179,7 @@ ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
         ],
     ),
     "half of a committed transaction, at the end of its partition": (
-        Kind.POLL_SKIP,
+        AnomalyKind.POLL_SKIP,
         [
             at(0, 0),
             send("a", 0, transaction="x"),
@@ -189,21 +189,21 @@ ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
             poll((0, "b"), of=1, by="d"),
         ],
     ),
-    "standing before what was read": (Kind.POLL_BACK, [send("a", 5), poll((5, "a")), at(3)]),
+    "standing before what was read": (AnomalyKind.POLL_BACK, [send("a", 5), poll((5, "a")), at(3)]),
     "skipping within a poll": (
-        Kind.POLL_SKIP,
+        AnomalyKind.POLL_SKIP,
         [send("a", 0), send("b", 1), send("c", 2), poll((0, "a"), (2, "c")), poll((1, "b"), by="d")],
     ),
     "skipping between polls": (
-        Kind.POLL_SKIP,
+        AnomalyKind.POLL_SKIP,
         [send("a", 0), send("b", 1), send("c", 2), poll((0, "a")), poll((2, "c")), poll((1, "b"), by="d")],
     ),
-    "going back within a poll": (Kind.POLL_BACK, [send("a", 0), send("b", 1), poll((1, "b"), (0, "a"))]),
-    "going back between polls": (Kind.POLL_BACK, [send("a", 0), send("b", 1), poll((1, "b")), poll((0, "a"))]),
-    "reading the same record again": (Kind.POLL_BACK, [send("a", 0), poll((0, "a")), poll((0, "a"))]),
-    "sent later, stored earlier": (Kind.SEND_BACK, [send("a", 1), send("b", 0), poll((0, "b"), (1, "a"))]),
+    "going back within a poll": (AnomalyKind.POLL_BACK, [send("a", 0), send("b", 1), poll((1, "b"), (0, "a"))]),
+    "going back between polls": (AnomalyKind.POLL_BACK, [send("a", 0), send("b", 1), poll((1, "b")), poll((0, "a"))]),
+    "reading the same record again": (AnomalyKind.POLL_BACK, [send("a", 0), poll((0, "a")), poll((0, "a"))]),
+    "sent later, stored earlier": (AnomalyKind.SEND_BACK, [send("a", 1), send("b", 0), poll((0, "b"), (1, "a"))]),
     "two transactions that read each other": (
-        Kind.WRITE_READ_CYCLE,
+        AnomalyKind.WRITE_READ_CYCLE,
         [
             send("a", 0, transaction="x"),
             send("b", 0, to=1, transaction="y"),
@@ -215,7 +215,7 @@ ANOMALIES: dict[str, tuple[Kind, list[Operation]]] = {
             Ended("p", "y", Outcome.OK),
         ],
     ),
-    "a record nobody sent": (Kind.UNWRITTEN_READ, [poll((0, "ghost"))]),
+    "a record nobody sent": (AnomalyKind.UNWRITTEN_READ, [poll((0, "ghost"))]),
 }
 
 
@@ -231,28 +231,28 @@ def test_each_anomaly_is_named(name: str) -> None:
 
 
 def test_an_offset_acknowledged_for_one_value_and_read_as_another_is_two_anomalies() -> None:
-    assert kinds(send("a", 0), send("b"), poll((0, "b"))) == {Kind.INCONSISTENT_OFFSETS, Kind.LOST_WRITE}
+    assert kinds(send("a", 0), send("b"), poll((0, "b"))) == {AnomalyKind.INCONSISTENT_OFFSETS, AnomalyKind.LOST_WRITE}
 
 
 def test_what_is_above_every_read_is_judged_at_rest_only() -> None:
     history = [send("a", 0), send("b", 1), poll((0, "a"))]
     assert kinds(*history) == set()
-    assert kinds(*history, at_rest=True) == {Kind.UNSEEN}
+    assert kinds(*history, at_rest=True) == {AnomalyKind.UNSEEN}
 
 
 def test_the_first_record_of_a_partition_can_be_skipped_too() -> None:
-    assert kinds(at(0), send("a", 0), at(1), poll((0, "a"), by="d")) == {Kind.POLL_SKIP}
+    assert kinds(at(0), send("a", 0), at(1), poll((0, "a"), by="d")) == {AnomalyKind.POLL_SKIP}
 
 
 def test_what_is_below_where_a_reader_stands_and_was_never_read_is_lost() -> None:
-    assert kinds(at(0), send("a", 0), at(1)) == {Kind.POLL_SKIP, Kind.LOST_WRITE}
+    assert kinds(at(0), send("a", 0), at(1)) == {AnomalyKind.POLL_SKIP, AnomalyKind.LOST_WRITE}
     assert kinds(at(1), send("a", 0), at(1)) == set(), "it began behind it"
 
 
 def test_a_torn_tail_is_judged_at_rest() -> None:
     history = [send("a", 0, transaction="x"), send("b", 0, to=1, transaction="x"), Ending("p", "x"), poll((0, "a"))]
     assert kinds(*history) == set()
-    assert kinds(*history, at_rest=True) == {Kind.TORN_TRANSACTION}
+    assert kinds(*history, at_rest=True) == {AnomalyKind.TORN_TRANSACTION}
 
 
 def test_a_longer_cycle_is_found_and_a_long_chain_is_not_one() -> None:
@@ -265,7 +265,7 @@ def test_a_longer_cycle_is_found_and_a_long_chain_is_not_one() -> None:
             chain.append(poll((number - 1, f"v{number - 1}"), transaction=number))
     assert kinds(*chain) == set()
     back = Poll("z", (Seen("t", 0, count - 1, f"v{count - 1}"),), transaction=0)
-    assert kinds(*chain, back) == {Kind.WRITE_READ_CYCLE}
+    assert kinds(*chain, back) == {AnomalyKind.WRITE_READ_CYCLE}
 
 
 def test_a_hundred_thousand_records_are_judged_quickly() -> None:

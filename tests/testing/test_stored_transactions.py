@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from semel import Admin
 from semel import Producer as Ours
 from semel.broker.embedded import Broker
-from semel.testing.history import Kind, Seen, judge
+from semel.testing.history import AnomalyKind, Seen, judge
 from tests.support.stored_transactions import TimedPoll, history, stored_transactions, timed_poll
 from tests.support.waiting import until
 
@@ -45,7 +45,7 @@ def polled(servers: str, isolation: str) -> TimedPoll:
         consumer.close()
 
 
-def kinds(servers: str, poll: TimedPoll) -> set[Kind]:
+def kinds(servers: str, poll: TimedPoll) -> set[AnomalyKind]:
     made = history(stored_transactions(servers, "t"), [poll], in_order=KEPT)
     return {anomaly.kind for anomaly in judge(made, at_rest=True)}
 
@@ -56,18 +56,18 @@ def test_a_lawful_reader_is_let_pass(servers: str) -> None:
 
 
 def test_a_reader_that_was_shown_aborted_records_is_told_so(servers: str) -> None:
-    assert kinds(servers, polled(servers, "read_uncommitted")) == {Kind.ABORTED_READ}
+    assert kinds(servers, polled(servers, "read_uncommitted")) == {AnomalyKind.ABORTED_READ}
 
 
 def test_a_reader_that_was_shown_records_before_their_marker_is_told_so(servers: str) -> None:
     poll = polled(servers, "read_committed")
-    assert kinds(servers, replace(poll, at_ms=poll.at_ms - 60_000)) == {Kind.UNCOMMITTED_READ}
+    assert kinds(servers, replace(poll, at_ms=poll.at_ms - 60_000)) == {AnomalyKind.UNCOMMITTED_READ}
 
 
 def test_a_reader_that_was_shown_half_a_transaction_is_told_so(servers: str) -> None:
     poll = polled(servers, "read_committed")
     half = tuple(one for one in poll.records if one.value != b"c")
-    assert kinds(servers, replace(poll, records=half)) == {Kind.LOST_WRITE, Kind.POLL_SKIP}
+    assert kinds(servers, replace(poll, records=half)) == {AnomalyKind.LOST_WRITE, AnomalyKind.POLL_SKIP}
 
 
 def test_partitions_that_disagree_about_an_outcome_are_told_of(semel_broker: Broker) -> None:
@@ -92,4 +92,4 @@ def test_partitions_that_disagree_about_an_outcome_are_told_of(semel_broker: Bro
 
 def test_a_record_that_was_never_written_is_missed(servers: str) -> None:
     made = history(stored_transactions(servers, "t"), [polled(servers, "read_committed")], in_order=[*KEPT, b"e"])
-    assert {anomaly.kind for anomaly in judge(made, at_rest=True)} == {Kind.UNSEEN}
+    assert {anomaly.kind for anomaly in judge(made, at_rest=True)} == {AnomalyKind.UNSEEN}

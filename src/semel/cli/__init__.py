@@ -1,7 +1,6 @@
-"""The `semel` command: one file per noun, each loaded when it is asked for.
+"""The `semel` command: one file per noun, each loaded when it is needed.
 
-`semel broker start` does not load the command-line library at all: it is the one command whose time to its first
-answer somebody measures.
+`semel broker start` does not load the command-line library at all, so that a broker starts fast.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import click
 
-#: Noun -> what it is about. The module is `semel.cli.<noun>`, the command in it has the noun's name.
+#: Noun -> its help text. The module is `semel.cli.<noun>`, and the command in it has the name of the noun.
 NOUNS = {
     "broker": "Run a broker.",
     "topic": "Create, list, describe, change and delete topics.",
-    "group": "Look after consumer groups and their offsets.",
-    "txn": "Look after transactions.",
-    "log": "Look into log files.",
-    "pipeline": "Look after exactly-once pipelines on Spark.",
+    "group": "List, describe, move and delete consumer groups.",
+    "txn": "List, describe, diagnose and abort transactions.",
+    "log": "Print and verify log files.",
+    "pipeline": "Show or delete the progress of pipelines on Spark.",
 }
 
 
@@ -35,11 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def command_line() -> click.Group:
-    """The command line as the click library sees it."""
+    """The click command for the whole command line."""
     import click
 
     class Nouns(click.Group):
-        """Finds a noun's commands in its own module."""
+        """Loads a noun's commands from its own module."""
 
         def list_commands(self, ctx: click.Context) -> list[str]:
             return list(NOUNS)

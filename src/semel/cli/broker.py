@@ -1,4 +1,4 @@
-"""`semel broker start`: run a broker until it is told to stop."""
+"""`semel broker start`: run a broker until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS = ("--listen", "--data", "--config", "--set", "--log-level")
 
 
 def start_without_click(arguments: Sequence[str]) -> None:
-    """Start when the arguments are plain pairs; return, and let click explain, when they are anything else."""
+    """Start if the arguments are plain options with values. Otherwise return: click explains the mistake."""
     given: dict[str, str] = {}
     sets: list[str] = []
     words = iter(arguments)
@@ -43,7 +43,7 @@ def start_without_click(arguments: Sequence[str]) -> None:
 
 
 def gather_settings(listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str]) -> Values:
-    """The file, then `--set`, then `--listen` and `--data`, each over the one before."""
+    """Settings from the file, then `--set`, then `--listen` and `--data`. Later ones override earlier ones."""
     given: dict[str, object] = {}
     if config_file is not None:
         with open(config_file, encoding="utf-8") as file:
@@ -55,7 +55,7 @@ def gather_settings(listen: str | None, data: str | None, config_file: str | Non
         given[name.strip()] = value.strip()
     if listen is not None or "listeners" not in given:
         given["listeners"] = (f"PLAINTEXT://{listen or DEFAULT_LISTEN}",)
-    older = given.pop("log.dir", None)  # Kafka's name for one directory, where log.dirs is not given
+    older = given.pop("log.dir", None)  # Kafka's name for one directory, used if log.dirs is not set
     if older is not None:
         given.setdefault("log.dirs", older)
     if data is not None or "log.dirs" not in given:
@@ -111,7 +111,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     except Refused as refusal:
         _fail(str(refusal), code=1)
     sys.stdout.flush()
-    # The logs are closed and the mark is written: nothing is left that an interpreter's slow farewell would do.
+    # The logs are closed and the clean-shutdown file is written: skip the interpreter's slow exit.
     os._exit(0 if broker.fatal_error is None else 1)
 
 
@@ -125,11 +125,11 @@ def take_turns_often() -> None:
 
 
 def tidy_memory() -> None:
-    """Look for garbage that refers to itself less often, and never again in what is there now.
+    """Run the cyclic garbage collector less often, and never again over the objects that exist now.
 
-    A look stops all threads for as long as it takes: 50 ms for a million objects on a quiet machine, and more than that
-    for the 200,000 of one large request on a busy one. So young objects are looked at some thousands at a time, and all
-    there are hardly ever: little here refers to itself.
+    A collection stops all threads: for 50 ms per million objects on a quiet machine, and for longer on a busy one for
+    the 200,000 objects of one large request. So young objects are collected some thousands at a time, and full
+    collections are rare: the broker has few reference cycles.
     """
     gc.collect()
     gc.freeze()
@@ -137,7 +137,7 @@ def tidy_memory() -> None:
 
 
 def _allow_many_files() -> None:
-    """Every partition that is written to keeps a file open: take as many as the system lets us have."""
+    """Raise the limit of open files as far as the system allows: every partition in use keeps one open."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,7 +151,7 @@ def _fail(why: str, code: int = 2) -> NoReturn:
 
 
 def __getattr__(name: str) -> Any:
-    """The click command is made when click asks for it."""
+    """Create the click command when click asks for it."""
     if name == "broker":
         return _command()
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""How commands find a broker: one option for all of them, and a quick answer where there is none."""
+"""How commands connect to a broker: one option for all of them, and a quick error if no broker answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from semel.wire.frames import request_frame
 from semel.wire.messages.features import ApiVersionsRequest
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-#: How long a person waits to hear that nobody is there.
+#: How long to wait for a broker before reporting that there is none.
 PATIENCE_S = 3.0
 _CORRELATION_ID = 1
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-#: Semel's name of the option, and those of Kafka's tools, old and new.
+#: Semel's name of the option, and the names that Kafka's tools use.
 bootstrap_option = click.option(
     "--bootstrap",
     "--bootstrap-server",
@@ -39,24 +39,24 @@ bootstrap_option = click.option(
 
 
 def common_options(command: Command) -> Command:
-    """What every command takes that asks a broker."""
+    """The options of every command that connects to a broker."""
     return bootstrap_option(click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command))
 
 
 def cluster_at(bootstrap: str) -> BlockingCluster:
-    """A cluster that is there; an error says so within seconds where it is not."""
+    """A client of a cluster. Raises within seconds if no broker answers."""
     _find(bootstrap)
     return BlockingCluster({"bootstrap.servers": bootstrap})
 
 
 def admin_at(bootstrap: str) -> Admin:
-    """An administrator of a cluster that is there."""
+    """An admin client of a cluster. Raises within seconds if no broker answers."""
     _find(bootstrap)
     return Admin({"bootstrap.servers": bootstrap})
 
 
 def _find(bootstrap: str) -> None:
-    """Return once one of the brokers has answered. A client would go on trying, as it should; a person asks once."""
+    """Return when one of the brokers has answered. A client would retry for much longer than a person waits."""
     deadline = time.monotonic() + PATIENCE_S
     why = "no address was given"
     for text in ADMIN["bootstrap.servers"].read(bootstrap):
@@ -66,7 +66,7 @@ def _find(bootstrap: str) -> None:
         except OSError as error:
             why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
     raise click.ClickException(
-        f"nobody answers at {bootstrap} ({why}): is a broker running there? `semel broker start`, "
+        f"no answer from {bootstrap} ({why}): is a broker running there? `semel broker start`, "
         "or name another with --bootstrap"
     )
 
@@ -80,7 +80,7 @@ def _ask(address: tuple[str, int], deadline: float) -> None:
             connection.settimeout(max(0.1, deadline - time.monotonic()))
             received = connection.recv(8 - len(head))
             if not received:
-                raise ConnectionError("whoever listens there hung up")
+                raise ConnectionError("the connection was closed")
             head += received
         if struct.unpack(">i", head[4:])[0] != _CORRELATION_ID:
-            raise ConnectionError("whoever listens there is no broker")
+            raise ConnectionError("what listens there is not a Kafka broker")

@@ -1,4 +1,4 @@
-"""`semel group`: see groups and how far they are, move them, and delete them."""
+"""`semel group`: list and describe groups, reset their offsets, and delete them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from semel.machines.values import TopicPartition
 
 LATEST, EARLIEST = -1, -2
 COUNTED_OFFSETS = 1_000_000
-#: How long all partitions together, and then each by itself, may take to say where they end.
+#: How long ListOffsets may take for all partitions together, and then for each one by itself.
 PATIENCE_MS, ONCE_MORE_MS = 5_000, 500
 LAG_IN_WORDS = (
-    "LAG is what a read_committed reader has still to see: commit and abort markers, aborted records and open "
-    "transactions are not counted."
+    "LAG counts the records that a read_committed reader has yet to read: markers, aborted records and open "
+    "transactions are left out."
 )
-UNCOUNTED_IN_WORDS = "A lag with ~ is a distance in offsets, markers included: it was too far to count."
+UNCOUNTED_IN_WORDS = "A lag with ~ is a number of offsets, markers included: there were too many to count."
 
 
 @click.group()
 def group() -> None:
-    """Look after consumer groups and their offsets."""
+    """List, describe, move and delete consumer groups."""
 
 
 @group.command("list")
@@ -54,7 +54,7 @@ def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str,
 
 @group.command()
 @click.argument("group_ids", nargs=-1, required=True)
-@click.option("--members", "with_members", is_flag=True, help="Show members and what each of them reads.")
+@click.option("--members", "with_members", is_flag=True, help="Show the members and their partitions.")
 @click.option(
     "--count-up-to",
     "most_offsets",
@@ -62,14 +62,14 @@ def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str,
     default=COUNTED_OFFSETS,
     show_default=True,
     metavar="OFFSETS",
-    help="How far behind a partition may be for its lag to be counted by reading.",
+    help="Count the lag of a partition by reading it, up to this many offsets.",
 )
 @common_options
 def describe(group_ids: tuple[str, ...], with_members: bool, most_offsets: int, bootstrap: str, as_json: bool) -> None:
-    """Show where groups are and how many visible records they have yet to read.
+    """Show the committed offsets of groups, and how many visible records they have yet to read.
 
-    The lag counts what a read_committed reader would still be given: markers, aborted records and transactions that
-    are open are left out.
+    The lag counts the records that a read_committed reader has yet to read: markers, aborted records and open
+    transactions are left out.
     """
     with errors_for_people(), admin_at(bootstrap) as admin:
         found = list(admin.describe_groups(group_ids).values())
@@ -113,7 +113,7 @@ def _members(found: GroupDescription) -> list[dict[str, Any]]:
 def _partition_rows(
     admin: Admin, cluster: BlockingCluster, found: GroupDescription, most_offsets: int
 ) -> list[dict[str, Any]]:
-    """A row per partition that the group has an offset for or a member that reads it."""
+    """One row for each partition that has a committed offset or a member that reads it."""
     readers = {partition: member for member in found.members for partition in member.assignment}
     committed = {partition: at.offset for partition, at in admin.list_group_offsets(found.group_id).items()}
     there = _existing_partitions(admin, {*committed, *readers})
@@ -136,7 +136,7 @@ def _partition_rows(
         if partition in ends:
             row["visible_end"] = ends[partition].offset
             if at is not None:
-                # What retention has taken away is not to come any more.
+                # Records that retention has deleted are not part of the lag.
                 start = max(at, starts[partition].offset)
                 behind = lag(cluster, partition, start, ends[partition].offset, most_offsets)
                 row["lag"], row["lag_counted"] = behind.records, behind.exact
@@ -145,7 +145,7 @@ def _partition_rows(
 
 
 def _visible_ends(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """Where a read_committed reader stops. A partition that cannot be read is named, and holds up nobody for long."""
+    """The last stable offsets. A partition that cannot be read is reported on standard error and left out."""
     try:
         return admin.list_offsets(
             dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED, timeout_ms=PATIENCE_MS
@@ -156,12 +156,12 @@ def _visible_ends(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicP
             try:
                 ends |= admin.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED, timeout_ms=ONCE_MORE_MS)
             except RequestTimedOut as error:
-                click.echo(f"{partition} cannot be looked at: {error.why}", err=True)
+                click.echo(f"{partition} cannot be read: {error.why}", err=True)
         return ends
 
 
 def _existing_partitions(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Those of a topic that is still there: a group may outlive what it read."""
+    """Those whose topic still exists: a group may have offsets of a deleted topic."""
     partitions = list(partitions)
     known = set(admin.list_topics(internal=True))
     counts = {
@@ -176,11 +176,11 @@ def _existing_partitions(admin: Admin, partitions: Iterable[TopicPartition]) -> 
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only these topics; may be repeated.")
 @click.option("--partition", "numbers", multiple=True, type=int, help="Only these partitions of the topics.")
 @click.option("--to-earliest", is_flag=True, help="To the first record there is.")
-@click.option("--to-latest", is_flag=True, help="To the end: what is there already is not read.")
+@click.option("--to-latest", is_flag=True, help="To the end: existing records are not read.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option("--to-datetime", metavar="ISO-8601", help="To the first record not older; without a zone it is UTC.")
-@click.option("--shift-by", type=int, help="By so many offsets, back if negative.")
-@click.option("--execute", is_flag=True, help="Do it. Without this the change is only shown.")
+@click.option("--to-datetime", metavar="ISO-8601", help="To the first record not older than this; UTC without a zone.")
+@click.option("--shift-by", type=int, help="By this many offsets; negative numbers go back.")
+@click.option("--execute", is_flag=True, help="Change the offsets. Without this option the change is only shown.")
 @common_options
 def reset_offsets(
     group_id: str,
@@ -197,13 +197,13 @@ def reset_offsets(
 ) -> None:
     """Move a group that has no members to other offsets.
 
-    Without --topic all partitions the group has offsets for are moved. An offset outside a partition is brought to
-    its nearest end.
+    Without --topic, all partitions are moved for which the group has offsets. An offset outside of a partition becomes
+    the nearest offset inside.
     """
     ways = [to_earliest, to_latest, to_offset is not None, to_datetime is not None, shift_by is not None]
     if sum(ways) != 1:
         raise click.UsageError(
-            "say where to, in one way: --to-earliest, --to-latest, --to-offset, --to-datetime or --shift-by"
+            "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
     since_ms = None if to_datetime is None else _milliseconds(to_datetime)
     with errors_for_people(), admin_at(bootstrap) as admin:
@@ -250,11 +250,11 @@ def reset_offsets(
     ]
     show(rows, ("topic", "partition", "committed", "new_offset"), as_json=as_json)
     if not as_json:
-        click.echo("Done." if execute else "Nothing was changed; --execute does it.")
+        click.echo("Done." if execute else "Nothing was changed: add --execute to do it.")
 
 
 def _members_of(admin: Admin, group_id: str) -> int:
-    """How many members a group has; one that is not there yet has none."""
+    """How many members a group has; 0 if the group does not exist."""
     try:
         return len(admin.describe_groups([group_id])[group_id].members)
     except KafkaError as error:
@@ -279,7 +279,7 @@ def _milliseconds(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise click.UsageError(f"{text!r} is no date and time, such as 2026-07-01T12:00:00+02:00") from error
+        raise click.UsageError(f"{text!r} is not a date and time: write it as 2026-07-01T12:00:00+02:00") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)
@@ -294,6 +294,6 @@ def delete(group_ids: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool)
     with errors_for_people(), admin_at(bootstrap) as admin:
         if not yes:
             names = ", ".join(map(repr, group_ids))
-            click.confirm(f"Delete {names} and forget how far they got?", abort=True, err=True)
+            click.confirm(f"Delete {names} and their committed offsets?", abort=True, err=True)
         admin.delete_groups(group_ids)
     show([{"group": group_id, "deleted": True} for group_id in group_ids], ("group", "deleted"), as_json=as_json)

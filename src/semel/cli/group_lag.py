@@ -1,8 +1,8 @@
-"""How far a group is behind, counted in records it would see.
+"""The lag of a group, counted in visible records.
 
 Offsets are not records: commit and abort markers take offsets, aborted records are never shown, and compaction leaves
-holes. So what lies between a committed offset and the end is read, and what a read_committed reader would get is
-counted. Reading has its limits: past `most_offsets` the distance in offsets is given instead, and said to be that.
+gaps. So the log between the committed offset and the end is read, and the records that a read_committed reader would
+get are counted. Beyond `most_offsets` the number of offsets is returned instead, and marked as such.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NEWEST_BY_NAME = 12
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`records` to come; `exact` when they were counted, not when they are a distance in offsets."""
+    """`exact`: the records were counted. Otherwise it is a number of offsets."""
 
     records: int
     exact: bool
 
 
 def lag(cluster: BlockingCluster, partition: TopicPartition, start: int, end: int, most_offsets: int) -> Lag:
-    """What a read_committed reader at `start` has still to see below `end`, the last stable offset."""
+    """How many records a read_committed reader at `start` has yet to read before `end`, the last stable offset."""
     if end - start > most_offsets:
         return Lag(end - start, exact=False)
     count = 0

@@ -1,4 +1,4 @@
-"""`semel log`: look into the files of a log, and hear in words what is wrong with them."""
+"""`semel log`: print the files of a log, and say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NOT_OF_A_LOG = {".lock", ".metadata", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, EXPECT
 
 @click.group()
 def log() -> None:
-    """Look into log files."""
+    """Print and verify log files."""
 
 
 @log.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
-@click.option("--records", is_flag=True, help="Show a log's records too; those of coordinators in words.")
+@click.option("--records", is_flag=True, help="Show the records of a log too; records of the coordinators are decoded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.pass_context
 def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json: bool) -> None:
-    """Print and verify files of a log: batches, indexes, producer state, checkpoints. A directory stands for all of
-    its files, a broker's data directory for those of all partitions. Ends with 1 when something is wrong."""
+    """Print and verify files of a log: batches, indexes, producer state, checkpoints. A directory means all of its
+    files, a broker's data directory those of all partitions. The exit code is 1 if something is wrong."""
     inspections = [inspect(str(path), records=records) for path in _files_in(files)]
     if as_json:
         click.echo(json.dumps([asdict(inspection) for inspection in inspections], indent=2, default=str))
@@ -42,7 +42,7 @@ def dump(context: click.Context, files: tuple[Path, ...], records: bool, as_json
 
 
 def _files_in(files: Sequence[Path]) -> list[Path]:
-    """A directory stands for its files and, as a broker's data directory, for those of its partitions."""
+    """The files to print: for a directory its files, for a broker's data directory those of its partitions."""
     expanded: list[Path] = []
     for path in files:
         if path.is_dir():
@@ -56,7 +56,7 @@ def _files_in(files: Sequence[Path]) -> list[Path]:
 
 
 def _beside_the_logs(name: str) -> bool:
-    """Files a broker keeps beside its logs, and those on their way out of one: nothing to verify in either."""
+    """Whether a file is not part of a log, or is being deleted: then there is nothing to verify."""
     return (
         name in _NOT_OF_A_LOG or name.startswith(CUT_PREFIX) or name.endswith((".deleted", ".cleaned", ".swap"))
     )

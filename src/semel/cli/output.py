@@ -1,4 +1,4 @@
-"""How commands show what they found: a table for people, JSON for programs."""
+"""The output of commands: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.errors import ErrorCode, KafkaError, sentence
 
 
 def show(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows: all they hold as JSON, or the named columns, aligned, numbers to the right."""
+    """Print rows: as JSON with all fields, or as a table of the named columns with numbers aligned right."""
     if as_json:
         click.echo(json.dumps(list(rows), indent=2, default=str))
         return
@@ -40,7 +40,7 @@ def _text(value: object) -> str:
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """An error of the broker or in a setting ends the command with one line and exit code 1."""
+    """End the command with one line and exit code 1 on an error of the broker or in a setting."""
     try:
         yield
     except KafkaError as error:
@@ -49,7 +49,7 @@ def errors_for_people() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-#: What a person does about a name nobody knows; a program would only be told to try again.
+#: For an unknown name: the command that lists the known ones.
 _LOOK_UP = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "semel topic list",
     ErrorCode.UNKNOWN_TOPIC_ID: "semel topic list",
@@ -59,7 +59,7 @@ _LOOK_UP = {
 
 
 def in_words(error: KafkaError) -> str:
-    """An error for somebody at a terminal."""
+    """The text of an error for the terminal."""
     if error.code in _LOOK_UP:
         what = sentence(f"{error.code.name}: {error.why or error.code.meaning}")
         return f"{what} Check the name: {_LOOK_UP[error.code]}"

@@ -1,4 +1,4 @@
-"""`semel pipeline`: where an exactly-once pipeline on Spark stands, seen from the broker."""
+"""`semel pipeline`: the progress of an exactly-once pipeline on Spark, as stored by the broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 @click.group()
 def pipeline() -> None:
-    """Look after exactly-once pipelines on Spark."""
+    """Show or delete the progress of pipelines on Spark."""
 
 
 @pipeline.command()
@@ -49,7 +49,7 @@ def status(transactional_id: str, bootstrap: str, as_json: bool) -> None:
     else:
         _tell(found)
     if not committed and found["transaction"] is None:
-        raise SystemExit(1)  # nobody here has heard of it: a script that waits for it, or mistypes it, must notice
+        raise SystemExit(1)  # unknown to this cluster: a script that waits for it, or a typing mistake, must be noticed
 
 
 @pipeline.command()

@@ -28,7 +28,7 @@ FROM_TOPIC = 1
 EARLIEST, LATEST = -2, -1
 
 def _show_each(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
-    """Show what became of each; what failed is also said on standard error, and is the exit code."""
+    """Show the outcome for each topic. Errors also go to standard error, and make the exit code 1."""
     failed = [row["error"] for row in rows if row["error"] is not None]
     for row in rows:
         row["error"] = None if row["error"] is None else in_words(row["error"])
@@ -146,7 +146,7 @@ def _describe_topic(cluster: BlockingCluster, name: str) -> dict[str, Any]:
 
 
 def _offsets(cluster: BlockingCluster, name: str, partition: int) -> dict[str, Any]:
-    """The first and the next offset, or why the partition does not tell: it is asked once, and not waited for."""
+    """The first and the next offset, or why they cannot be read. The partition is asked once, without retries."""
     found: dict[str, Any] = {"first_offset": None, "next_offset": None, "state": "online"}
     for column, timestamp in (("first_offset", EARLIEST), ("next_offset", LATEST)):
         row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)

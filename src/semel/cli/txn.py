@@ -1,4 +1,4 @@
-"""`semel txn`: see transactions, abort one, and find out why readers of committed data do not get on."""
+"""`semel txn`: list and describe transactions, abort one, and diagnose why a last stable offset does not move."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, Transa
 from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import ListTransactionsRequest
 
-#: The states a transactional id can be seen in.
+#: The states that a broker reports for a transactional id.
 VISIBLE_STATES = [
     state.title
     for state in TransactionState
@@ -41,7 +41,7 @@ def _now_ms() -> int:
 
 @click.group()
 def txn() -> None:
-    """Look after transactions."""
+    """List, describe, diagnose and abort transactions."""
 
 
 @txn.command("list")
@@ -128,7 +128,7 @@ def _in_words(row: dict[str, Any]) -> str:
 
 @txn.command()
 @click.argument("transactional_id", required=False)
-@click.option("--partition", "place", metavar="TOPIC-NUMBER", help="The partition a hanging transaction is in.")
+@click.option("--partition", "place", metavar="TOPIC-NUMBER", help="The partition of the hanging transaction.")
 @click.option("--producer-id", type=int, help="The producer id of the hanging transaction.")
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @common_options
@@ -142,8 +142,8 @@ def abort(
 ) -> None:
     """Abort a transaction.
 
-    With a TRANSACTIONAL_ID its coordinator aborts what is open and fences the producer. A transaction that hangs in a
-    partition, and that no coordinator knows, is named by --partition and --producer-id.
+    With a TRANSACTIONAL_ID the coordinator aborts its open transaction and fences the producer. A transaction that
+    hangs in a partition, and is unknown to its coordinator, is given by --partition and --producer-id.
     """
     if (transactional_id is None) == (place is None and producer_id is None):
         raise click.UsageError("give a transactional id, or --partition with --producer-id")
@@ -152,10 +152,10 @@ def abort(
             done = _abort_known(cluster, transactional_id, yes)
         else:
             if place is None or producer_id is None:
-                raise click.UsageError("a hanging transaction is named by --partition and --producer-id together")
+                raise click.UsageError("a hanging transaction needs both --partition and --producer-id")
             partitions = chosen_partitions(cluster, [place])
             if len(partitions) != 1:
-                raise click.UsageError(f"{place} has {len(partitions)} partitions: name one, as in {place}-0")
+                raise click.UsageError(f"{place} has {len(partitions)} partitions: give one, as in {place}-0")
             done = _abort_hanging(cluster, partitions[0], producer_id, yes)
         click.echo(json.dumps({"done": done}) if as_json else done)
 
@@ -168,12 +168,12 @@ def _abort_known(cluster: BlockingCluster, transactional_id: str, yes: bool) -> 
         )
     if not yes:
         click.confirm(
-            f"{transactional_id!r} is {found.state}. Abort what it has open and fence its producer?",
+            f"{transactional_id!r} is {found.state}. Abort its transaction and fence its producer?",
             abort=True,
             err=True,
         )
     fence(cluster, transactional_id)
-    return f"Nothing of {transactional_id!r} is open any more, and whoever held it is fenced."
+    return f"{transactional_id!r} has no transaction open any more, and its producer is fenced."
 
 
 def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer_id: int, yes: bool) -> str:
@@ -196,14 +196,14 @@ def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer
 
 @txn.command()
 @click.argument("places", nargs=-1, metavar="[TOPIC|TOPIC-NUMBER]...")
-@click.option("--fix", is_flag=True, help="Offer to end what holds readers back.")
-@click.option("--yes", is_flag=True, help="With --fix: end what will not end by itself, without asking.")
+@click.option("--fix", is_flag=True, help="Offer to end the transactions that hold readers back.")
+@click.option("--yes", is_flag=True, help="With --fix: end transactions that do not end by themselves, without asking.")
 @common_options
 def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
     """Explain why the last stable offset of a partition is not moving.
 
-    Looks at the given topics or partitions (`ledger`, `ledger-0`), or at everything. Ends with exit code 1 if something
-    is left that will not end by itself, or a partition cannot be looked at.
+    Checks the given topics or partitions (`ledger`, `ledger-0`), or all. The exit code is 1 if a transaction is left
+    that does not end by itself, or if a partition cannot be read.
     """
     with errors_for_people(), cluster_at(bootstrap) as cluster:
         partitions = chosen_partitions(cluster, places)
@@ -211,7 +211,7 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
         found = findings(cluster, partitions, _now_ms(), unreadable)
         done: dict[int, str] = {}
         for partition, why in unreadable.items():
-            click.echo(f"{partition} cannot be looked at: {why}", err=True)
+            click.echo(f"{partition} cannot be read: {why}", err=True)
         if not as_json:
             _report(len(partitions) - len(unreadable), [explain(finding) for finding in found])
         for number, finding in enumerate(found):
@@ -232,6 +232,6 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
 
 def _report(looked_at: int, explained: list[str]) -> None:
     if not explained:
-        click.echo(f"Looked at {looked_at} partitions: no transaction is open, nothing holds readers back.")
+        click.echo(f"Checked {looked_at} partitions: no transaction is open, nothing holds readers back.")
     for text in explained:
         click.echo(text + "\n")

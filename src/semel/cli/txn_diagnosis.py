@@ -1,8 +1,8 @@
-"""Why is a partition's last stable offset not moving? The answer in words, from two views of the same transaction.
+"""Why is a partition's last stable offset not moving? The diagnosis, from two views of the same transaction.
 
-The partition knows which producer opened a transaction in it and at which offset. The coordinator knows which
-transaction that producer has open and what became of it. Where the two agree there is someone to wait for; where the
-coordinator knows of nothing, nobody will ever close it: it hangs. Nothing here talks to a broker.
+The partition knows which producer opened a transaction in it, and at which offset. The coordinator knows whether that
+producer has a transaction open, and its outcome. If the two agree, the transaction will end. If the coordinator does
+not know it, nobody will ever end it: it hangs. Nothing here talks to a broker.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from semel.machines.transactions.metadata import NO_TIMEOUT_MS
 from semel.machines.transactions.states import PREPARED, STATES_BY_TITLE, TransactionState
 from semel.machines.values import TopicPartition
 
-#: How long after its timeout a transaction may still be on its way to being aborted.
+#: How long after its timeout the abort of a transaction may take.
 GRACE_MS = 30_000
-#: A producer that wrote nothing for so long may not be there any more.
+#: A producer that has written nothing for so long may be dead.
 SILENT_MS = 60_000
 #: Semel's brokers give the time of the last write. Those of Apache Kafka give the newest record's timestamp, which the
 #: producer sets: it tells when the producer wrote only as long as its records carry the time at which they are made.
@@ -53,7 +53,7 @@ class CoordinatorView:
 
 
 class Verdict(enum.Enum):
-    """What the two views together say."""
+    """The conclusion from the two views."""
 
     IN_PROGRESS = "in progress"
     SILENT = "silent"
@@ -64,13 +64,13 @@ class Verdict(enum.Enum):
 
     @property
     def is_trouble(self) -> bool:
-        """Will it not end by itself?"""
+        """Whether it will not end by itself."""
         return self in (Verdict.OVERDUE, Verdict.HANGING)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One transaction that holds a partition's last stable offset back, explained."""
+    """One open transaction in a partition, with both views and the verdict."""
 
     partition: TopicPartition
     last_stable_offset: int
@@ -84,7 +84,7 @@ class Finding:
 
     @property
     def holds_readers(self) -> bool:
-        """Is this the one at which readers of committed data stop?"""
+        """Whether readers of committed data stop at this transaction."""
         return self.opened.first_offset <= self.last_stable_offset
 
     @property
@@ -174,7 +174,7 @@ def _verdict(
 
 
 def meaning(finding: Finding) -> str:
-    """What is going on, in a sentence or two."""
+    """What is happening, in a sentence or two."""
     coordinated = finding.coordinated
     match finding.verdict:
         case Verdict.HANGING:
@@ -260,7 +260,7 @@ def advice(finding: Finding) -> str:
 
 
 def explain(finding: Finding) -> str:
-    """Everything about it, for a person to read."""
+    """The whole finding as text."""
     opened, coordinated = finding.opened, finding.coordinated
     held_back = finding.high_watermark - finding.last_stable_offset
     lines = [f"{finding.partition}: {finding.verdict.value}"]
@@ -291,7 +291,7 @@ def explain(finding: Finding) -> str:
 
 
 def duration(span_ms: int) -> str:
-    """A span of time as people say it: `4 min 12 s`."""
+    """A duration as text: `4 min 12 s`."""
     seconds, milliseconds = divmod(span_ms, 1000)
     if seconds == 0:
         return f"{milliseconds} ms"

@@ -1,4 +1,4 @@
-"""What `semel txn` asks the brokers, and how it ends a transaction: by its coordinator, or by a marker in one place."""
+"""The requests of `semel txn`: views of a transaction, and ways to end it (by its coordinator, or by a marker)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from semel.wire.messages.transactions import (
 
 LATEST = -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-#: The timeout an id gets when it is fenced by hand: the shortest, which every broker allows; its next producer sets its
-#: own.
+#: The timeout of a transactional id that is fenced here: the shortest one, which every broker allows. Its next producer
+#: sets its own.
 FENCING_TIMEOUT_MS = 1
 #: How long to watch a producer that seems silent, to see whether it writes.
 LOOK_AGAIN_S = 1.0
 
-#: Partitions that could not be looked at, and why.
+#: Partitions that could not be read, and why.
 Unreadable = dict[TopicPartition, str]
 
 
 def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[TopicPartition]:
-    """The partitions meant by topics (`ledger`) and partitions (`ledger-0`), or all there are."""
+    """The partitions of these topics (`ledger`) and partitions (`ledger-0`), or all partitions."""
     response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
     known = {
         topic.name: [
@@ -63,7 +63,7 @@ def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[T
 def list_transactional_ids(
     cluster: BlockingCluster, request: ListTransactionsRequest
 ) -> list[ListTransactionsResponse]:
-    """Every broker's answer: each knows the transactional ids it coordinates."""
+    """The response of every broker: each knows the transactional ids that it coordinates."""
     cluster.connect()
     answers: list[ListTransactionsResponse] = cluster.request_all(
         [(node_id, request) for node_id in sorted(cluster.metadata.nodes)]
@@ -74,7 +74,7 @@ def list_transactional_ids(
 
 
 def describe_transaction(cluster: BlockingCluster, transactional_id: str) -> CoordinatorView:
-    """The coordinator's view; raises if it does not know the id."""
+    """The coordinator's view. Raises if the coordinator does not know the id."""
     answer = cluster.request_retrying(
         DescribeTransactionsRequest(transactional_ids=[transactional_id]),
         to=Coordinator("transaction", transactional_id),
@@ -94,7 +94,7 @@ def describe_transaction(cluster: BlockingCluster, transactional_id: str) -> Coo
 
 
 def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int]) -> dict[int, CoordinatorView]:
-    """The coordinator's view of whoever owns these producer ids."""
+    """The coordinators' views of the transactional ids that have these producer ids."""
     if not producer_ids:
         return {}
     request = ListTransactionsRequest(producer_id_filters=sorted(producer_ids))
@@ -108,9 +108,9 @@ def coordinated_by_producer_id(cluster: BlockingCluster, producer_ids: set[int])
 def open_in(
     cluster: BlockingCluster, partitions: Sequence[TopicPartition], unreadable: Unreadable | None = None
 ) -> dict[TopicPartition, list[PartitionView]]:
-    """The partitions' view: who has a transaction open, the oldest first. A partition with none is left out.
+    """The partitions' views: their open transactions, oldest first. A partition without any is left out.
 
-    One that its broker cannot read goes into `unreadable` with the reason, and keeps nobody from asking the others.
+    A partition that its broker cannot read is put into `unreadable`, with the reason.
     """
     by_leader: dict[int, dict[str, list[int]]] = {}
     for partition in partitions:
@@ -158,7 +158,7 @@ def _open_of(producers: Iterable[DescribeProducersResponse.ProducerState]) -> li
 
 
 def end_offset(cluster: BlockingCluster, partition: TopicPartition, isolation_level: int) -> int:
-    """The high watermark, or for readers of committed data the last stable offset."""
+    """The high watermark; with READ_COMMITTED the last stable offset."""
     row = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition.partition, timestamp=LATEST)
     request = ListOffsetsRequest(
         replica_id=-1,
@@ -177,10 +177,10 @@ def findings(
     now_ms: int,
     unreadable: Unreadable | None = None,
 ) -> list[Finding]:
-    """Every transaction that is open in these partitions, judged."""
+    """A finding for every transaction that is open in these partitions."""
     opened = open_in(cluster, partitions, unreadable)
     owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
-    # The partitions are asked once more: what ended while the coordinator was asked holds nothing back.
+    # Ask the partitions once more: a transaction may have ended while the coordinators were asked.
     still_open = open_in(cluster, list(opened))
     everywhere = _in_all_partitions(cluster, still_open, owners.values())
     ends = {
@@ -207,7 +207,7 @@ def findings(
 
     judged = judge_all(set())
     if any(finding.verdict is Verdict.SILENT for finding in judged):
-        # The timestamps may be those of old records. Whoever writes on is seen to do so.
+        # The timestamps may be those of old records. A producer that is alive writes again.
         _watch()
         later = _in_all_partitions(cluster, {}, owners.values())
         judged = judge_all(_producers_that_wrote(everywhere, later))
@@ -257,7 +257,7 @@ def _producers_that_wrote(
 
 
 def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> bool:
-    """Does the finding still stand? Asked right before something is done about it."""
+    """Whether the finding is still true. Checked right before something is done about it."""
     return any(
         (each.opened.producer_id, each.opened.first_offset, each.verdict)
         == (finding.opened.producer_id, finding.opened.first_offset, finding.verdict)
@@ -266,7 +266,7 @@ def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> boo
 
 
 def mend(cluster: BlockingCluster, finding: Finding) -> str:
-    """Do what is safe, and say what was done."""
+    """End the transaction in the way that is safe. Returns what was done."""
     if finding.verdict is Verdict.HANGING:
         write_marker(cluster, finding.partition, finding.opened, commit=False)
         return f"wrote the missing abort marker into {finding.partition}"
@@ -284,7 +284,7 @@ def mend(cluster: BlockingCluster, finding: Finding) -> str:
 
 
 def fence(cluster: BlockingCluster, transactional_id: str) -> None:
-    """Take the transactional id over: whatever it has open is aborted, and whoever held it is fenced."""
+    """Take over the transactional id: its open transaction is aborted, and its producer is fenced."""
     answer = cluster.request_retrying(
         InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS),
         to=Coordinator("transaction", transactional_id),
@@ -293,7 +293,7 @@ def fence(cluster: BlockingCluster, transactional_id: str) -> None:
 
 
 def write_marker(cluster: BlockingCluster, partition: TopicPartition, opened: PartitionView, *, commit: bool) -> None:
-    """End a transaction in this partition only, in the name of the coordinator that the partition obeys."""
+    """End a transaction in this partition only, with the coordinator epoch that the partition accepts."""
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=opened.producer_id,
         producer_epoch=opened.producer_epoch,

@@ -1,3 +1,5 @@
-"""What Semel's own tests stand on, for the tests of its users too: a pytest fixture that is a running broker
-(`semel_broker`), a proxy that loses and delays what passes through it (`fault_proxy`), a judge of what clients
-saw (`history`), and one of what a broker left on disk (`invariants`)."""
+"""Test tools, for Semel's own tests and for those of its users.
+
+A pytest fixture with a running broker (`semel_broker`), a proxy that loses and delays messages (`fault_proxy`), a
+checker of what clients saw (`history`), and a checker of a broker's data directory (`invariants`).
+"""

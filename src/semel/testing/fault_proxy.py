@@ -1,16 +1,16 @@
-"""A proxy in front of a broker that loses, delays and cuts what a test chooses.
+"""A proxy in front of a broker that loses and delays the messages that a test chooses.
 
-It reads Kafka's frames, so a test chooses by API, by the count of such messages, or by anything else it can see, and
-not by bytes. Answers that name the broker's address (Metadata, FindCoordinator, DescribeCluster) are rewritten to
-name the proxy's, so clients stay behind it whatever the broker advertises. It stands in front of one broker.
+It parses Kafka's frames, so a test chooses messages by API, by their number, or by their headers. Responses that hold
+the broker's address (Metadata, FindCoordinator, DescribeCluster) are rewritten to the proxy's address, so clients
+always connect through it. One proxy serves one broker.
 
     with FaultProxy(broker.bootstrap_servers, every(7, ApiKey.PRODUCE, Cut())) as proxy:
         producer = confluent_kafka.Producer({"bootstrap.servers": proxy.bootstrap_servers})
 
-A stream cannot lose its middle: a client that got answer 3 without answer 2 would rightly call the broker broken. The
-lawful way to lose an answer is `Cut` (the answer and the connection are lost, the request was carried out) or `Mute`
-(nothing more arrives, the client must time out). `Swallow` drops one frame alone, for clients that match answers by
-correlation id.
+TCP never loses a message in the middle of a stream: a client that gets response 3 without response 2 may call the
+broker broken. To lose a response as a network does, use `Cut` (the response and the connection are lost, the request
+was carried out) or `Mute` (nothing more arrives, and the client must time out). `Swallow` drops one frame only, for
+clients that match responses by correlation id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """A message on its way through the proxy; `count` is 1 for the first of its API and direction."""
+    """A message that passes through the proxy; `count` is 1 for the first of its API and direction."""
 
     way: Way
     api_key: int
@@ -53,17 +53,17 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """The message and all that follow it in its direction are lost; the connection stays open."""
+    """The message, and all later ones in its direction, are lost. The connection stays open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swallow:
-    """This message alone is lost."""
+    """Only this message is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The message, and so what follows it, arrives later."""
+    """The message, and so all later ones, arrive later."""
 
     delay_ms: int
 
@@ -73,11 +73,11 @@ Rule = Callable[[Passing], Fault | None]
 
 
 def never(_: Passing) -> None:
-    """The rule of a proxy that only passes on."""
+    """A rule without faults."""
 
 
 def every(nth: int, api_key: int, fault: Fault, *, way: Way = Way.RESPONSE) -> Rule:
-    """A rule: each `nth` message of one API meets the fault."""
+    """A rule: every `nth` message of one API gets the fault."""
 
     def rule(passing: Passing) -> Fault | None:
         return fault if passing.way is way and passing.api_key == api_key and passing.count % nth == 0 else None
@@ -86,7 +86,7 @@ def every(nth: int, api_key: int, fault: Fault, *, way: Way = Way.RESPONSE) -> R
 
 
 def nth_only(nth: int, api_key: int, fault: Fault, *, way: Way = Way.RESPONSE) -> Rule:
-    """A rule: one message of one API meets the fault, counted from 1."""
+    """A rule: one message of one API gets the fault, counted from 1."""
 
     def rule(passing: Passing) -> Fault | None:
         return fault if passing.way is way and passing.api_key == api_key and passing.count == nth else None
@@ -96,7 +96,7 @@ def nth_only(nth: int, api_key: int, fault: Fault, *, way: Way = Way.RESPONSE) -
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One client's connection and the one behind it, with the requests whose answers have not passed yet."""
+    """A client's connection and its connection to the broker, with the requests that wait for a response."""
 
     number: int
     client: asyncio.StreamWriter
@@ -109,18 +109,18 @@ class _Link:
 
 
 class FaultProxy:
-    """The proxy, serving from a thread of its own between `start` and `stop`."""
+    """The proxy. It serves from its own thread between `start` and `stop`."""
 
     def __init__(self, broker: str, rule: Rule = never, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.broker_host, _, broker_port = broker.rpartition(":")
         self.broker_port = int(broker_port)
         self.host = host
         self.port = port
-        #: May be replaced while the proxy serves.
+        #: May be changed while the proxy serves.
         self.rule = rule
         #: How often each fault happened, by its class name.
         self.faults: Counter[str] = Counter()
-        #: How many messages of each (direction, API key) came by, lost ones included.
+        #: How many messages of each (direction, API key) arrived, lost ones included.
         self.passed: Counter[tuple[Way, int]] = Counter()
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,7 +145,7 @@ class FaultProxy:
         self._loop.close()
 
     def cut_all(self) -> None:
-        """Closes every connection at once; new ones are welcome."""
+        """Close every connection at once. New ones are accepted."""
         self._loop.call_soon_threadsafe(self._close_links)
 
     def __enter__(self) -> FaultProxy:
@@ -190,7 +190,7 @@ class FaultProxy:
     async def _carry(
         self, link: _Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Passes one direction on until either side ends it."""
+        """Forward one direction until either side closes."""
         muted = False
         try:
             while True:
@@ -214,7 +214,7 @@ class FaultProxy:
                 if muted:
                     continue
                 if way is Way.RESPONSE:
-                    writer.write(self._readdressed(passing, size + frame))
+                    writer.write(self._with_own_address(passing, size + frame))
                 else:
                     writer.write(size + frame)
                 await writer.drain()
@@ -237,8 +237,8 @@ class FaultProxy:
         self.passed[way, api_key] += 1
         return Passing(way, api_key, api_version, correlation_id, link.number, self.passed[way, api_key])
 
-    def _readdressed(self, passing: Passing, whole: bytes) -> bytes:
-        """The answer with the proxy's address wherever it names a broker's."""
+    def _with_own_address(self, passing: Passing, whole: bytes) -> bytes:
+        """The response with the proxy's address in place of the broker's."""
         if passing.api_key not in (ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_CLUSTER):
             return whole
         _, message = parse_response(passing.api_key, passing.api_version, memoryview(whole)[4:])

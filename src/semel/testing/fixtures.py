@@ -1,7 +1,7 @@
-"""The pytest plugin: a test that asks for `semel_broker` gets a running broker, and leaves nothing behind.
+"""The pytest plugin: a test that uses `semel_broker` gets its own running broker, which is removed afterwards.
 
-Installing Semel makes the fixture known to pytest, so a test only has to name it. The broker keeps its data in the
-test's temporary directory and listens on a free port of 127.0.0.1. Settings go into a marker, under Kafka's names:
+Installing Semel registers the fixture with pytest, so a test only has to name it. The broker keeps its data in the
+test's temporary directory and listens on a free port of 127.0.0.1. Settings are given in a marker, with Kafka's names:
 
     @pytest.mark.semel(**{"num.partitions": 3})
     def test_orders(semel_broker):
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def semel_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """A broker of this test's own, ready to serve at `.bootstrap_servers`."""
+    """A running broker for this test, at `.bootstrap_servers`."""
     from semel.broker.embedded import Broker
 
     settings: dict[str, object] = {}

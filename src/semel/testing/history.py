@@ -1,17 +1,17 @@
-"""A judge of what clients saw: takes the history of a run, returns every anomaly in it, by class.
+"""Checks what clients saw: takes the history of a run and returns every anomaly in it, by kind.
 
-The classes follow jepsen.tests.kafka. The judge is pure and knows nothing of how the history came about, so it can
-judge a simulation, a fault test with real clients, or a production trace. It relies on one thing: every value sent is
-unique within its history. Where an outcome is *unknown* (a timeout, a crash) either result is lawful, but a
-transaction must still be all or nothing.
+The kinds follow jepsen.tests.kafka. The checker is pure and does not know where the history comes from: a simulation, a
+fault test with real clients, or a production trace. It needs one thing: every value sent is unique within its history.
+If an outcome is *unknown* (a timeout, a crash) both results are allowed, but a transaction must still be all or
+nothing.
 
     >>> sent = Send("p", "ledger", 0, "a", offset=0)
     >>> again = Poll("c", (Seen("ledger", 0, 0, "a"), Seen("ledger", 0, 1, "a")))
     >>> [str(anomaly) for anomaly in judge([sent, again])]
     ["duplicate: 'a' is at ledger-0@0 and ledger-0@1"]
 
-Allowed, and so not looked for: sends of different producers that interleave, and cycles of writes alone (there is no
-write isolation between transactions).
+Two things are allowed, and so not reported: sends of different producers that interleave, and cycles of writes only
+(there is no write isolation between transactions).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One record sent; `offset` where the acknowledgement carried it; `transaction` where it belongs to one."""
+    """One record sent. `offset` if the acknowledgement had it; `transaction` if it belongs to one."""
 
     process: str
     topic: str
@@ -59,7 +59,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one poll returned, in its order; `transaction` where its offsets are committed within one."""
+    """What one poll returned, in order. `transaction` if its offsets are committed in one."""
 
     process: str
     records: tuple[Seen, ...]
@@ -69,11 +69,10 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where the process stands: whatever it may read of each partition from its last known place up to here, it was
-    given. The first one after an assignment says where it begins.
+    """The positions of a process: it got everything readable from its last known position up to here.
 
-    A reader of committed records that stands at the last stable offset of every partition has a view of whole
-    transactions; this is how a history says so, for what comes last in a partition too.
+    The first one after an assignment says where it starts. A reader of committed records at the last stable offset of
+    every partition has seen whole transactions; with this a history can say so, also for the last records.
     """
 
     process: str
@@ -82,7 +81,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The process was given these partitions anew, or moved its position: what it reads next may start anywhere."""
+    """The process got these partitions, or changed its position: its next read may start anywhere."""
 
     process: str
     partitions: frozenset[Partition]
@@ -90,7 +89,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The moment the process asks for the end of a transaction: nothing of it may be visible before."""
+    """The process asks for the end of a transaction. Nothing of it may be visible before."""
 
     process: str
     transaction: Hashable
@@ -98,7 +97,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of the transaction, as its process was told: OK is committed, FAILED is aborted."""
+    """The outcome of a transaction, as its process was told: OK is committed, FAILED is aborted."""
 
     process: str
     transaction: Hashable
@@ -108,8 +107,8 @@ class Ended:
 Operation = Send | Poll | Reached | Assigned | Ending | Ended
 
 
-class Kind(enum.Enum):
-    """The anomalies that must never be."""
+class AnomalyKind(enum.Enum):
+    """The kinds of anomalies."""
 
     INCONSISTENT_OFFSETS = "inconsistent offsets"
     DUPLICATE = "duplicate"
@@ -127,9 +126,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that must never be, with the evidence in words."""
+    """One anomaly, with the evidence as text."""
 
-    kind: Kind
+    kind: AnomalyKind
     what: str
 
     def __str__(self) -> str:
@@ -139,15 +138,15 @@ class Anomaly:
 def judge(history: Iterable[Operation], *, at_rest: bool = False) -> list[Anomaly]:
     """Every anomaly of a history.
 
-    With `at_rest` the history is taken to end with reads up to the end of every partition, so that an acknowledged
-    record which nobody ever read is an anomaly even above the highest position read.
+    With `at_rest` the history must end with reads up to the end of every partition: then an acknowledged record that
+    nobody read is an anomaly, even above the highest position read.
     """
     return list(_Judge(list(history), at_rest).anomalies())
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """What a process was given of a partition without a break: everything readable from `first` up to `end`."""
+    """A range that a process read without a gap: everything readable from `first` up to `end`."""
 
     first: int
     end: int
@@ -158,7 +157,7 @@ def _place(partition: Partition, offset: int) -> str:
 
 
 class _Judge:
-    """The history, indexed once in every way the questions below need."""
+    """The history, with the indexes that the checks need."""
 
     def __init__(self, history: Sequence[Operation], at_rest: bool) -> None:
         self.history = history
@@ -170,7 +169,7 @@ class _Judge:
         self.places: dict[Value, set[tuple[Partition, int]]] = defaultdict(set)
         self.read: set[Value] = set()
         self.highest_read: dict[Partition, int] = {}
-        #: What each process that reads committed records was given: values, and stretches by partition.
+        #: What each reader of committed records got: values, and stretches by partition.
         self.given: dict[str, set[Value]] = defaultdict(set)
         self.stretches: dict[tuple[str, Partition], list[_Stretch]] = defaultdict(list)
         begun: dict[tuple[str, Partition], _Stretch] = {}
@@ -179,18 +178,18 @@ class _Judge:
                 case Send():
                     self.sends[operation.value] = operation
                     if operation.offset is not None and operation.outcome is Outcome.OK:
-                        self._known((operation.topic, operation.partition), operation.offset, operation.value)
+                        self._note_place((operation.topic, operation.partition), operation.offset, operation.value)
                 case Poll():
                     for seen in operation.records:
                         partition = (seen.topic, seen.partition)
-                        self._known(partition, seen.offset, seen.value)
+                        self._note_place(partition, seen.offset, seen.value)
                         if operation.committed_only:
                             self.read.add(seen.value)
                             self.given[operation.process].add(seen.value)
-                            self._reached(begun, operation.process, partition, seen.offset, seen.offset + 1)
+                            self._note_position(begun, operation.process, partition, seen.offset, seen.offset + 1)
                 case Reached():
                     for partition, place in operation.positions:
-                        self._reached(begun, operation.process, partition, place, place)
+                        self._note_position(begun, operation.process, partition, place, place)
                 case Assigned():
                     for partition in operation.partitions:
                         begun.pop((operation.process, partition), None)
@@ -201,11 +200,11 @@ class _Judge:
                     self.ending_at.setdefault(operation.transaction, position)
         self.must_be_readable = {value for value, send in self.sends.items() if self.fate(send) is Outcome.OK}
 
-    def _known(self, partition: Partition, offset: int, value: Value) -> None:
+    def _note_place(self, partition: Partition, offset: int, value: Value) -> None:
         self.values_at[partition][offset].add(value)
         self.places[value].add((partition, offset))
 
-    def _reached(
+    def _note_position(
         self, begun: dict[tuple[str, Partition], _Stretch], process: str, partition: Partition, first: int, end: int
     ) -> None:
         stretch = begun.get((process, partition))
@@ -217,14 +216,14 @@ class _Judge:
             self.highest_read[partition] = max(self.highest_read.get(partition, -1), stretch.end - 1)
 
     def fate(self, send: Send) -> Outcome:
-        """Whether the record must, must not, or may be visible to who reads committed records only."""
+        """Whether a reader of committed records must (OK), must not (FAILED) or may (UNKNOWN) see the record."""
         if send.transaction is None:
             return send.outcome
         ended = self.ended.get(send.transaction, Outcome.UNKNOWN)
         return send.outcome if ended is Outcome.OK else ended
 
     def below_a_read(self, value: Value) -> bool:
-        """Whether some reader passed the place of the record; records without a known place are judged at rest."""
+        """Whether a reader has passed the place of the record. Records without a known place are checked `at_rest`."""
         return any(offset <= self.highest_read.get(partition, -1) for partition, offset in self.places[value])
 
     def anomalies(self) -> Iterator[Anomaly]:
@@ -243,21 +242,21 @@ class _Judge:
             for offset, values in offsets.items():
                 if len(values) > 1:
                     held = " and ".join(sorted(map(repr, values)))
-                    yield Anomaly(Kind.INCONSISTENT_OFFSETS, f"{_place(partition, offset)} held {held}")
+                    yield Anomaly(AnomalyKind.INCONSISTENT_OFFSETS, f"{_place(partition, offset)} held {held}")
 
     def duplicates(self) -> Iterator[Anomaly]:
         for value, places in self.places.items():
             if len(places) > 1:
                 where = " and ".join(_place(*place) for place in sorted(places))
-                yield Anomaly(Kind.DUPLICATE, f"{value!r} is at {where}")
+                yield Anomaly(AnomalyKind.DUPLICATE, f"{value!r} is at {where}")
 
     def missing(self) -> Iterator[Anomaly]:
         for value in self.must_be_readable - self.read:
-            send = self.sends[value]
+            acknowledged = f"{value!r} of {self.sends[value].process} was acknowledged"
             if self.below_a_read(value):
-                yield Anomaly(Kind.LOST_WRITE, f"{value!r} of {send.process} was acknowledged, passed, and never read")
+                yield Anomaly(AnomalyKind.LOST_WRITE, f"{acknowledged}, passed, and never read")
             elif self.at_rest:
-                yield Anomaly(Kind.UNSEEN, f"{value!r} of {send.process} was acknowledged, and is not there at rest")
+                yield Anomaly(AnomalyKind.UNSEEN, f"{acknowledged}, and is not there at rest")
 
     def reads_that_must_not_be(self) -> Iterator[Anomaly]:
         for position, poll in enumerate(self.history):
@@ -267,14 +266,14 @@ class _Judge:
                 where = f"{seen.value!r} at {_place((seen.topic, seen.partition), seen.offset)}, read by {poll.process}"
                 send = self.sends.get(seen.value)
                 if send is None:
-                    yield Anomaly(Kind.UNWRITTEN_READ, f"{where}, was never sent")
+                    yield Anomaly(AnomalyKind.UNWRITTEN_READ, f"{where}, was never sent")
                 elif not poll.committed_only:
                     continue
                 elif self.fate(send) is Outcome.FAILED:
-                    yield Anomaly(Kind.ABORTED_READ, where)
+                    yield Anomaly(AnomalyKind.ABORTED_READ, where)
                 elif send.transaction is not None and position < self.ending_at.get(send.transaction, position + 1):
                     own = ", its own writer," if poll.process == send.process else ""
-                    yield Anomaly(Kind.UNCOMMITTED_READ, f"{where}{own} before the end of {send.transaction!r}")
+                    yield Anomaly(AnomalyKind.UNCOMMITTED_READ, f"{where}{own} before the end of {send.transaction!r}")
 
     def parts(self) -> dict[Hashable, list[Value]]:
         """The acknowledged records of each transaction."""
@@ -285,7 +284,7 @@ class _Judge:
         return parts
 
     def torn_transactions(self) -> Iterator[Anomaly]:
-        """Of a transaction with an unknown end, what was passed without being read where another part was read."""
+        """For transactions with unknown outcome: one part was read, and another was passed without being read."""
         for transaction, values in self.parts().items():
             if self.ended.get(transaction, Outcome.UNKNOWN) is not Outcome.UNKNOWN:
                 continue
@@ -294,25 +293,24 @@ class _Judge:
                 continue
             for value in unread:
                 if self.at_rest or self.below_a_read(value):
-                    yield Anomaly(Kind.TORN_TRANSACTION, f"{transaction!r} is visible, but not its {value!r}")
+                    yield Anomaly(AnomalyKind.TORN_TRANSACTION, f"{transaction!r} is visible, but not its {value!r}")
 
     def torn_views(self) -> Iterator[Anomaly]:
-        """What one reader saw of a transaction in one partition and passed in another, though others saw it there.
+        """One reader saw a part of a transaction, and passed another part that other readers saw.
 
-        Partitions hear of an outcome one by one, so a reader may see a part before the rest is decided. But whoever
-        passes a record of a committed transaction must have been given it.
+        Markers reach partitions one by one, so a reader may see a part before the rest is visible. But a reader that
+        passes a record of a committed transaction must have got it.
         """
         parts = self.parts()
         for process, given in self.given.items():
             seen = {send.transaction for value in given if (send := self.sends.get(value)) is not None}
             for transaction in seen & parts.keys():
                 for value in parts[transaction]:
-                    if value in self.read and value not in given and self._passed(process, value):
-                        yield Anomaly(
-                            Kind.TORN_TRANSACTION, f"{process} saw {transaction!r}, but passed its {value!r} unseen"
-                        )
+                    if value in self.read and value not in given and self._has_passed(process, value):
+                        what = f"{process} saw {transaction!r}, but passed its {value!r} unseen"
+                        yield Anomaly(AnomalyKind.TORN_TRANSACTION, what)
 
-    def _passed(self, process: str, value: Value) -> bool:
+    def _has_passed(self, process: str, value: Value) -> bool:
         return any(
             stretch.first <= offset < stretch.end
             for partition, offset in self.places[value]
@@ -337,9 +335,9 @@ class _Judge:
                     last[operation.process, partition] = max(stood, place - 1)
                     what = f"{operation.process} stands at {_place(partition, place)} after {stood}"
                     if place <= stood:
-                        yield Anomaly(Kind.POLL_BACK, what)
+                        yield Anomaly(AnomalyKind.POLL_BACK, what)
                     elif (skipped := _first_between(readable[partition], stood, place)) is not None:
-                        yield Anomaly(Kind.POLL_SKIP, f"{what}, and was not given {skipped}")
+                        yield Anomaly(AnomalyKind.POLL_SKIP, f"{what}, and was not given {skipped}")
             if not isinstance(operation, Poll):
                 continue
             for seen in operation.records:
@@ -350,10 +348,10 @@ class _Judge:
                     continue
                 if seen.offset <= before:
                     what = f"{operation.process} read {_place(partition, seen.offset)} after {before}"
-                    yield Anomaly(Kind.POLL_BACK, what)
+                    yield Anomaly(AnomalyKind.POLL_BACK, what)
                 elif (skipped := _first_between(readable[partition], before, seen.offset)) is not None:
                     what = f"{operation.process} read {_place(partition, seen.offset)} after {before}"
-                    yield Anomaly(Kind.POLL_SKIP, f"{what}, and not {skipped}")
+                    yield Anomaly(AnomalyKind.POLL_SKIP, f"{what}, and not {skipped}")
 
     def send_order(self) -> Iterator[Anomaly]:
         last: dict[tuple[str, Partition], tuple[int, Value]] = {}
@@ -368,10 +366,10 @@ class _Judge:
             last[operation.process, partition] = (places[0], operation.value)
             if before is not None and places[0] < before[0]:
                 what = f"{operation.process} sent {operation.value!r} after {before[1]!r}, but it is at "
-                yield Anomaly(Kind.SEND_BACK, f"{what}{_place(partition, places[0])}, before {before[0]}")
+                yield Anomaly(AnomalyKind.SEND_BACK, f"{what}{_place(partition, places[0])}, before {before[0]}")
 
     def write_read_cycles(self) -> Iterator[Anomaly]:
-        """G1c by reads alone: a transaction that read what depends on its own writes."""
+        """G1c, by reads only: a transaction that read something that depends on its own writes."""
         readers: dict[Hashable, set[Hashable]] = defaultdict(set)
         for poll in self.history:
             if isinstance(poll, Poll) and poll.transaction is not None:
@@ -382,17 +380,17 @@ class _Judge:
         for component in _strong_components(readers):
             if len(component) > 1:
                 names = ", ".join(sorted(map(repr, component)))
-                yield Anomaly(Kind.WRITE_READ_CYCLE, f"each of {names} read what another of them wrote")
+                yield Anomaly(AnomalyKind.WRITE_READ_CYCLE, f"each of {names} read what another of them wrote")
 
 
 def _first_between(offsets: list[int], low: int, high: int) -> int | None:
-    """The first of the sorted offsets strictly between two others."""
+    """The first of the sorted offsets that is strictly between `low` and `high`."""
     index = bisect_right(offsets, low)
     return offsets[index] if index < len(offsets) and offsets[index] < high else None
 
 
 def _strong_components(edges: dict[Hashable, set[Hashable]]) -> Iterator[list[Hashable]]:
-    """Tarjan's components, without recursion: a history may hold a long chain of transactions."""
+    """Tarjan's strongly connected components, without recursion: chains of transactions may be long."""
     index: dict[Hashable, int] = {}
     low: dict[Hashable, int] = {}
     stack: list[Hashable] = []

@@ -1,7 +1,7 @@
-"""Whether a data directory keeps its promises: every batch of every partition is read and held against the invariants.
+"""Checks a data directory: reads every batch of every partition and compares it with the invariants.
 
-It shares no code with the broker's log beyond the format of a batch: indexes, snapshots and checkpoints are parsed
-here a second time, so that a mistake there is not repeated here. What it looks for:
+It shares no code with the broker's log except the format of a batch: indexes, snapshots and checkpoints are parsed here
+a second time, so that a mistake there is not repeated here. The invariants:
 
 | | |
 |---|---|
@@ -17,7 +17,7 @@ here a second time, so that a mistake there is not repeated here. What it looks 
 | R1, R2, R4 | a reader is given nothing past its bound; partitions agree on an outcome; an offset keeps its batch |
 | C4, C5 | a snapshot of producers, and an index, say what the log below them says |
 
-`check` is for a broker that was stopped or killed; `Watch` takes the answers that a running one gives.
+`check` is for a broker that was stopped or killed; `Watch` checks the responses of a running one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: which, where, and what was found."""
+    """One violated invariant: which, where, and what was found."""
 
     invariant: str
     where: str
@@ -61,12 +61,12 @@ class Violation:
 
 
 class InvariantsBroken(AssertionError):
-    """A data directory, or what a broker answered, is not as it must be."""
+    """A data directory, or a broker's response, violates an invariant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """An aborted transaction as its marker ends it."""
+    """An aborted transaction, according to its marker."""
 
     producer_id: int
     first_offset: int
@@ -75,7 +75,7 @@ class Aborted:
 
 
 @dataclass(slots=True)
-class Producer:
+class ScannedProducer:
     """What the batches so far say about one producer."""
 
     producer_epoch: int
@@ -100,7 +100,7 @@ class Scan:
     first_offset: int = 0
     end_offset: int = 0
     compacted: bool = False
-    producers: dict[int, Producer] = field(default_factory=dict)
+    producers: dict[int, ScannedProducer] = field(default_factory=dict)
     aborted: list[Aborted] = field(default_factory=list)
     #: (producer id, epoch of the marker) -> committed, for the transactions that ended here.
     outcomes: dict[tuple[int, int], bool] = field(default_factory=dict)
@@ -113,17 +113,17 @@ class Scan:
 
     @property
     def last_stable_offset(self) -> int:
-        """Where a reader of committed records has to stop, when everything written may be read."""
+        """Where a reader of committed records stops, if everything written may be read."""
         return min(self.open_transactions, default=self.end_offset)
 
-    def broken(self, invariant: str, what: str) -> None:
+    def report(self, invariant: str, what: str) -> None:
         self.violations.append(Violation(invariant, f"{self.topic}-{self.partition}", what))
 
 
 def check(
     data_directory: Path | str, *, transaction_version: int | None = None, at_rest: bool = False, killed: bool = False
 ) -> None:
-    """Raise `InvariantsBroken` with everything that `violations` finds."""
+    """Raise `InvariantsBroken` with all that `violations` finds."""
     found = violations(data_directory, transaction_version=transaction_version, at_rest=at_rest, killed=killed)
     if found:
         raise InvariantsBroken(f"{len(found)} violations:\n" + "\n".join(map(str, found[:50])))
@@ -132,7 +132,7 @@ def check(
 def violations(
     data_directory: Path | str, *, transaction_version: int | None = None, at_rest: bool = False, killed: bool = False
 ) -> list[Violation]:
-    """Everything that is wrong with a data directory.
+    """All violations in a data directory.
 
     `transaction_version` 2: every transaction was of protocol V2, whose rules are stricter. `at_rest`: no transaction
     may be open any more. `killed`: the broker did not stop by itself, so the last write may be torn.
@@ -168,7 +168,7 @@ def scan_all(
 
 
 def _disagreements(scans: list[Scan]) -> Iterator[Violation]:
-    """R2: under V2 the marker's epoch belongs to one transaction, so its markers are alike everywhere."""
+    """R2: under V2 a marker's epoch belongs to one transaction, so its markers are the same in all partitions."""
     first: dict[tuple[int, int], tuple[bool, Scan]] = {}
     for scan in scans:
         for key, commit in scan.outcomes.items():
@@ -178,11 +178,11 @@ def _disagreements(scans: list[Scan]) -> Iterator[Violation]:
                     "R2",
                     f"{scan.topic}-{scan.partition}",
                     f"the transaction of producer {key[0]} that ended with epoch {key[1]} is "
-                    f"{_ended(commit)} here and {_ended(known)} in {where.topic}-{where.partition}",
+                    f"{_outcome_word(commit)} here and {_outcome_word(known)} in {where.topic}-{where.partition}",
                 )
 
 
-def _ended(commit: bool) -> str:
+def _outcome_word(commit: bool) -> str:
     return "committed" if commit else "aborted"
 
 
@@ -194,7 +194,7 @@ class _Scanner:
         self.killed = killed
         self.epochs = _leader_epochs(directory)
         self.leader_epoch = -1
-        #: From here on nothing that was written is missing.
+        #: From this offset on nothing is missing.
         self.whole_from = -1
         self.snapshots = sorted(int(p.stem) for p in directory.glob("*.snapshot") if _BASE_OFFSET.fullmatch(p.stem))
         #: Batches since the last base offset, for the indexes: position -> last offset.
@@ -207,22 +207,22 @@ class _Scanner:
         for base in bases:
             is_last = base == bases[-1]
             if base < scan.end_offset:
-                scan.broken("L1", f"segment {base} begins before offset {scan.end_offset}, where the last one ended")
+                scan.report("L1", f"segment {base} begins before offset {scan.end_offset}, where the last one ended")
             elif base > scan.end_offset:
                 if not scan.compacted:
-                    scan.broken("L1", f"offsets {scan.end_offset} to {base - 1} are missing before segment {base}")
+                    scan.report("L1", f"offsets {scan.end_offset} to {base - 1} are missing before segment {base}")
                 scan.end_offset = base
-            # Only the last segment of a compacted topic is sure to be as it was written.
+            # In a compacted topic only the last segment is certain to be complete.
             self.contiguous = is_last or not scan.compacted
             self.whole_from = base if scan.compacted else -1
             self.positions.clear()
             first_aborted = len(scan.aborted)
             for position, batch in self._batches(base, is_last):
-                self._look_at(batch)
+                self._check_batch(batch)
                 self.positions[position] = batch.last_offset
-            self._hold_index(base)
-            self._hold_aborted(base, scan.aborted[first_aborted:])
-        self._hold_snapshots(None)
+            self._check_index(base)
+            self._check_aborted(base, scan.aborted[first_aborted:])
+        self._check_snapshots(None)
         return scan
 
     def _batches(self, base: int, is_last: bool) -> Iterator[tuple[int, Batch]]:
@@ -236,59 +236,59 @@ class _Scanner:
                 length = _LENGTH.unpack_from(mapped, position)[0] + 12 if position + 12 <= size else 0
                 if length < HEADER_SIZE or position + length > size:
                     if not (is_last and self.killed):
-                        self.scan.broken("L2", f"{path.name} ends in the middle of a batch, at byte {position}")
+                        self.scan.report("L2", f"{path.name} ends in the middle of a batch, at byte {position}")
                     return
                 try:
                     batch = Batch.parse(mapped[position : position + length])
                     check_batch(batch, stored=True)
                 except Refused as refused:
                     if not (is_last and self.killed and position + length == size):
-                        self.scan.broken("L2", f"{path.name}, byte {position}: {refused.why}")
+                        self.scan.report("L2", f"{path.name}, byte {position}: {refused.why}")
                     return
                 yield position, batch
                 position += length
 
     # The batch
 
-    def _look_at(self, batch: Batch) -> None:
+    def _check_batch(self, batch: Batch) -> None:
         scan = self.scan
         if batch.base_offset < scan.end_offset:
-            scan.broken("L1", f"offset {batch.base_offset} comes after offset {scan.end_offset - 1}")
+            scan.report("L1", f"offset {batch.base_offset} comes after offset {scan.end_offset - 1}")
         elif batch.base_offset > scan.end_offset and self.contiguous:
-            scan.broken("L1", f"offsets {scan.end_offset} to {batch.base_offset - 1} are missing")
+            scan.report("L1", f"offsets {scan.end_offset} to {batch.base_offset - 1} are missing")
         if self.contiguous and batch.record_count != batch.last_offset_delta + 1:
             what = f"{batch.record_count} records for {batch.last_offset_delta + 1} offsets at {batch.base_offset}"
-            scan.broken("L2", what)
-        self._hold_leader_epoch(batch)
-        self._hold_snapshots(batch.base_offset)
+            scan.report("L2", what)
+        self._check_leader_epoch(batch)
+        self._check_snapshots(batch.base_offset)
         if batch.producer_id >= 0:
             producer = scan.producers.get(batch.producer_id)
             if producer is None:
-                producer = scan.producers[batch.producer_id] = Producer(-1)
+                producer = scan.producers[batch.producer_id] = ScannedProducer(-1)
             if batch.is_control:
                 self._marker(producer, batch)
             else:
                 self._data(producer, batch)
         scan.end_offset = max(scan.end_offset, batch.next_offset)
 
-    def _hold_leader_epoch(self, batch: Batch) -> None:
+    def _check_leader_epoch(self, batch: Batch) -> None:
         if batch.leader_epoch < self.leader_epoch:
             what = f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} follows {self.leader_epoch}"
-            self.scan.broken("L5", what)
+            self.scan.report("L5", what)
         self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
         found = bisect_right([start for _, start in self.epochs], batch.base_offset)
         known = self.epochs[found - 1][0] if found else -1
         if self.epochs and known != batch.leader_epoch:
             what = f"the checkpoint gives epoch {known} to offset {batch.base_offset}, its batch {batch.leader_epoch}"
-            self.scan.broken("L5", what)
+            self.scan.report("L5", what)
 
-    def _data(self, producer: Producer, batch: Batch) -> None:
+    def _data(self, producer: ScannedProducer, batch: Batch) -> None:
         scan, who = self.scan, f"producer {batch.producer_id}"
         if batch.producer_epoch < producer.producer_epoch:
             what = f"{who} fell from epoch {producer.producer_epoch} to {batch.producer_epoch} at {batch.base_offset}"
-            scan.broken("L4", what)
+            scan.report("L4", what)
         if batch.base_sequence >= 0:
-            self._hold_sequence(producer, batch, who)
+            self._check_sequence(producer, batch, who)
         if batch.is_transactional:
             if producer.open_since < 0:
                 producer.open_since = batch.base_offset
@@ -297,15 +297,15 @@ class _Scanner:
                     f"{who} wrote epoch {batch.producer_epoch} at {batch.base_offset} into the transaction that epoch "
                     f"{producer.data_epoch} opened at {producer.open_since}"
                 )
-                scan.broken("T1", what)
+                scan.report("T1", what)
             producer.data_epoch = batch.producer_epoch
         elif producer.open_since >= 0:
             what = f"{who} wrote outside of its open transaction at offset {batch.base_offset}"
-            scan.broken("T1", what)
+            scan.report("T1", what)
         producer.producer_epoch = batch.producer_epoch
         producer.last_offset = batch.last_offset
 
-    def _hold_sequence(self, producer: Producer, batch: Batch, who: str) -> None:
+    def _check_sequence(self, producer: ScannedProducer, batch: Batch, who: str) -> None:
         known = producer.last_offset >= 0 and producer.last_sequence >= 0
         same_epoch = batch.producer_epoch == producer.producer_epoch
         if same_epoch and known:
@@ -317,34 +317,34 @@ class _Scanner:
         ahead = (batch.base_sequence - expected) % 2**31
         at = f"at offset {batch.base_offset}"
         if ahead >= 2**30:
-            self.scan.broken("L3", f"{who} wrote sequence {batch.base_sequence} of its epoch again {at}")
+            self.scan.report("L3", f"{who} wrote sequence {batch.base_sequence} of its epoch again {at}")
         elif ahead and self.contiguous and producer.last_offset >= self.whole_from:
             # What stood between this batch and one of an earlier segment may have been compacted away.
-            self.scan.broken("L4", f"{who} wrote sequence {batch.base_sequence} where {expected} comes next, {at}")
+            self.scan.report("L4", f"{who} wrote sequence {batch.base_sequence} where {expected} comes next, {at}")
         producer.last_sequence = last_sequence(batch.base_sequence, batch.last_offset_delta + 1)
 
-    def _marker(self, producer: Producer, batch: Batch) -> None:
+    def _marker(self, producer: ScannedProducer, batch: Batch) -> None:
         scan = self.scan
         if batch.record_count == 0:
             return
         try:
             marker = read_marker(batch)
         except Refused as refused:
-            scan.broken("L2", f"the control batch at offset {batch.base_offset}: {refused.why}")
+            scan.report("L2", f"the control batch at offset {batch.base_offset}: {refused.why}")
             return
         who = f"the marker of producer {batch.producer_id} at offset {batch.base_offset}"
         epoch = batch.producer_epoch
         if epoch < producer.producer_epoch:
-            scan.broken("T2", f"{who} has epoch {epoch}, {producer.producer_epoch} was there before")
+            scan.report("T2", f"{who} has epoch {epoch}, {producer.producer_epoch} was there before")
         elif self.bumps and producer.open_since >= 0 and epoch <= producer.data_epoch:
-            scan.broken("T2", f"{who} has epoch {epoch}, no larger than its data's")
+            scan.report("T2", f"{who} has epoch {epoch}, no larger than its data's")
         if marker.coordinator_epoch < producer.coordinator_epoch:
             what = f"{who} has coordinator epoch {marker.coordinator_epoch}, {producer.coordinator_epoch} was there"
-            scan.broken("T2", what)
+            scan.report("T2", what)
         key = batch.producer_id, epoch
         again = key in scan.outcomes and marker.coordinator_epoch == producer.coordinator_epoch
         if self.bumps and again and not scan.compacted:
-            scan.broken("T1", f"{who} ends what was already ended")
+            scan.report("T1", f"{who} ends what was already ended")
         if producer.open_since >= 0:
             if not marker.commit:
                 others = [offset for offset in scan.open_transactions if offset != producer.open_since]
@@ -365,7 +365,7 @@ class _Scanner:
 
     # The files beside the log
 
-    def _hold_index(self, base: int) -> None:
+    def _check_index(self, base: int) -> None:
         path = self.directory / f"{base:020d}.index"
         data = path.read_bytes() if path.exists() else b""
         for relative, position in _INDEX_ENTRY.iter_unpack(data[: len(data) // 8 * 8]):
@@ -374,10 +374,10 @@ class _Scanner:
             if self.positions.get(position) != base + relative:
                 found = self.positions.get(position)
                 what = f"{path.name} says that offset {base + relative} lies at byte {position}, there is {found}"
-                self.scan.broken("C5", what)
+                self.scan.report("C5", what)
                 return
 
-    def _hold_aborted(self, base: int, aborted: list[Aborted]) -> None:
+    def _check_aborted(self, base: int, aborted: list[Aborted]) -> None:
         path = self.directory / f"{base:020d}.txnindex"
         data = path.read_bytes() if path.exists() else b""
         whole = len(data) // _ABORTED_ENTRY.size * _ABORTED_ENTRY.size
@@ -387,12 +387,12 @@ class _Scanner:
             ends = {(entry.producer_id, entry.last_offset) for entry in listed}
             missing = [entry for entry in aborted if (entry.producer_id, entry.last_offset) not in ends]
             if missing:
-                self.scan.broken("T5", f"{path.name} does not list {missing[0]}")
+                self.scan.report("T5", f"{path.name} does not list {missing[0]}")
         elif listed != aborted:
-            self.scan.broken("T5", f"{path.name} lists {listed}, the markers say {aborted}")
+            self.scan.report("T5", f"{path.name} lists {listed}, the markers say {aborted}")
 
-    def _hold_snapshots(self, before: int | None) -> None:
-        """Compare those snapshots that end before this offset; None: all that are left."""
+    def _check_snapshots(self, before: int | None) -> None:
+        """Check the snapshots that end before this offset; None: all that are left."""
         while self.snapshots and (before is None or self.snapshots[0] <= before):
             offset = self.snapshots.pop(0)
             if self.scan.compacted or self.scan.first_offset > 0 or (offset > self.scan.end_offset and self.killed):
@@ -400,20 +400,20 @@ class _Scanner:
             stored = _snapshot(self.directory / f"{offset:020d}.snapshot")
             if stored is None:
                 if not self.killed:
-                    self.scan.broken("C4", f"snapshot {offset} cannot be read")
+                    self.scan.report("C4", f"snapshot {offset} cannot be read")
                 continue
             for producer_id, facts in stored.items():
                 known = self.scan.producers.get(producer_id)
                 if known is None or known.facts != facts:
                     says = None if known is None else known.facts
                     what = f"snapshot {offset} has producer {producer_id} as {facts}, the log as {says}"
-                    self.scan.broken("C4", what)
+                    self.scan.report("C4", what)
 
 
 class Watch:
-    """Takes the answers a running broker gives to fetches, of any clients in any order of partitions.
+    """Checks the fetch responses of a running broker, from any number of clients.
 
-    The answers of one partition must be given in the order in which they were received.
+    The responses for one partition must be passed in the order in which they were received.
     """
 
     def __init__(self) -> None:
@@ -422,37 +422,37 @@ class Watch:
         self._checksums: dict[tuple[str, int], dict[int, int]] = {}
 
     def saw(self, topic: str, isolation_level: int, data: FetchResponse.PartitionData) -> None:
-        """One partition's part of a fetch answer."""
+        """Check one partition's part of a fetch response."""
         if data.error_code:
             return
         key = topic, data.partition_index
         stable, high = data.last_stable_offset, data.high_watermark
         if isolation_level and stable > high:
-            self._broken("T3", key, f"the last stable offset {stable} is above the high watermark {high}")
+            self._report("T3", key, f"the last stable offset {stable} is above the high watermark {high}")
         last_stable, last_high = self._ends.get(key, (-1, -1))
         if high < last_high or (stable >= 0 and stable < last_stable):
             what = f"last stable offset and high watermark fell from {(last_stable, last_high)} to {(stable, high)}"
-            self._broken("T4", key, what)
+            self._report("T4", key, what)
         self._ends[key] = max(stable, last_stable), max(high, last_high)
         bound = stable if isolation_level else high
         checksums = self._checksums.setdefault(key, {})
         for batch in split(data.records or b""):
             if batch.next_offset > bound:
-                self._broken("R1", key, f"offset {batch.last_offset} was served, the bound is {bound}")
+                self._report("R1", key, f"offset {batch.last_offset} was served, the bound is {bound}")
             if checksums.setdefault(batch.base_offset, batch.crc) != batch.crc:
-                self._broken("R4", key, f"offset {batch.base_offset} holds another batch than before")
+                self._report("R4", key, f"offset {batch.base_offset} holds another batch than before")
 
     def check(self) -> None:
-        """Raise what was seen, if anything was."""
+        """Raise the violations, if there were any."""
         if self.violations:
             raise InvariantsBroken("\n".join(map(str, self.violations)))
 
-    def _broken(self, invariant: str, key: tuple[str, int], what: str) -> None:
+    def _report(self, invariant: str, key: tuple[str, int], what: str) -> None:
         self.violations.append(Violation(invariant, f"{key[0]}-{key[1]}", what))
 
 
 def _compacted_topics(root: Path) -> set[str]:
-    """Topics that compaction may have been at, by their settings and by its own checkpoint."""
+    """Topics that may have been compacted, by their settings and by the cleaner's checkpoint."""
     names = set()
     stored = root / ".metadata" / "topics"
     if stored.exists():
@@ -471,12 +471,12 @@ def _leader_epochs(directory: Path) -> list[tuple[int, int]]:
     _, count, *rows = [*path.read_text().splitlines(), "", ""]
     entries = [row.split() for row in rows if row]
     if str(len(entries)) != count or any(len(entry) != 2 for entry in entries):
-        return []  # A torn one is rebuilt when the partition is opened: it says nothing.
+        return []  # A torn checkpoint is rebuilt when the partition is opened, so it is ignored.
     return [(int(epoch), int(start)) for epoch, start in entries]
 
 
 def _snapshot(path: Path) -> dict[int, tuple[int, int, int, int, int]] | None:
-    """Producer id -> what `Producer.facts` would say; None when it is torn."""
+    """Producer id -> its facts, as `ScannedProducer.facts`; None if the file is torn."""
     data = path.read_bytes()
     if len(data) < _SNAPSHOT_HEAD.size:
         return None
