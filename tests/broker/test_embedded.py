@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,46 @@ def test_what_is_not_running_says_so(tmp_path: Path) -> None:
         broker.start()
     with pytest.raises(RuntimeError, match="not running"):
         broker.call(broker.server.stop())
+
+
+class Lingers(Broker):
+    """Its thread is still there after its loop has ended."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self.has_ended, self.may_go = threading.Event(), threading.Event()
+
+    def _run(self) -> None:
+        super()._run()
+        self.has_ended.set()
+        assert self.may_go.wait(30)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_broker_that_stopped_by_itself_can_be_stopped(tmp_path: Path, closed: bool) -> None:
+    broker = Lingers(tmp_path).start()
+    loop = broker._loop
+    assert loop is not None
+    if not closed:
+        # Between its last turn and its end a loop takes what it will never do.
+        broker._loop = asyncio.new_event_loop()
+    try:
+        loop.call_soon_threadsafe(broker.server.spawn_stop)
+        assert broker.has_ended.wait(30)
+        outcome: list[object] = []
+
+        def stop() -> None:
+            try:
+                outcome.append(broker.stop())
+            except RuntimeError as error:
+                outcome.append(error)
+
+        stopper = threading.Thread(target=stop, daemon=True)
+        stopper.start()
+        broker.may_go.set()
+        stopper.join(15)
+        assert outcome == [None]
+    finally:
+        broker.may_go.set()
+        if not closed:
+            broker._loop.close()  # type: ignore[union-attr]

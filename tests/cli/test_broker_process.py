@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +50,31 @@ def test_no_look_for_garbage_takes_in_all_objects_of_a_large_request() -> None:
 def test_a_busy_thread_gives_the_interpreter_back_soon() -> None:
     take_turns_often()
     assert sys.getswitchinterval() <= 0.001
+
+
+#: Runs a broker, and says how its process was set up when it ends.
+RUN = """
+import gc, os, sys
+from semel.cli.broker import run
+
+def told(code, end=os._exit):
+    print("set up:", sys.getswitchinterval(), *gc.get_threshold(), gc.get_freeze_count(), flush=True)
+    end(code)
+
+os._exit = told
+run("127.0.0.1:0", sys.argv[1], None, [], "warning")
+"""
+
+
+def test_a_broker_that_runs_has_done_both_to_its_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[0].split("set up:")[1].split()
+    take_turns_often()
+    tidy_memory()
+    assert float(said[0]) == sys.getswitchinterval()
+    assert tuple(map(int, said[1:4])) == gc.get_threshold()
+    assert int(said[4]) > 1000, "what is there at the start is not looked at again"

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -72,6 +73,8 @@ class Broker:
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Done when the loop runs no more.
+        self._ended: Future[None] = Future()
 
     def start(self) -> Broker:
         """Start, and return once clients can connect. A broker can be started once."""
@@ -91,10 +94,24 @@ class Broker:
         """Stop cleanly. In a process forked from the one that started it, this does nothing."""
         if os.getpid() != self._owner:
             return
-        if self._thread is not None and self._thread.is_alive():
-            self.call(self.server.stop())
-            self._thread.join()
+        if self._thread is not None and self._thread.is_alive() and self._loop is not None:
+            self._stop(self._thread, self._loop)
         self._remove_temporary()
+
+    def _stop(self, thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop, unless the broker has just stopped by itself, for a broken invariant. Then nobody answers here."""
+        stopping = self.server.stop()
+        try:
+            asked = asyncio.run_coroutine_threadsafe(stopping, loop)
+        except RuntimeError:
+            # The loop is closed.
+            pass
+        else:
+            wait((asked, self._ended), return_when=FIRST_COMPLETED)
+            if asked.done():
+                asked.result()
+        thread.join()
+        stopping.close()
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:
@@ -120,6 +137,7 @@ class Broker:
             loop.run_until_complete(self._serve())
         finally:
             loop.close()
+            self._ended.set_result(None)
 
     async def _serve(self) -> None:
         try:
