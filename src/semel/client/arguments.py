@@ -94,7 +94,7 @@ def as_topic(given: object) -> str:
     if not isinstance(given, str):
         raise TypeError(f"topic is str, not {type(given).__name__}")
     if given in (".", "..") or not _LEGAL_TOPIC.match(given):
-        why = f"no topic can be called {shown(given)}: use 1 to 249 letters, digits, '.', '_' and '-'"
+        why = f"no topic can be called {shown(given)}"
         raise InvalidTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, why)
     return given
 
@@ -122,7 +122,7 @@ def as_wait_s(given: object) -> float | None:
 def as_identity(given: object) -> ProducerIdentity:
     """The identity that `prepare_transaction` returned. A plain pair is allowed, as it may have been stored as one."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"decided is what prepare_transaction() answered, not {shown(given)}")
+        raise TypeError(f"decided is what prepare_transaction() returned, not {shown(given)}")
     return ProducerIdentity(_whole(given[0], "producer_id"), _whole(given[1], "producer_epoch"))
 
 

@@ -43,6 +43,7 @@ async def list_offsets(
     deadline = loop.time() + timeout_ms / 1000
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     tries = 0
+    reason: KafkaError | None = None
     while True:
         missing = {partition: timestamp for partition, timestamp in wanted.items() if partition not in found}
         if not missing:
@@ -51,9 +52,11 @@ async def list_offsets(
         found |= answers
         if last is None:
             continue
+        if reason is None or not isinstance(last, RequestTimedOut):
+            reason = last  # that the last request ran out of time says less than what went wrong before
         if loop.time() >= deadline:
-            why = f"no offsets for {', '.join(map(str, missing))} after {timeout_ms:g} ms; the last answer: {last.why}"
-            raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from last
+            why = f"no offsets for {', '.join(map(str, missing))} after {timeout_ms:g} ms; the reason: {reason.why}"
+            raise RequestTimedOut(ErrorCode.REQUEST_TIMED_OUT, why) from reason
         tries += 1
         await asyncio.sleep(min(cluster.backoff(tries), max(0.0, deadline - loop.time())))
 

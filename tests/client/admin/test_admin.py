@@ -10,7 +10,7 @@ import pytest
 from semel import Admin, Consumer, Producer
 from semel.client.admin.admin import AsyncAdmin
 from semel.client.admin.values import NewTopic
-from semel.errors import ErrorCode, InvalidConfig, Misuse, ProducerFenced, TopicExists
+from semel.errors import ErrorCode, InvalidConfig, Misuse, ProducerFenced, RequestTimedOut, TopicExists
 from semel.machines.values import TopicPartition
 from tests.support.waiting import until
 
@@ -164,3 +164,10 @@ def test_both_admins_have_the_same_methods_with_the_same_arguments_and_words() -
         assert inspect.signature(blocking) == inspect.signature(on_asyncio), name
         assert inspect.iscoroutinefunction(on_asyncio), name
         assert blocking.__doc__ == on_asyncio.__doc__ and blocking.__doc__, name
+
+
+def test_offsets_of_a_partition_that_is_not_there_time_out_with_the_reason(admin: Admin, name: str) -> None:
+    admin.create_topic(name, partitions=1)
+    until(lambda: name in admin.list_topics())
+    with pytest.raises(RequestTimedOut, match=f"{name}-9 does not exist or has no leader"):
+        admin.list_offsets({(name, 9): -1}, timeout_ms=1_000)
