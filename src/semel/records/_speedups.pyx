@@ -5,6 +5,7 @@ Sections, in this order:
 
     constants and errors   numbers of the format, texts of the errors, `Parsed`
     varints                varint_size write_varint read_varint read_varlong
+    one batch              Batch
     one record             parse_record
     records of a batch     check_framing RecordWalk read_records
     writing records        write_record build_pairs retain_records
