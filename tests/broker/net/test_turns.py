@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from semel.broker.embedded import new_event_loop
+from semel.broker.net import memory
 from semel.broker.net.connection import ServerConnection
 from semel.broker.net.framing import READ_BYTES, SMALL_BYTES
 from semel.broker.net.turns import SHARE_S, TURN_S, Turns
@@ -310,7 +311,15 @@ class CountingConnection(ServerConnection):
 
 
 @pytest.mark.parametrize("new_loop", [new_event_loop, asyncio.SelectorEventLoop])
-def test_no_loop_reads_more_of_a_large_request_in_one_turn(new_loop: Any) -> None:
+def test_no_loop_reads_more_of_a_large_request_in_one_turn(new_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_buffer, made = memory.new_buffer, []
+
+    def counted(size_bytes: int) -> memoryview:
+        made.append(size_bytes)
+        return new_buffer(size_bytes)
+
+    monkeypatch.setattr(memory, "new_buffer", counted)
+
     async def run() -> None:
         loop = asyncio.get_running_loop()
         worker = Worker()
@@ -322,9 +331,9 @@ def test_no_loop_reads_more_of_a_large_request_in_one_turn(new_loop: Any) -> Non
             return [b"done"]
 
         def connection() -> ServerConnection:
-            made = CountingConnection(serve, worker.failures.append, size, turns=worker.turns)
-            made.clock, made.sizes = worker.clock, per_turn
-            return made
+            counting = CountingConnection(serve, worker.failures.append, size, turns=worker.turns)
+            counting.clock, counting.sizes = worker.clock, per_turn
+            return counting
 
         per_turn = [0]
 
@@ -344,6 +353,7 @@ def test_no_loop_reads_more_of_a_large_request_in_one_turn(new_loop: Any) -> Non
         server.close()
         assert sum(per_turn) == size + 4
         assert max(per_turn) <= (FILL + 1) * READ_BYTES
+        assert max(made) == memory.RECEIVE_BUFFER_BYTES, "what has arrived is not copied when the buffer grows"
 
     loop = new_loop()
     try:

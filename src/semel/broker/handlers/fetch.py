@@ -139,7 +139,8 @@ async def _read_in_pieces(
         if round_.extent is not None:
             await _read_extent(broker, request, round_, round_.extent)
             pace = Pace(broker, call)
-        await pace.rest()
+        elif round_.data:
+            await pace.rest()
         if _read(broker, request, wanted, round_):
             call.connection.reserve(round_.size_bytes)
             return

@@ -48,6 +48,8 @@ class FramedProtocol(asyncio.BufferedProtocol):
         self._pool = MemoryPool(-1) if pool is None else pool
         self._held_bytes = 0
         self._buffer = _NOTHING
+        #: The size that the buffer gets before the next read, if that is more than it has.
+        self._next_size = 0
         self._start = 0
         self._end = 0
         self._busy = False
@@ -92,7 +94,11 @@ class FramedProtocol(asyncio.BufferedProtocol):
         if self._held_bytes:
             if len(buffer) - self._end < SMALL_ROOM_BYTES and not self._pinned:
                 self._make_room()
-                buffer = self._buffer
+            if self._next_size > len(buffer):
+                # Not before: while a loop reads into the buffer it holds it, and then it could only be copied.
+                self._buffer = _NOTHING
+                self._buffer = grown(buffer, self._end, self._next_size)
+            buffer = self._buffer
             turns, most = self._turns, READ_BYTES
             if turns is not None:
                 self._reading_since = turns.clock()
@@ -228,14 +234,14 @@ class FramedProtocol(asyncio.BufferedProtocol):
         if start:
             buffer[:pending] = buffer[start:end]
             self._start, self._end = 0, pending
-        if wanted > len(buffer) and len(buffer) - pending < SMALL_ROOM_BYTES and not self._is_held_back():
+        has_little = len(buffer) - pending < SMALL_ROOM_BYTES and self._next_size <= len(buffer)
+        if wanted > len(buffer) and has_little and not self._is_held_back():
             # Twice what has arrived. The length is only a claim.
             size = min(2 * len(buffer), wanted)
             if not self._pool.take(size - len(buffer), self):
                 return
             self._held_bytes += size - len(buffer)
-            self._buffer = _NOTHING
-            self._buffer = grown(buffer, pending, size)
+            self._next_size = size
 
     def _is_held_back(self) -> bool:
         """Whether complete frames have to wait: one is being served, or the client does not read."""
@@ -258,7 +264,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
             self._held_bytes = RECEIVE_BUFFER_BYTES
         if self._end == len(self._buffer) and not self._pinned:
             self._make_room()
-        return self._end < len(self._buffer)
+        return self._end < max(len(self._buffer), self._next_size)
 
     def _wait_for_room(self) -> None:
         if not self._reading_paused:
@@ -298,6 +304,7 @@ class FramedProtocol(asyncio.BufferedProtocol):
 
     def _return(self, buffer: memoryview | None = None) -> None:
         held, self._held_bytes = self._held_bytes, 0
+        self._next_size = 0
         self._pool.give_back(held, self, buffer)
 
     def _let_go(self) -> None:
