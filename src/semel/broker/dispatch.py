@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: A request with more elements than this in its arrays is decoded on a thread.
 ELEMENTS_AT_ONCE = 2000
+#: So is a request of more bytes, though its elements be few: very long names. Records are not looked at in decoding.
+DECODED_AT_ONCE_BYTES = 1024 * 1024
 
 
 #: Requests whose answers may be much larger than they are.
@@ -144,6 +146,8 @@ class Dispatcher:
                 return self._refuse_version(connection, key, version, correlation_id)
             call = Call(key, version, correlation_id, client_id, connection)
             measured = None if broker.meter is None else broker.meter.begin(call, len(frame))
+            if len(frame) > DECODED_AT_ONCE_BYTES and key != ApiKey.PRODUCE:
+                return self._serve_large(route, frame, body_offset, call, measured)
             try:
                 request = decode_from(route.request, version, frame, body_offset, ELEMENTS_AT_ONCE)[0]
             except TooManyElements:
