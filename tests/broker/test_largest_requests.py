@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker import dispatch
 from semel.broker.embedded import Broker
 from semel.broker.handlers import SERVED
 from semel.broker.net import turns
@@ -25,7 +26,7 @@ from semel.errors import ErrorCode
 from semel.wire.apis import ApiKey
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.features import ApiVersionsRequest
-from semel.wire.messages.groups import JoinGroupRequest
+from semel.wire.messages.groups import DescribeGroupsRequest, JoinGroupRequest
 from semel.wire.messages.metadata import MetadataRequest
 from tests.broker.largest_requests import SMALL, Largest, method_of
 from tests.broker.raw import Raw
@@ -133,6 +134,30 @@ def test_requests_that_arrive_together_share_turns_with_everybody(sent_to: tuple
     sender.join()
     assert correlation_ids == [struct.unpack_from(">i", frame, 8)[0] for frame in frames], "in their order"
     assert work.most_in_a_turn() < MOST_CALLS_IN_A_TURN
+
+
+def test_very_long_names_are_neither_decoded_nor_encoded_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    large: set[str] = set()
+    decoded, encoded = dispatch.decode_from, dispatch.response_frame
+
+    def decode_from(message: Any, version: int, frame: memoryview, *rest: Any) -> Any:
+        if len(frame) > dispatch.DECODED_AT_ONCE_BYTES:
+            large.add("decoded")
+        return decoded(message, version, frame, *rest)
+
+    def response_frame(*arguments: Any) -> Any:
+        buffers = encoded(*arguments)
+        if threading.current_thread().name == "semel-broker" and sum(map(len, buffers)) > 1_000_000:
+            large.add("encoded")
+        return buffers
+
+    monkeypatch.setattr(dispatch, "decode_from", decode_from)
+    monkeypatch.setattr(dispatch, "response_frame", response_frame)
+    with Broker() as broker, Raw(broker) as raw:
+        names = [f"{number}" + "x" * 20_000 for number in range(100)]
+        answer = raw.ask(DescribeGroupsRequest(groups=names))
+        assert [group.group_id for group in answer.groups] == names
+    assert large == set()
 
 
 # What is too large
