@@ -1,7 +1,7 @@
 """`python -m bench.compiled`: what compiling brings, in CPU seconds of the broker; kept in `bench/results/compiled.md`.
 
-The same broker is started with its compiled loops and with their Python twins, in turn. CPU time is measured and not
-rates: it says the same on a busy machine. Nothing else is compared, so neither Java nor Apache Kafka is needed.
+The same broker is started with its compiled loops and with their Python twins, in turn. CPU time bears other work on
+the machine better than rates do, but not much of it: compare the rounds before you believe a ratio near 1.
 """
 
 from __future__ import annotations
