@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.records._select import COMPILED
-from tests.walks import Walk, end_txn, micro_batch
+from tests.walks import Walk, end_txn, micro_batch, produce
 
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
@@ -23,8 +23,13 @@ def hops_on_the_page(walk: str) -> int:
 
 
 def check(walk: Walk, most: int) -> None:
-    assert len(walk.hops) > 20, "the walk was not recorded"
+    assert len(walk.hops) > 15, "the walk was not recorded"
     assert len(walk.hops) <= most, walk
+
+
+@needs_compiled
+def test_a_produce_is_followed_in_as_many_hops_as_the_page_says() -> None:
+    check(produce(), hops_on_the_page("Produce of an idempotent producer"))
 
 
 @needs_compiled

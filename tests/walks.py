@@ -146,6 +146,18 @@ def end_txn() -> Walk:
         return walk
 
 
+def produce() -> Walk:
+    """From a Produce of an idempotent producer to its answer."""
+    with Broker() as broker, Raw(broker) as raw:
+        raw.create("ledger")
+        identity = raw.ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 5)
+        assert identity.producer_id >= 0
+        for sequence in range(3):
+            data = batch(b"v", producer_id=identity.producer_id, producer_epoch=0, base_sequence=sequence)
+            walk = walked(broker, partial(raw.produce, "ledger", data, version=12), lambda: False)
+        return walk
+
+
 class MicroBatchWalk(Walk):
     """The calls between files on the driver and in the task. The client is a library: calls within it do not count.
 
@@ -284,5 +296,5 @@ def micro_batch() -> Walk:
 
 
 if __name__ == "__main__":
-    for walk in (end_txn, micro_batch):
+    for walk in (produce, end_txn, micro_batch):
         print(walk.__doc__, walk(), sep="\n")
