@@ -94,7 +94,8 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def find_hanging(at: tuple[str, str], topic: str) -> list[dict[str, str]]:
-    where = ("--broker-id", 1, "--max-transaction-timeout", 15)
+    # In minutes. Kafka goes by the times of records, Semel by when they were written, which was just now.
+    where = ("--broker-id", 1, "--max-transaction-timeout", 0)
     found = table(java_tools.run("transactions", *at, "find-hanging", *where).stdout)
     return [row for row in found if row["Topic"] == topic]
 

@@ -253,6 +253,8 @@ class Dispatcher:
                 "request, or raise semel.request.max.elements"
             )
             return None
+        except LongString as error:
+            return await self._encode(self._error_reply(route.request(), call, error), call)
         except Refused as error:
             call.connection.refuse(f"a request that cannot be decoded: {error}")
             return None
