@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
     "broker.net": {"errors", "config", "wire", "records"},
     "broker.stored": {"errors", "config", "properties", "wire", "records", "machines", "log"},
-    # Keys, certificates and credentials, for both ends of a connection.
+    # Keys, certificates and credentials.
     "security": {"errors", "config"},
     "client": {"errors", "config", "wire", "records", "machines", "security"},
     # The way to the brokers is used by producer, consumer and admin, and knows none of them.

@@ -28,6 +28,15 @@ def test_without_sasl_there_are_none() -> None:
     assert client_credentials(ADMIN.parse({"security.protocol": "SSL", "sasl.username": "x"})) is None
 
 
+def test_credentials_that_nothing_uses_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert client_credentials(ADMIN.parse({"sasl.username": "alice", "sasl.password": SECRET})) is None
+    assert "sasl.* is not used: security.protocol=PLAINTEXT" in caplog.text
+    assert SECRET not in caplog.text
+    caplog.clear()
+    assert client_credentials(ADMIN.parse({})) is None
+    assert caplog.text == ""
+
+
 def test_a_jaas_line_and_plain_settings_say_the_same() -> None:
     line = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="{SECRET}";'
     assert credentials(sasl_mechanism="PLAIN", sasl_jaas_config=line) == credentials(

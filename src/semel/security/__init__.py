@@ -1,1 +1,1 @@
-"""What a broker and a client both need to protect a connection: TLS contexts, credentials, tokens."""
+"""What protects a client's connection: TLS contexts, credentials, tokens."""

@@ -6,6 +6,7 @@ credentials shows no secret.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from importlib import import_module
 from semel.config import ConfigError
 from semel.config.security import SASL_MECHANISMS
 from semel.security.tls import SecuritySettings
+
+_log = logging.getLogger(__name__)
 
 #: What a token provider returns: the token, or the token and when it expires (seconds since 1970).
 TokenProvider = Callable[[], object]
@@ -77,7 +80,11 @@ def parse_jaas(text: str, setting: str = "sasl.jaas.config") -> JaasLine:
 
 def client_credentials(settings: SecuritySettings) -> Credentials | None:
     """What a client authenticates with; None where it does not."""
-    if settings["security.protocol"] not in ("SASL_PLAINTEXT", "SASL_SSL"):
+    protocol = settings["security.protocol"]
+    if protocol not in ("SASL_PLAINTEXT", "SASL_SSL"):
+        if settings["sasl.mechanism"] or settings["sasl.jaas.config"] or settings["sasl.username"]:
+            # Not an error: Kafka's own clients take it, and people switch SASL off by this one setting.
+            _log.warning("sasl.* is not used: security.protocol=%s; set it to SASL_SSL or SASL_PLAINTEXT", protocol)
         return None
     mechanism = settings["sasl.mechanism"]
     if mechanism is None or mechanism == "GSSAPI":

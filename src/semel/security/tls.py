@@ -31,7 +31,7 @@ _JKS_HEAD = b"\xfe\xed\xfe\xed"
 
 
 class SecuritySettings(Protocol):
-    """Settings by name: those of a client, of a broker, or of one of a broker's listeners."""
+    """Settings by name."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -49,27 +49,8 @@ def client_context(settings: SecuritySettings) -> ssl.SSLContext | None:
         context.verify_mode = ssl.CERT_NONE
     if not _load_trust(context, settings):
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    _load_key(context, settings, is_needed=False)
+    _load_key(context, settings)
     return context
-
-
-def server_context(settings: SecuritySettings) -> ssl.SSLContext:
-    """The context for a broker's listener."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _set_protocols(context, settings)
-    _load_key(context, settings, is_needed=True)
-    asked = settings["ssl.client.auth"]
-    if asked != "none":
-        context.verify_mode = ssl.CERT_REQUIRED if asked == "required" else ssl.CERT_OPTIONAL
-        if not _load_trust(context, settings):
-            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-    return context
-
-
-def files_of(settings: SecuritySettings) -> list[Path]:
-    """The files that a context is made from, so that a change of one can be seen."""
-    names = ("ssl.keystore.location", "ssl.truststore.location")
-    return [Path(settings[name]) for name in names if settings[name]]
 
 
 def _set_protocols(context: ssl.SSLContext, settings: SecuritySettings) -> None:
@@ -135,26 +116,22 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
 # Our own key
 
 
-def _load_key(context: ssl.SSLContext, settings: SecuritySettings, *, is_needed: bool) -> None:
+def _load_key(context: ssl.SSLContext, settings: SecuritySettings) -> None:
     location, chain, key = (
         settings[name] for name in ("ssl.keystore.location", "ssl.keystore.certificate.chain", "ssl.keystore.key")
     )
-    key_file = _optional(settings, "ssl.key.location")
+    key_file = settings["ssl.key.location"]
     password = settings["ssl.key.password"]
     if not (location or chain):
         if key or key_file:
             raise ConfigError("ssl.keystore.certificate.chain: a private key is given, and its certificate is missing")
-        if is_needed:
-            raise ConfigError(
-                "ssl.keystore.location: a listener with TLS needs a private key and its certificate"
-            )
         return
     if location and chain:
         raise ConfigError("ssl.keystore.location and ssl.keystore.certificate.chain: give one of them")
     if chain:
         if not key and not key_file:
             raise ConfigError("ssl.keystore.key: the private key of ssl.keystore.certificate.chain is missing")
-        pem_key = key.encode() if key else _read("ssl.key.location", key_file or "")
+        pem_key = key.encode() if key else _read("ssl.key.location", key_file)
         _use_pem(context, "ssl.keystore.key", chain.encode(), pem_key, password)
         return
     data = _read("ssl.keystore.location", location)
@@ -255,11 +232,3 @@ def _read(setting: str, location: str) -> bytes:
         return Path(location).read_bytes()
     except OSError as error:
         raise ConfigError(f"{setting}: cannot read {location}: {error.strerror or error}") from None
-
-
-def _optional(settings: SecuritySettings, name: str) -> str | None:
-    try:
-        found: str | None = settings[name]
-    except KeyError:
-        return None
-    return found

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from semel.errors import sentence
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class WaitWarnings:
         wait = self._open.setdefault(key, _Wait(now, what))
         if not wait.told and now - wait.since >= after_s:
             wait.told = True
-            _log.warning("%s: %s: %s. It is tried again until that is over", self._who, what, why)
+            _log.warning("%s: %s: %s It is tried again until that is over", self._who, what, sentence(why))
 
     def end(self, key: Hashable) -> None:
         """The client does not wait for this any more."""

@@ -54,8 +54,11 @@ class ScramKeys(NamedTuple):
 
 
 def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
-    """The password as both sides use it. This is meant to take long: run it beside the event loop."""
-    return hashlib.pbkdf2_hmac(DIGESTS[mechanism], normalize(password).encode(), salt, iterations)
+    """The password as both sides use it, hashed as it is given, as Kafka does.
+
+    This is meant to take long: run it beside the event loop.
+    """
+    return hashlib.pbkdf2_hmac(DIGESTS[mechanism], password.encode(), salt, iterations)
 
 
 def keys_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> ScramKeys:
@@ -64,11 +67,6 @@ def keys_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Scra
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
     return ScramKeys(iterations, salt, stored_key, hmac.digest(salted, b"Server Key", digest))
-
-
-def normalize(text: str) -> str:
-    """A password as it is hashed. Kafka's own clients and broker take it as it is, so we do too."""
-    return text
 
 
 def escape_name(name: str) -> str:
