@@ -12,8 +12,9 @@ from semel.machines.pipeline.driver_transaction import DriverTransaction
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.spark.claims import ClaimServer
 from semel.spark.connections import connect
+from semel.spark.kafka_options import ClientSettings, ProducerOptions
 from semel.spark.routing import TARGET
-from semel.spark.transaction import TransactionClient
+from semel.spark.transaction_client import TransactionClient
 from semel.spark.writer import WritePlan, write
 from semel.wire.messages.transactions import ListTransactionsRequest
 
@@ -25,8 +26,8 @@ class Driver:
 
     def __init__(self, bootstrap_servers: str, transactional_id: str = "pipeline", timeout_ms: int = 60_000) -> None:
         self.loop = LoopThread("test-driver")
-        self.settings = (("bootstrap.servers", bootstrap_servers),)
-        self.cluster = self.loop.run(connect(dict(self.settings)))
+        self.settings = ClientSettings({"bootstrap.servers": bootstrap_servers})
+        self.cluster = self.loop.run(connect(self.settings))
         self.transaction = DriverTransaction(transactional_id, transactional_id, timeout_ms=timeout_ms)
         self.client = TransactionClient(self.cluster, self.transaction, deadline_ms=20_000)
         self.claims = ClaimServer("127.0.0.1", self._join)
@@ -37,7 +38,7 @@ class Driver:
 
     def begin(self) -> ProducerIdentity:
         identity = self.loop.run(self.client.begin())
-        self.claims.begin_epoch((identity.producer_id, identity.producer_epoch))
+        self.claims.begin_epoch((identity.producer_id, identity.producer_epoch, 0))
         return identity
 
     def plan(self) -> WritePlan:
@@ -45,7 +46,7 @@ class Driver:
         assert identity is not None
         return WritePlan(
             self.settings, self.transaction.transactional_id, identity, self.claims.desk,
-            self.transaction.implicit_add, "ledger", deadline_ms=20_000,
+            self.transaction.implicit_add, "ledger", ProducerOptions(deadline_ms=20_000),
         )  # fmt: skip
 
     def task(self, values: list[bytes], plan: WritePlan | None = None) -> list[dict[str, Any]]:
@@ -53,9 +54,13 @@ class Driver:
         plan = plan or self.plan()
         return [row for part in write(iter([rows_of(values)]), plan) for row in part.to_pylist()]
 
-    def commit(self, batch_id: int, offset: int = 10) -> None:
-        self.loop.run(self.client.commit_offsets({SOURCE: offset}, BatchMarker("query", batch_id, "aa")))
+    def commit(self, batch_id: int, offset: int = 10, **details: Any) -> None:
+        self.add_offsets(batch_id, offset, **details)
         self.loop.run(self.client.end(commit=True))
+
+    def add_offsets(self, batch_id: int, offset: int, *, begin: int | None = None, rows: int | None = None) -> None:
+        marker, begins = BatchMarker("query", batch_id, "aa"), {} if begin is None else {SOURCE: begin}
+        self.loop.run(self.client.commit_offsets({SOURCE: offset}, marker, begins=begins, rows=rows))
 
     def commit_elsewhere(self, batch_id: int) -> None:
         """As a pipeline commits whose sources are on another cluster: the marker alone, in an output partition."""

@@ -12,7 +12,7 @@ import pytest
 from semel.machines.pipeline.claims import ClaimRefused, RowRefused
 from semel.spark.claims import ClaimServer, refuse_row
 
-EPOCH = (4000, 7)
+EPOCH = (4000, 7, 0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_of_many_tasks_at_once_exactly_one_wins(server: ClaimServer) -> None:
 
 
 def test_a_zombie_of_an_older_epoch_is_refused(server: ClaimServer) -> None:
-    server.begin_epoch((4000, 8))
+    server.begin_epoch((4000, 8, 0))
     with pytest.raises(ClaimRefused, match="is over"):
         server.desk.claim(EPOCH, "ledger", 0)
 
@@ -74,7 +74,7 @@ def test_a_row_that_cannot_be_written_is_told_to_the_driver_in_its_own_words(ser
     assert server.mistake == "a row is too large"
     server.desk.complain(EPOCH, "and so is this one")
     assert server.mistake == "a row is too large"
-    server.begin_epoch((4000, 8))
+    server.begin_epoch((4000, 8, 0))
     server.desk.complain(EPOCH, "a word from the epoch before")
     assert server.mistake == ""
 

@@ -48,7 +48,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"transactional_id": "x" * 40_000}, "give a shorter one"),
         ({"bootstrap_servers": {"localhost": 9092}}, "bootstrap_servers={'localhost': 9092}: must be host:port"),
         ({"bootstrap_servers": "localhost"}, "expected host:port"),
-        ({"bootstrap_servers": ""}, "bootstrap_servers is empty"),
+        ({"bootstrap_servers": ""}, "bootstrap.servers is empty"),
         ({"bootstrap_servers": [9092]}, "must be host:port"),
         ({"writers": 0}, "writers=0: must be a whole number, at least 1"),
         ({"writers": -1}, "writers=-1"),
@@ -75,8 +75,31 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
             {"options": {"checkpointLocation": "/elsewhere"}},
             "'checkpointLocation' is the argument checkpoint of start()",
         ),
-        ({"options": {"kafka.acks": "1"}}, "'kafka.acks' has no effect here"),
         ({"options": "x"}, "must be a mapping"),
+        ({"options": {"kafka.acks": "1"}}, "kafka: acks=1: a transaction needs all"),
+        ({"kafka": {"acks": 0}}, "kafka: acks=0: a transaction needs all"),
+        ({"kafka": {"enable.idempotence": False}}, "kafka: enable.idempotence=false: a transaction needs true"),
+        ({"kafka": {"linger.ms": 20}}, "kafka: linger.ms: a task fills its batches from rows that are there"),
+        ({"kafka": {"retries": 3}}, "kafka: retries: requests are repeated until delivery.timeout.ms"),
+        ({"kafka": {"max.in.flight.requests.per.connection": 5}}, "the batches of a partition are sent one by one"),
+        ({"kafka": {"transactional.id": "x"}}, "kafka: transactional.id: give it as the argument transactional_id"),
+        ({"kafka": {"transaction.timeout.ms": 1}}, "give it as the argument transaction_timeout_ms"),
+        ({"kafka": {"bootstrap.servers": "h:1"}}, "kafka: bootstrap.servers: give it as the argument"),
+        ({"kafka": {"batch.sice": 1}}, "kafka: unknown producer setting 'batch.sice'; did you mean 'batch.size'?"),
+        ({"kafka": {"fetch.min.bytes": 1}}, "kafka: unknown producer setting 'fetch.min.bytes'"),
+        ({"kafka": {"batch.size": "many"}}, "kafka: batch.size=many: must be a whole number"),
+        ({"kafka": {"kafka.batch.size": 1}}, "'kafka.batch.size' is named 'batch.size' here"),
+        ({"kafka": {7: 1}}, "kafka: must be a mapping"),
+        ({"kafka": "sasl.password=pssst"}, "kafka: must be a mapping from the client's settings to values, not str"),
+        ({"kafka": {"batch.size": 1}, "options": {"kafka.batch.size": 2}}, "'kafka.batch.size' is in the argument"),
+        ({"kafka": {"compression.type": "lz4"}, "compression": "gzip"}, "the argument compression says gzip; give one"),
+        ({"kafka": {"security.protocol": "SASL_SSL"}}, "kafka: sasl.mechanism: is not given"),
+        (
+            {"kafka": {"security.protocol": "SSL", "ssl.ca.location": "no.pem"}},
+            "kafka: ssl.truststore.location: cannot read no.pem",
+        ),
+        ({"claim_port": 70_000}, "claim_port=70000: must be a port, or 0 for any that is free"),
+        ({"claim_port": "x"}, "claim_port=x: must be a port"),
         ({"observer": "print"}, "observer='print': must be a function"),
     ],
 )
@@ -268,7 +291,7 @@ def test_a_mistake_about_the_source_is_told_by_load(
 def test_writing_with_the_format_names_the_function_that_writes(stage: Stage) -> None:
     rows = stage.spark.range(3).selectExpr("cast(id as string) as value")
     for mode in ("append", "overwrite"):
-        with pytest.raises(Exception, match=r"semel\.spark\.start") as refused:
+        with pytest.raises(Exception, match=r"semel\.spark\.write") as refused:
             rows.write.format("semel").mode(mode).save()
         assert "Traceback" not in str(refused.value)
     stage.put_numbers(3)

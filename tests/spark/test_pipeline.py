@@ -23,9 +23,10 @@ from semel.machines.pipeline.claims import ClaimBook
 from semel.machines.pipeline.driver_transaction import DriverTransaction
 from semel.machines.values import TopicPartition
 from semel.records.partitioner import partition_for_key
-from semel.spark import MarkerConflict, NotExactlyOnce, Step, sink, start
+from semel.spark import MarkerConflict, NotExactlyOnce, Step, batch_transaction, start
 from semel.spark.connections import connect
-from semel.spark.transaction import TransactionClient
+from semel.spark.kafka_options import ClientSettings
+from semel.spark.transaction_client import TransactionClient
 from semel.testing.fault_proxy import Cut, Delay, Fault, FaultProxy, Passing, Way, every
 from semel.wire.apis import ApiKey
 from semel.wire.messages.transactions import ListTransactionsRequest
@@ -51,7 +52,7 @@ def transaction(stage: Stage) -> Iterator[TransactionClient]:
     from semel.client.blocking.loop_thread import LoopThread
 
     loop = LoopThread("test-driver")
-    cluster = loop.run(connect({"bootstrap.servers": stage.bootstrap_servers}))
+    cluster = loop.run(connect(ClientSettings({"bootstrap.servers": stage.bootstrap_servers})))
     own = DriverTransaction(stage.transactional_id, stage.transactional_id, timeout_ms=60_000)
     other = TransactionClient(cluster, own)
     other.run = loop.run  # type: ignore[attr-defined]
@@ -152,7 +153,7 @@ def test_without_the_marker_check_the_same_rerun_would_repeat_its_output(
     values = stage.put_numbers(30)
     stage.run(stage.source())
     stage.forget_commits_from(0)
-    monkeypatch.setattr(sink, "judge_batch", lambda *_: BatchVerdict.RUN)
+    monkeypatch.setattr(batch_transaction, "judge_batch", lambda *_: BatchVerdict.RUN)
     stage.run(stage.source())
     assert sorted(stage.values()) == sorted(values * 2)
 

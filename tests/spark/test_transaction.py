@@ -13,6 +13,7 @@ from semel.errors import KafkaError
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.claims import ClaimRefused
 from semel.machines.pipeline.driver_transaction import CommitUnknown
+from semel.spark.kafka_options import ProducerOptions
 from semel.spark.writer import WritePlan, write
 from semel.testing.fault_proxy import Cut, FaultProxy, every
 from semel.wire.apis import ApiKey
@@ -142,7 +143,7 @@ def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str)
     with pytest.raises(ClaimRefused):
         driver.task([b"straggler"], old_plan)
     unguarded = WritePlan(old_plan.client_settings, old_plan.transactional_id, old_plan.identity, NoGuard(),  # type: ignore[arg-type]
-                          True, "ledger", deadline_ms=5_000)  # fmt: skip
+                          True, "ledger", ProducerOptions(deadline_ms=5_000))  # fmt: skip
     with pytest.raises(KafkaError):  # even without the guard, the broker fences the old epoch
         list(write(iter([rows_of([b"straggler"])]), unguarded))
     driver.task([b"second try"])
@@ -153,7 +154,7 @@ def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str)
 class NoGuard:
     """The claim guard taken out."""
 
-    def claim(self, epoch: tuple[int, int], topic: str, partition: int) -> None:
+    def claim(self, epoch: tuple[int, int, int], topic: str, partition: int) -> None:
         """Grant everything."""
 
 

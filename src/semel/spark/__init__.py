@@ -18,22 +18,36 @@ if TYPE_CHECKING:
     from semel.machines.pipeline.claims import RowRefused as RowRefused
     from semel.machines.pipeline.driver_transaction import DriverFenced as DriverFenced
 
+    from .adoption import Adoption as Adoption
+    from .adoption import adopt as adopt
+    from .batch_transaction import Step as Step
+    from .dead_letters import DeadLetters as DeadLetters
+    from .load import Load as Load
+    from .load import write as write
     from .pipeline import register as register
     from .pipeline import start as start
     from .preflight import NotExactlyOnce as NotExactlyOnce
     from .preflight import PipelineMistake as PipelineMistake
-    from .sink import Step as Step
+    from .user_transaction import Transaction as Transaction
+    from .user_transaction import transaction as transaction
 
 #: What this package offers, and the module it is in. Loaded when asked for: `import semel` must not need PySpark.
 _HOMES = {
+    "Adoption": "semel.spark.adoption",
+    "DeadLetters": "semel.spark.dead_letters",
     "DriverFenced": "semel.machines.pipeline.driver_transaction",
+    "Load": "semel.spark.load",
     "MarkerConflict": "semel.machines.pipeline.batch_marker",
     "NotExactlyOnce": "semel.spark.preflight",
     "PipelineMistake": "semel.spark.preflight",
     "RowRefused": "semel.machines.pipeline.claims",
-    "Step": "semel.spark.sink",
+    "Step": "semel.spark.batch_transaction",
+    "Transaction": "semel.spark.user_transaction",
+    "adopt": "semel.spark.adoption",
     "register": "semel.spark.pipeline",
     "start": "semel.spark.pipeline",
+    "transaction": "semel.spark.user_transaction",
+    "write": "semel.spark.load",
 }
 
 __all__ = list(_HOMES)

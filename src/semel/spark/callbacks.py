@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,10 @@ def _open_files() -> int:
         return 1024
 
 
+class StoppedBetweenBatches(Exception):
+    """The query was to stop after the running micro-batch. The next one was not begun."""
+
+
 class BatchCallback:
     """What Spark calls for each micro-batch. Every way the function can end becomes an answer.
 
@@ -72,8 +77,18 @@ class BatchCallback:
     def __init__(self, function: Callable[[Any, int], None]) -> None:
         self._function = function
         self.failure: Exception | None = None
+        #: Set to let no further micro-batch begin.
+        self.stopping = threading.Event()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a micro-batch was held back because the query was to stop."""
+        return isinstance(self.failure, StoppedBetweenBatches)
 
     def __call__(self, frame: Any, batch_id: int) -> None:
+        if self.stopping.is_set():
+            self.failure = StoppedBetweenBatches(f"batch {batch_id} was not begun: the query was told to stop")
+            raise self.failure
         try:
             self._function(frame, batch_id)
         except Exception as error:

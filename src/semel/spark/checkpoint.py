@@ -92,6 +92,11 @@ class Checkpoint:
         """The end offsets of a micro-batch."""
         return parse_offsets(self._read(f"offsets/{batch_id}"))
 
+    def begins(self, batch_id: int) -> BatchOffsets:
+        """The start offsets of a micro-batch: the ends of the one before. None are known of the first."""
+        name = f"offsets/{batch_id - 1}"
+        return self.offsets(batch_id - 1) if batch_id > 0 and self._exists(name) else BatchOffsets((), ())
+
     def where_batch_begins(self, batch_id: int) -> str:
         """The start offsets of a micro-batch, for a message: the offsets if they are short, else their file."""
         name = f"offsets/{batch_id - 1}"
@@ -107,6 +112,10 @@ class Checkpoint:
             return None
         last = max(self._batches("offsets"), default=-1)
         return self.query_id(), last + 1 if last < 0 or last in self._batches("commits") else last
+
+    def is_begun(self, batch_id: int) -> bool:
+        """Whether Spark has written down the offsets of this batch: it may have run."""
+        return self._exists(f"offsets/{batch_id}")
 
     def _batches(self, folder: str) -> set[int]:
         if not self._exists(folder):

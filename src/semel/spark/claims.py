@@ -65,13 +65,19 @@ def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
 
 
 class ClaimServer:
-    """Answers claims on the driver while a query runs. Listens on `bind`; tasks connect to `host`.
+    """Answers claims on the driver while a query runs. Listens on `bind`; tasks connect to `host`. Port 0: any.
 
     `on_claim` is called for each granted claim, before the task gets its answer: under transaction protocol V1 the
     driver adds the partition to the transaction there.
     """
 
-    def __init__(self, host: str, on_claim: Callable[[str, int], None] | None = None, bind: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        on_claim: Callable[[str, int], None] | None = None,
+        bind: str | None = None,
+        port: int = 0,
+    ) -> None:
         self._book = ClaimBook()
         self._book_lock = threading.Lock()
         self._on_claim = on_claim
@@ -91,7 +97,7 @@ class ClaimServer:
             daemon_threads = True
             allow_reuse_address = True
 
-        self._server = Server((bind or host, 0), Handler)
+        self._server = Server((bind or host, port), Handler)
         port = cast("tuple[str, int]", self._server.server_address)[1]
         self.desk = ClaimDesk(host, port, secret)
         self._thread = threading.Thread(target=self._server.serve_forever, name="semel-claims", daemon=True)
@@ -122,14 +128,14 @@ class ClaimServer:
     def _answer(self, line: bytes) -> str:
         try:
             question = json.loads(line)
-            secret, (producer_id, producer_epoch) = question["secret"], question["epoch"]
+            secret, (producer_id, producer_epoch, write_number) = question["secret"], question["epoch"]
             mistake = question.get("mistake")
             topic, partition = (question["topic"], question["partition"]) if mistake is None else ("", -1)
         except (ValueError, KeyError, TypeError, AttributeError):
             return "not a claim"
         if not hmac.compare_digest(str(secret), self.desk.secret):
             return "this claim does not come from a task of this query"
-        epoch = (producer_id, producer_epoch)
+        epoch = (producer_id, producer_epoch, write_number)
         with self._book_lock:
             if mistake is not None:
                 self._book.complain(epoch, str(mistake))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
-from semel.config import CONSUMER
 
-#: Client settings as tuples: they can be pickled for the executors, and be a dictionary key.
-ClientSettings = tuple[tuple[str, str], ...]
+from .kafka_options import ClientSettings
 
 _clusters: dict[ClientSettings, tuple[LoopThread, Cluster]] = {}
 
@@ -20,16 +15,16 @@ def cluster_of(settings: ClientSettings) -> tuple[LoopThread, Cluster]:
     if settings not in _clusters:
         loop = LoopThread("semel-spark-task")
         try:
-            _clusters[settings] = (loop, loop.run(connect(dict(settings))))
+            _clusters[settings] = (loop, loop.run(connect(settings)))
         except BaseException:
             loop.close()
             raise
     return _clusters[settings]
 
 
-async def connect(settings: Mapping[str, Any]) -> Cluster:
+async def connect(settings: ClientSettings) -> Cluster:
     """Connect to a cluster: its brokers, versions and features are known afterwards."""
-    cluster = Cluster(CONSUMER.parse(settings))
+    cluster = Cluster(settings.parse())
     try:
         await cluster.connect()
     except BaseException:

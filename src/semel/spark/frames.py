@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Plan nodes that keep no state between micro-batches. Any other node is taken to keep state.
@@ -21,10 +21,10 @@ _KAFKA_SOURCES = ("semel", "kafka")
 
 @dataclass(frozen=True, slots=True)
 class StreamingSource:
-    """One source of a streaming query: its format and its options (names in lower case)."""
+    """One source of a streaming query: its format and its options (names in lower case). Options may be secret."""
 
     format: str
-    options: dict[str, str]
+    options: dict[str, str] = field(repr=False)
 
     @property
     def has_kafka_offsets(self) -> bool:

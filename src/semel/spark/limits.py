@@ -10,7 +10,8 @@ from semel.client.cluster.metadata import TopicMetadata
 from semel.errors import ErrorCode, KafkaError
 from semel.wire.messages.configs import DescribeConfigsRequest
 
-from .connections import ClientSettings, cluster_of
+from .connections import cluster_of
+from .kafka_options import ClientSettings
 
 _TOPIC, _BROKER = 2, 4
 
@@ -59,6 +60,12 @@ async def find_topic(
 async def topic_settings(cluster: Cluster, topic: str, *names: str) -> dict[str, str]:
     """Settings of a topic. A setting that the brokers do not tell is missing."""
     return await _settings(cluster, None, _TOPIC, topic, names)
+
+
+async def is_compacted(cluster: Cluster, topic: str) -> bool:
+    """Whether the topic keeps the last record of each key for good. False if the brokers do not tell."""
+    policy = (await topic_settings(cluster, topic, "cleanup.policy")).get("cleanup.policy", "")
+    return policy.replace(" ", "") == "compact"
 
 
 async def broker_settings(cluster: Cluster, *names: str) -> dict[str, str]:

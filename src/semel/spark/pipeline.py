@@ -12,34 +12,41 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from semel.client.blocking.loop_thread import LoopThread
 from semel.errors import Retriable
 from semel.machines.pipeline.batch_marker import refuse_foreign_checkpoint
-from semel.machines.pipeline.driver_transaction import DriverTransaction
 
+from .adoption import adopt_checkpoint
+from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
 from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
-from .claims import ClaimServer
-from .connections import connect
+from .dead_letters import DeadLetters
+from .driver_side import DriverSide
 from .frames import StreamingSource, keeps_state
+from .kafka_options import redaction_pattern
+from .measures import Measures, metrics_host
+from .outputs import Outputs, Transform, outputs_of
 from .preflight import (
     PipelineMistake,
     bootstrap_text,
-    check_arguments,
     check_cluster,
-    check_columns,
+    check_limits,
+    check_query,
     check_sources,
     constants_of,
+    kafka_arguments,
     location_text,
     refuse_what_breaks_the_promise,
+    sink_options,
     sources_here,
 )
 from .query import PipelineQuery
-from .sink import WHERE_TO_KEEP_PROGRESS, ExactlyOnceSink, Observer, SinkSettings, Step
+from .sink import ExactlyOnceSink
 from .source import SemelDataSource
-from .transaction import TransactionClient
 
 log = logging.getLogger("semel.spark")
+
+#: Spark's setting for the options that are shown as "(redacted)".
+_REDACTED_OPTIONS = "spark.sql.redaction.options.regex"
 
 
 def register(spark: Any) -> None:
@@ -47,10 +54,14 @@ def register(spark: Any) -> None:
     if not hasattr(spark, "dataSource"):
         raise PipelineMistake(f"register() takes a SparkSession, not {type(spark).__name__}")
     spark.dataSource.register(SemelDataSource)
+    _hide_secrets(spark)
 
 
-def _nothing(step: Step, batch_id: int) -> None:
-    """The default observer."""
+def _hide_secrets(spark: Any) -> None:
+    """Have Spark hide the secret options of a source where it prints a plan. It knows only some by itself."""
+    pattern, known = redaction_pattern(), spark.conf.get(_REDACTED_OPTIONS)
+    if pattern not in known:
+        spark.conf.set(_REDACTED_OPTIONS, f"{known}|{pattern}" if known else pattern)
 
 
 def start(
@@ -60,6 +71,8 @@ def start(
     transactional_id: str,
     checkpoint: str | os.PathLike[str],
     topic: str | None = None,
+    outputs: Mapping[str, Transform] | None = None,
+    dead_letters: DeadLetters | None = None,
     output_mode: str = "append",
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
@@ -68,8 +81,12 @@ def start(
     writers: int | None = None,
     attempts: int = 3,
     marker_topic: str | None = None,
+    adopt: bool | str = False,
+    kafka: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    observer: Observer = _nothing,
+    claim_port: int | None = None,
+    metrics_port: int | None = None,
+    observer: Observer = no_observer,
 ) -> PipelineQuery:
     """Start a streaming query in which every micro-batch is one transaction. Returns Spark's StreamingQuery.
 
@@ -77,19 +94,37 @@ def start(
     `transactional_id` is the pipeline's name on the broker: a second pipeline with the same name fences the first.
     Progress is committed to the group of the same name. `output_mode` is Spark's: append, update or complete. `writers`
     is the number of tasks that write (by default one per core, at most one per output partition). `attempts` is how
-    often a micro-batch is tried before the query fails.
+    often a micro-batch is tried before the query fails. `kafka` are settings of the client, by Kafka's or librdkafka's
+    names: security, timeouts, `batch.size` and so on. `claim_port` is the driver's port that tasks connect to before
+    they write, for a cluster with a firewall.
+
+    `metrics_port` is where the driver serves its figures for Prometheus, at /metrics. 0 takes a free port, and
+    `query.metrics_port` tells which.
+
+    `outputs`, in place of `topic`, are several topics, each with a function from the rows of a micro-batch to the rows
+    for this topic, all in one transaction. With them `dead_letters` may say which rows go to another topic, with where
+    they came from and what is wrong with them.
+
+    `adopt` takes over a checkpoint that has no progress on the broker: one that was made with Spark's own sink, or one
+    whose progress expired. 'repeat' also accepts that rows of a batch that was begun before are written again.
 
     Raises `PipelineMistake` for a mistake that can be found beforehand, and `MarkerConflict` for a checkpoint that does
     not belong to the progress on the broker.
     """
-    check_arguments(
-        transactional_id=transactional_id, topic=topic, marker_topic=marker_topic, output_mode=output_mode,
-        trigger=trigger, query_name=query_name, transaction_timeout_ms=transaction_timeout_ms, compression=compression,
-        writers=writers, attempts=attempts, options=options, observer=observer,
+    check_limits(
+        transactional_id=transactional_id, topic=topic, marker_topic=marker_topic, compression=compression,
+        writers=writers, attempts=attempts, transaction_timeout_ms=transaction_timeout_ms, observer=observer,
     )  # fmt: skip
-    bootstrap, location, options = bootstrap_text(bootstrap_servers), location_text(checkpoint), dict(options or {})
+    check_query(output_mode=output_mode, trigger=trigger, query_name=query_name, options=options)
+    if adopt not in (True, False, "repeat"):
+        raise PipelineMistake(f"adopt={adopt!r}: must be True, False or 'repeat'")
+    if metrics_port is not None and (type(metrics_port) is not int or not 0 <= metrics_port <= 65535):
+        raise PipelineMistake(f"metrics_port={metrics_port!r}: must be a port, or 0 for a free one")
+    targets = outputs_of(topic, outputs, dead_letters)
+    bootstrap, location = bootstrap_text(bootstrap_servers), location_text(checkpoint)
+    client, options = kafka_arguments(kafka, options or {})
     refuse_what_breaks_the_promise(frame, location, trigger, options)
-    check_columns(frame, topic)
+    targets.check(frame)
     sources = check_sources(frame)
     stream = frame.writeStream.outputMode(output_mode.lower()).option("checkpointLocation", location).options(**options)
     if trigger:
@@ -98,93 +133,80 @@ def start(
         stream = stream.queryName(query_name)
     spark = frame.sparkSession
     require_callbacks(spark)
-    side = _DriverSide(spark, bootstrap, transactional_id, transaction_timeout_ms)
+    client_settings, producer = sink_options(bootstrap, client, transactional_id, compression)
+    side = DriverSide(
+        spark, client_settings, transactional_id, timeout_ms=transaction_timeout_ms, step_ms=producer.step_ms,
+        claim_port=claim_port,
+    )  # fmt: skip
+    measures: Measures | None = None
     try:
         where = Checkpoint(spark, location)
-        settings = SinkSettings(
-            (("bootstrap.servers", bootstrap), ("client.id", f"semel-task-{transactional_id}")),
-            transactional_id,
-            topic,
-            compression,
-            writers,
-            attempts,
-            marker_topic,
-            side.look_at_the_cluster(frame, topic, marker_topic, sources),
-            keeps_state(frame),
+        here = _look_at_the_cluster(side, bootstrap, frame, targets, marker_topic, sources)
+        marker_at = marker_topic or next(iter(targets.topics), None)
+        settings = OutputSettings(client_settings, producer, writers, marker_at, here)
+        side.keep_progress(marker_topic, targets.topics)
+        writing = BatchTransaction(side.loop, side.client, side.claims, settings)
+        if adopt:
+            adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
+        _refuse_a_foreign_checkpoint(side, where)
+        measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
+        sink = ExactlyOnceSink(
+            writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe
         )
-        side.refuse_a_foreign_checkpoint(where)
-        sink = ExactlyOnceSink(side.loop, side.client, side.claims, settings, where, observer)
         callback = BatchCallback(sink)
+        if metrics_port is not None:
+            measures.serve(metrics_host(spark), metrics_port, transactional_id)
         query = stream.foreachBatch(callback).start()
     except BaseException:
+        if measures is not None:
+            measures.close()
         side.close()
         raise
-    threading.Thread(target=side.close_after, args=(query,), name="semel-pipeline-end", daemon=True).start()
-    return PipelineQuery(query, sources, f"semel[{topic or 'topics by row'} at {bootstrap}]", callback)
+    found = PipelineQuery(query, sources, f"semel[{targets.description} at {bootstrap}]", callback, measures)
+    threading.Thread(target=_close_after, args=(side, measures, query), name="semel-pipeline-end", daemon=True).start()
+    return found
 
 
-class _DriverSide:
-    """What a pipeline has open on the driver while its query runs."""
+def _look_at_the_cluster(
+    side: DriverSide,
+    bootstrap: str,
+    frame: Any,
+    targets: Outputs,
+    marker_topic: str | None,
+    sources: list[StreamingSource],
+) -> tuple[bool, ...]:
+    """Check topics, partitions and limits with the cluster. Returns which sources are on it."""
+    named = [(topic, None) for topic in targets.topics] if targets.functions else [constants_of(frame, targets.topic)]
+    side.loop.run(check_cluster(side.cluster, bootstrap, named, marker_topic, side.transaction.timeout_ms))
+    here = side.loop.run(sources_here(sources, side.cluster, bootstrap))
+    if not any(here) and not targets.topics and marker_topic is None:
+        raise PipelineMistake(WHERE_TO_KEEP_PROGRESS)
+    return here
 
-    def __init__(self, spark: Any, bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self.loop = LoopThread("semel-pipeline")
-        try:
-            settings = {"bootstrap.servers": bootstrap_servers, "client.id": f"semel-pipeline-{transactional_id}"}
-            self._cluster = self.loop.run(connect(settings))
-            self.transaction = DriverTransaction(transactional_id, transactional_id, timeout_ms=timeout_ms)
-            self.client = TransactionClient(self._cluster, self.transaction)
-            host = spark.conf.get("spark.driver.host", "127.0.0.1")
-            self.claims = ClaimServer(host, self._join_transaction, spark.conf.get("spark.driver.bindAddress", host))
-        except BaseException:
-            self.loop.close()
-            raise
 
-    def look_at_the_cluster(
-        self, frame: Any, topic: str | None, marker_topic: str | None, sources: list[StreamingSource]
-    ) -> tuple[bool, ...]:
-        """Check topics, partitions and limits with the cluster. Returns which sources are on it."""
-        named, partition = constants_of(frame, topic)
-        check = check_cluster(
-            self._cluster, self._bootstrap_servers, named, partition, marker_topic, self.transaction.timeout_ms
-        )
-        self.loop.run(check)
-        here = self.loop.run(sources_here(sources, self._cluster, self._bootstrap_servers))
-        if not any(here) and topic is None and marker_topic is None:
-            raise PipelineMistake(WHERE_TO_KEEP_PROGRESS)
-        return here
+def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver."""
+    try:
+        progress = side.loop.run(side.client.progress(patient=False))
+    except Retriable:
+        return  # a commit is not settled yet: the first batch settles it, and then reads the progress
+    query_id, batch_id = checkpoint.next_batch() or (None, 0)
+    refuse_foreign_checkpoint(
+        progress.marker,
+        query_id,
+        batch_id,
+        side.transaction.transactional_id,
+        progress.offsets,
+        lambda: checkpoint.where_batch_begins(batch_id),
+    )
 
-    def refuse_a_foreign_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver."""
-        try:
-            progress = self.loop.run(self.client.progress(patient=False))
-        except Retriable:
-            return  # a commit is not settled yet: the first batch settles it, and then reads the progress
-        query_id, batch_id = checkpoint.next_batch() or (None, 0)
-        refuse_foreign_checkpoint(
-            progress.marker,
-            query_id,
-            batch_id,
-            self.transaction.transactional_id,
-            progress.offsets,
-            lambda: checkpoint.where_batch_begins(batch_id),
-        )
 
-    def _join_transaction(self, topic: str, partition: int) -> None:
-        if not self.transaction.implicit_add:
-            self.loop.run(self.client.add_partition(topic, partition))
-
-    def close_after(self, query: Any) -> None:
-        """Wait until the query ends, in whatever way, and close."""
-        try:
-            query.awaitTermination()
-        except Exception as error:  # the user gets the error from the query; here only the end matters
-            log.debug("the query ended: %s", error)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self.claims.close()
-        self.loop.run(self._cluster.close())
-        self.loop.close()
-
+def _close_after(side: DriverSide, measures: Measures, query: Any) -> None:
+    """Wait until the query ends, in whatever way, and close."""
+    try:
+        query.awaitTermination()
+    except Exception as error:  # the user gets the error from the query; here only the end matters
+        log.debug("the query ended: %s", error)
+    finally:
+        measures.close()
+        side.close()

@@ -6,12 +6,12 @@ thread and wrap the error in a long stack trace.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.client.cluster.broker_connections import read_address
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import TopicMetadata
 from semel.config import CONSUMER, ConfigError
@@ -20,9 +20,12 @@ from semel.errors import Misuse
 
 from .connections import connect
 from .frames import StreamingSource, constant_in, sources_of
+from .kafka_options import ClientSettings, ProducerOptions, check_addresses, sink_settings, source_settings
 from .limits import broker_settings, find_topic
 from .source_options import OptionError, SourceOptions
 from .writer import no_such_partition
+
+log = logging.getLogger("semel.spark")
 
 OUTPUT_MODES = ("append", "update", "complete")
 _TRIGGERS = ("processingTime", "availableNow", "once")
@@ -52,14 +55,40 @@ def bootstrap_text(given: Any) -> str:
     if text is None:
         raise PipelineMistake(f"bootstrap_servers={given!r}: must be host:port, several separated by commas")
     try:
-        addresses = CONSUMER.parse({"bootstrap.servers": text})["bootstrap.servers"]
-        for address in addresses:
-            read_address(address)
+        check_addresses(CONSUMER.parse({"bootstrap.servers": text}))
     except ConfigError as error:
         raise PipelineMistake(f"bootstrap_servers={given!r}: {error}") from None
-    if not addresses:
-        raise PipelineMistake("bootstrap_servers is empty: name at least one broker as host:port")
     return text
+
+
+def kafka_arguments(kafka: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The client's settings, from the argument `kafka` and from `options` named `kafka.*`; and Spark's own options."""
+    if kafka is not None and (not isinstance(kafka, Mapping) or not all(isinstance(name, str) for name in kafka)):
+        raise PipelineMistake(f"kafka: must be a mapping from the client's settings to values, not {_kind(kafka)}")
+    found = dict(kafka or {})
+    for name in found:
+        if name.lower().startswith("kafka."):
+            raise PipelineMistake(f"kafka: '{name}' is named '{name[6:]}' here; 'kafka.' is for options")
+    for name in [name for name in options if name.lower().startswith("kafka.")]:
+        if name[6:] in found:
+            raise PipelineMistake(f"options: '{name}' is in the argument kafka too: give it once")
+        found[name[6:].lower()] = options[name]
+    return found, {name: value for name, value in options.items() if not name.lower().startswith("kafka.")}
+
+
+def sink_options(
+    bootstrap: str, kafka: Mapping[str, Any], transactional_id: str, compression: str
+) -> tuple[ClientSettings, ProducerOptions]:
+    """What the sink's connections and its producers are given."""
+    named = None if compression == "none" else compression
+    try:
+        return sink_settings(bootstrap, kafka, f"semel-pipeline-{transactional_id}", named)
+    except (ConfigError, TypeError) as error:
+        raise PipelineMistake(f"kafka: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 def location_text(given: Any) -> str:
@@ -71,22 +100,18 @@ def location_text(given: Any) -> str:
     return given
 
 
-def check_arguments(
+def check_limits(
     *,
     transactional_id: Any,
-    topic: Any,
-    marker_topic: Any,
-    output_mode: Any,
-    trigger: Any,
-    query_name: Any,
     transaction_timeout_ms: Any,
     compression: Any,
     writers: Any,
-    attempts: Any,
-    options: Any,
-    observer: Any,
+    topic: Any = None,
+    marker_topic: Any = None,
+    attempts: Any = 1,
+    observer: Any = print,
 ) -> None:
-    """Refuse an argument of the wrong type or with an impossible value, by its name."""
+    """Check the arguments that all ways to write have in common, as far as they can be checked without data."""
     if not isinstance(transactional_id, str) or not transactional_id.strip():
         raise PipelineMistake(f"transactional_id={transactional_id!r}: must be a non-empty string")
     if len(transactional_id.encode()) > 30_000:
@@ -94,18 +119,22 @@ def check_arguments(
     for name, value in (("topic", topic), ("marker_topic", marker_topic)):
         if value is not None:
             check_topic_name(name, value)
-    if not isinstance(output_mode, str) or output_mode.lower() not in OUTPUT_MODES:
-        raise PipelineMistake(f"output_mode={output_mode!r}: must be one of {', '.join(OUTPUT_MODES)}")
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
         raise PipelineMistake(f"compression={compression!r}: must be one of {', '.join(COMPRESSIONS)}")
     _whole_number("transaction_timeout_ms", transaction_timeout_ms)
     _whole_number("attempts", attempts)
     if writers is not None:
         _whole_number("writers", writers)
-    if query_name is not None and (not isinstance(query_name, str) or not query_name):
-        raise PipelineMistake(f"query_name={query_name!r}: must be a non-empty string")
     if not callable(observer):
         raise PipelineMistake(f"observer={observer!r}: must be a function of a step and a batch id")
+
+
+def check_query(*, output_mode: Any, trigger: Any, query_name: Any, options: Any) -> None:
+    """Check the arguments that are meant for Spark's query."""
+    if not isinstance(output_mode, str) or output_mode.lower() not in OUTPUT_MODES:
+        raise PipelineMistake(f"output_mode={output_mode!r}: must be one of {', '.join(OUTPUT_MODES)}")
+    if query_name is not None and (not isinstance(query_name, str) or not query_name):
+        raise PipelineMistake(f"query_name={query_name!r}: must be a non-empty string")
     _check_trigger(trigger)
     _check_options(options)
 
@@ -137,13 +166,11 @@ def _check_options(options: Any) -> None:
     if options is None:
         return
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-        raise PipelineMistake(f"options={options!r}: must be a mapping from Spark's option names to values")
+        raise PipelineMistake(f"options: must be a mapping from Spark's option names to values, not {_kind(options)}")
     own = {"checkpointlocation": "checkpoint", "outputmode": "output_mode", "queryname": "query_name", "topic": "topic"}
     for name in options:
         if name.lower() in own:
             raise PipelineMistake(f"options: '{name}' is the argument {own[name.lower()]} of start()")
-        if name.lower().startswith("kafka."):
-            raise PipelineMistake(f"options: '{name}' has no effect here; the sink takes bootstrap_servers alone")
 
 
 # --- the frame ----------------------------------------------------------------------------------------------------
@@ -153,27 +180,37 @@ def refuse_what_breaks_the_promise(
     frame: Any, checkpoint: str, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> None:
     """Refuse what could make a micro-batch visible in part, twice, or never."""
-    if type(frame).__module__.startswith("pyspark.sql.connect"):
-        raise NotExactlyOnce(
-            "this DataFrame belongs to a Spark Connect session, whose driver is another process: the transaction must "
-            "live where the driver does. Run the pipeline in a classic session (SparkSession.builder.master(...))"
-        )
+    refuse_connect(frame)
     if not hasattr(frame, "isStreaming") or not hasattr(frame, "_jdf"):
         raise PipelineMistake(f"start() takes a streaming DataFrame (spark.readStream), not {type(frame).__name__}")
     if not frame.isStreaming:
         raise NotExactlyOnce("start() takes a streaming DataFrame (spark.readStream); this one is a batch")
     if not checkpoint.strip():
         raise NotExactlyOnce("checkpoint is empty: without one a restart would begin a new query and repeat its output")
-    if frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
-        raise NotExactlyOnce(
-            "spark.speculation=true starts tasks twice, and a second writer is always refused: set it to false"
-        )
+    refuse_speculation(frame.sparkSession)
     for kind in trigger or {}:
         if kind in _NO_BATCHES:
             raise NotExactlyOnce(f"trigger {kind} has no micro-batches to commit: use processingTime or availableNow")
     lowered = {name.lower(): str(value).lower() for name, value in options.items()}
     if lowered.get("asyncprogresstrackingenabled") == "true":
         raise NotExactlyOnce("asyncProgressTrackingEnabled=true lets a batch start before the last one is written down")
+
+
+def refuse_connect(frame: Any) -> None:
+    """Refuse a DataFrame whose driver is another process."""
+    if type(frame).__module__.startswith("pyspark.sql.connect"):
+        raise NotExactlyOnce(
+            "this DataFrame belongs to a Spark Connect session, whose driver is another process: the transaction must "
+            "live where the driver does. Run the pipeline in a classic session (SparkSession.builder.master(...))"
+        )
+
+
+def refuse_speculation(spark: Any) -> None:
+    """Refuse a session that starts tasks twice."""
+    if spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+        raise NotExactlyOnce(
+            "spark.speculation=true starts tasks twice, and a second writer is always refused: set it to false"
+        )
 
 
 def check_columns(frame: Any, topic: str | None) -> None:
@@ -247,12 +284,11 @@ def check_sources(frame: Any) -> list[StreamingSource]:
 async def check_cluster(
     cluster: Cluster,
     bootstrap: str,
-    topic: str | None,
-    partition: int | None,
+    outputs: Iterable[tuple[str | None, int | None]],
     marker_topic: str | None,
     transaction_timeout_ms: int,
 ) -> None:
-    """Check topics and limits with the cluster. `partition` is given if every row names the same one."""
+    """Check topics and limits with the cluster. An output is a topic, and a partition if every row names the same."""
     limits = await broker_settings(cluster, "transaction.max.timeout.ms", "auto.create.topics.enable")
     longest = limits.get("transaction.max.timeout.ms")
     if longest is not None and transaction_timeout_ms > int(longest):
@@ -261,7 +297,9 @@ async def check_cluster(
             "or raise the broker's transaction.max.timeout.ms"
         )
     made_on_demand = limits.get("auto.create.topics.enable", "true") == "true"
-    if topic is not None:
+    for topic, partition in outputs:
+        if topic is None:
+            continue
         count = len((await _require_topic(cluster, bootstrap, topic, made_on_demand)).partitions)
         if partition is not None and not 0 <= partition < count:
             raise PipelineMistake(no_such_partition(topic, partition, count))
@@ -300,9 +338,14 @@ async def sources_here(sources: Iterable[StreamingSource], cluster: Cluster, boo
 
 
 async def _is_this(cluster: Cluster, source: StreamingSource) -> bool:
-    if source.options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
-        return False  # this client cannot connect there; progress is stored without the source's offsets
-    other = await connect({"bootstrap.servers": source.bootstrap_servers, "client.id": "semel-pipeline"})
+    kafka = {name[6:]: value for name, value in source.options.items() if name.startswith("kafka.")}
+    try:
+        settings, _ = source_settings(kafka, "semel-pipeline")
+        other = await connect(settings)
+    except ConfigError as error:
+        # An option of Spark's own source that means nothing here, such as a Java class.
+        log.warning("progress is stored without the offsets of %s: %s", source.description, error)
+        return False
     try:
         return cluster.metadata.cluster_id is not None and cluster.metadata.cluster_id == other.metadata.cluster_id
     finally:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from semel.errors import Misuse
 from semel.records.columns import partition_column
 
-from .connections import ClientSettings, cluster_of
+from .connections import cluster_of
+from .kafka_options import ClientSettings
 from .limits import find_topic
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ _TOPIC_PATIENCE_MS = 10_000
 
 
 def kafka_columns(frame: Any, topic: str | None) -> Any:
-    """The columns of Spark's Kafka sink, cast to Kafka's types."""
+    """The columns of Spark's Kafka sink, cast to Kafka's types; and the source's offset, to name a refused row."""
     from pyspark.sql.functions import col
+    from pyspark.sql.types import LongType
 
     names = set(frame.columns)
     columns = [col("value").cast("binary").alias("value")]
@@ -42,6 +44,8 @@ def kafka_columns(frame: Any, topic: str | None) -> Any:
         columns.append(col("partition").cast("int").alias("partition"))
     if topic is None:
         columns.append(col("topic").cast("string").alias("topic"))
+    if "offset" in names and isinstance(frame.schema["offset"].dataType, LongType):
+        columns.append(col("offset"))
     return frame.select(*columns)
 
 

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
 from semel.client.offset_requests import list_offsets
+from semel.config import ConfigError
 from semel.errors import KafkaError
 from semel.machines.values import TopicPartition
 
@@ -52,9 +53,13 @@ _HEADERS = ", headers array<struct<key: string, value: binary>>"
 _TOPIC_PATIENCE_MS = 2_000
 
 
-_NO_WRITER = (
+_NO_STREAM_WRITER = (
     "format('semel') reads. To write so that every row arrives exactly once, give the streaming DataFrame to "
     "semel.spark.start(frame, bootstrap_servers=..., transactional_id=..., topic=..., checkpoint=...)"
+)
+_NO_WRITER = (
+    "format('semel') reads. To write so that every row arrives exactly once, give the DataFrame to "
+    "semel.spark.write(frame, name=..., bootstrap_servers=..., transactional_id=..., topic=...)"
 )
 
 
@@ -91,7 +96,7 @@ class SemelDataSource(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
         """Refused: Spark gives such a writer no way to run a batch again."""
         with _without_stack():
-            raise OptionError(_NO_WRITER)
+            raise OptionError(_NO_STREAM_WRITER)
 
 
 @contextmanager
@@ -117,13 +122,15 @@ def check_topics(options: SourceOptions) -> None:
 
 
 async def _check_topics(options: SourceOptions) -> None:
-    settings = dict(options.client_settings)
-    cluster = await connect(settings)
+    try:
+        cluster = await connect(options.client_settings)
+    except ConfigError as error:
+        raise OptionError(f"kafka.{error}") from None
     try:
         assigned = options.assigned or ()
         counts = {}
         for name in dict.fromkeys((*options.topics, *(place.topic for place in assigned))):
-            counts[name] = await _partition_count(cluster, name, settings["bootstrap.servers"])
+            counts[name] = await _partition_count(cluster, name, dict(options.client_settings)["bootstrap.servers"])
         for place in assigned:
             if not 0 <= place.partition < counts[place.topic]:
                 raise OptionError(

@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semel.client.cluster.broker_connections import read_address
-from semel.config import CONSUMER, ConfigError
+from semel.config import ConfigError
 from semel.machines.values import TopicPartition
 
-from .connections import ClientSettings
+from .kafka_options import ClientSettings, source_settings
 
 #: All options. Names are compared in lower case, because Spark passes them so.
 KNOWN = (
@@ -139,22 +138,11 @@ def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
     Spark's source needs a consumer group for each query. This one needs none: groupIdPrefix becomes the client id.
     """
     kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
-    if "bootstrap.servers" not in kafka:
-        raise OptionError("option kafka.bootstrap.servers is missing: name at least one broker as host:port")
-    prefix = given.get("groupidprefix", "semel-source")
-    kafka = {"client.id": prefix, "max.partition.fetch.bytes": str(4 << 20), **kafka}
-    for refused in ("auto.offset.reset", "enable.auto.commit"):
-        if refused in kafka:
-            raise OptionError(f"kafka.{refused} has no meaning here: Spark's checkpoint keeps the offsets")
     try:
-        values = CONSUMER.parse(kafka)
-        for address in values["bootstrap.servers"]:
-            read_address(address)
+        settings, values = source_settings(kafka, given.get("groupidprefix", "semel-source"))
     except ConfigError as error:
         raise OptionError(f"kafka.{error}") from None
-    if not values["bootstrap.servers"]:
-        raise OptionError("option kafka.bootstrap.servers is empty: name at least one broker as host:port")
-    return tuple(sorted(kafka.items())), values["isolation.level"]
+    return settings, values["isolation.level"]
 
 
 def _start(given: Mapping[str, str], streaming: bool | None) -> Bound:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, MarkerConflict, fingerprint_of, judge_batch
+from semel.machines.pipeline.batch_marker import (
+    BatchMarker,
+    BatchVerdict,
+    MarkerConflict,
+    fingerprint_of,
+    is_to_be_adopted,
+    judge_batch,
+)
 from semel.machines.values import TopicPartition
 
 DONE = BatchMarker("query", 7, "aa")
@@ -54,11 +61,26 @@ def test_a_gap_between_the_commit_and_the_checkpoint_is_refused() -> None:
         judge_batch(DONE, BatchMarker("query", 9, "cc"), "id")
 
 
+def test_a_checkpoint_without_progress_is_adopted_and_one_with_progress_is_not() -> None:
+    assert is_to_be_adopted(None, "query", 3, is_begun=False, accepts_repeat=False)
+    assert is_to_be_adopted(None, "query", 3, is_begun=True, accepts_repeat=True)
+    assert not is_to_be_adopted(None, None, 0, is_begun=False, accepts_repeat=True)
+    assert not is_to_be_adopted(None, "query", 0, is_begun=True, accepts_repeat=False)
+    assert not is_to_be_adopted(BatchMarker("query", 2, "aa"), "query", 3, is_begun=True, accepts_repeat=False)
+    assert not is_to_be_adopted(BatchMarker("another", 2, "aa"), "query", 3, is_begun=True, accepts_repeat=True)
+
+
+def test_a_batch_that_was_begun_by_another_sink_is_repeated_only_if_asked_for() -> None:
+    with pytest.raises(MarkerConflict, match=r"batch 3 .* begun and not finished.* at 42.*adopt='repeat'"):
+        is_to_be_adopted(None, "query", 3, is_begun=True, accepts_repeat=False, begins_at=lambda: "42")
+
+
 def test_progress_that_is_gone_is_refused_with_a_way_that_works() -> None:
     """A new transactional id alone is none: it knows no progress either, and is refused in the same words."""
     with pytest.raises(MarkerConflict) as refused:
         judge_batch(None, BatchMarker("query", 3, "aa"), "till", begins_at=lambda: '{"payments":{"0":30}}')
-    assert 'an empty checkpoint, and set the source\'s startingOffsets to {"payments":{"0":30}}' in str(refused.value)
+    assert 'take it over: start(..., adopt=True)' in str(refused.value)
+    assert 'an empty one, and set the source\'s startingOffsets to {"payments":{"0":30}}' in str(refused.value)
     assert "Use a new transactional id" not in str(refused.value)
 
 

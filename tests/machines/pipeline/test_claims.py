@@ -6,8 +6,8 @@ import pytest
 
 from semel.machines.pipeline.claims import ClaimBook, ReportsDisagree, WriteReport, check_reports
 
-EPOCH = (4000, 7)
-NEXT_EPOCH = (4000, 8)
+EPOCH = (4000, 7, 0)
+NEXT_EPOCH = (4000, 8, 0)
 
 
 def open_book() -> ClaimBook:
@@ -24,8 +24,8 @@ def test_the_first_claim_is_granted_and_the_second_refused() -> None:
     assert book.claimed == {("ledger", 0), ("ledger", 1)}
 
 
-@pytest.mark.parametrize("other", [(4000, 6), NEXT_EPOCH, (3999, 7)])
-def test_a_claim_of_another_epoch_is_refused_and_leaves_no_trace(other: tuple[int, int]) -> None:
+@pytest.mark.parametrize("other", [(4000, 6, 0), NEXT_EPOCH, (3999, 7, 0), (4000, 7, 1)])
+def test_a_claim_of_another_epoch_is_refused_and_leaves_no_trace(other: tuple[int, int, int]) -> None:
     book = open_book()
     assert "is over" in book.refusal(other, "ledger", 0)
     assert book.claimed == frozenset()
@@ -51,7 +51,7 @@ def test_nothing_is_granted_before_an_epoch_begins_or_after_it_ends() -> None:
 
 def test_the_first_complaint_of_the_epoch_is_kept_and_survives_its_end() -> None:
     book = open_book()
-    book.complain((4000, 6), "from the epoch before")
+    book.complain((4000, 6, 0), "from the epoch before")
     book.complain(EPOCH, "a row is too large")
     book.complain(EPOCH, "and so is this one")
     book.close()

@@ -37,10 +37,16 @@ class BatchMarker:
     batch_id: int
     offsets_hash: str
 
-    def to_metadata(self, *, beside_source_offset: bool = True) -> str:
-        """The text that is stored with a committed offset. It says so if that offset is not a source's."""
+    def to_metadata(
+        self, *, beside_source_offset: bool = True, begins_at: int | None = None, rows: int | None = None
+    ) -> str:
+        """The text that is stored with a committed offset. It says so if that offset is not a source's.
+
+        `begins_at` is where the batch begins in this partition, and `rows` how many it wrote: for the audit.
+        """
         marker = {"semel": 1, "query": self.query_id, "batch": self.batch_id, "hash": self.offsets_hash}
-        return json.dumps(marker if beside_source_offset else {**marker, "source": False})
+        told = {"source": None if beside_source_offset else False, "from": begins_at, "rows": rows}
+        return json.dumps({**marker, **{name: value for name, value in told.items() if value is not None}})
 
     @classmethod
     def from_metadata(cls, text: str | None) -> BatchMarker | None:
@@ -51,13 +57,35 @@ class BatchMarker:
         return cls(found["query"], found["batch"], found["hash"])
 
 
+@dataclass(frozen=True, slots=True)
+class MarkerDetails:
+    """What a marker tells beside the batch. Those of earlier versions tell less."""
+
+    #: Whether the offset with this metadata is a source's. Otherwise it only carries the marker.
+    is_source_offset: bool = True
+    begins_at: int | None = None
+    rows: int | None = None
+
+    @classmethod
+    def from_metadata(cls, text: str | None) -> MarkerDetails:
+        """Read the details; the defaults if the text is not a marker.
+
+        >>> MarkerDetails.from_metadata(BatchMarker("query", 7, "aa").to_metadata(begins_at=40, rows=2))
+        MarkerDetails(is_source_offset=True, begins_at=40, rows=2)
+        """
+        if BatchMarker.from_metadata(text) is None:
+            return cls()
+        found = json.loads(text or "{}")
+        return cls(found.get("source", True) is not False, found.get("from"), found.get("rows"))
+
+
 def is_source_offset(text: str | None) -> bool:
     """Whether the offset with this metadata is a source's. Otherwise it only carries the marker.
 
     >>> is_source_offset(BatchMarker("query", 7, "aa").to_metadata(beside_source_offset=False))
     False
     """
-    return BatchMarker.from_metadata(text) is None or json.loads(text or "{}").get("source", True) is not False
+    return MarkerDetails.from_metadata(text).is_source_offset
 
 
 def fingerprint_of(end_offsets: list[str]) -> str:
@@ -115,6 +143,36 @@ def judge_batch(
     return BatchVerdict.SKIP if batch.batch_id <= committed.batch_id else BatchVerdict.RUN
 
 
+def is_to_be_adopted(
+    committed: BatchMarker | None,
+    query_id: str | None,
+    batch_id: int,
+    *,
+    is_begun: bool,
+    accepts_repeat: bool,
+    begins_at: Callable[[], str] = lambda: "where the batch begins",
+) -> bool:
+    """Whether a checkpoint without progress on the broker is to be taken over, so that it goes on with `batch_id`.
+
+    False if there is nothing to take over: a new checkpoint, or one with progress (whose belonging is checked as ever).
+    Raises `MarkerConflict` if the batch was begun (`is_begun`) by whoever had the checkpoint before, and writing it
+    again was not asked for.
+
+    >>> is_to_be_adopted(None, "query", 7, is_begun=False, accepts_repeat=False)
+    True
+    """
+    if query_id is None or batch_id == 0 or committed is not None:
+        return False
+    if is_begun and not accepts_repeat:
+        raise MarkerConflict(
+            f"batch {batch_id} of this checkpoint was begun and not finished. Whoever ran it before may have written "
+            f"some of its rows, or all, and they would be written again. It begins at {begins_at()}. To let the old "
+            "pipeline finish it, run that once more until it is idle, then stop it: then nothing is repeated. To take "
+            "the risk that rows of this one batch are there twice: start(..., adopt='repeat')"
+        )
+    return True
+
+
 def refuse_foreign_checkpoint(
     committed: BatchMarker | None,
     query_id: str | None,
@@ -132,10 +190,13 @@ def refuse_foreign_checkpoint(
         if batch_id > 0:
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch_id}, but the broker knows no progress of '{transactional_id}': it "
-                "expired (offsets.retention.minutes), was deleted, or is kept under another id or on another cluster. "
+                "expired (offsets.retention.minutes; a compacted marker_topic keeps it), was deleted, or is kept under "
+                "another id or on another cluster. "
                 f"It is unknown whether batch {batch_id} was written. If the checkpoint was made with another "
-                "transactional_id or other bootstrap_servers, start it with these. If the progress is gone: start with "
-                f"an empty checkpoint, and set the source's startingOffsets to {begins_at()}; there batch {batch_id} "
+                "transactional_id or other bootstrap_servers, start it with these. If the progress is gone, or the "
+                "checkpoint was made with another sink, take it over: start(..., adopt=True), or semel.spark.adopt(). "
+                "To go on without this checkpoint: start with an empty one, and set "
+                f"the source's startingOffsets to {begins_at()}; there batch {batch_id} "
                 "begins, so that its rows are written twice if it was committed before."
             )
         return
@@ -151,7 +212,8 @@ def refuse_foreign_checkpoint(
             )
         raise MarkerConflict(
             f"{words} Start this checkpoint, which is at batch {batch_id}, with the transactional_id it was made with. "
-            "If that is not known: start with an empty checkpoint and a transactional_id of its own, and set "
+            "If that is not known, give it a transactional_id of its own and take it over: start(..., adopt=True). Or "
+            "start with an empty checkpoint and a transactional_id of its own, and set "
             f"the source's startingOffsets to {begins_at()}; there batch {batch_id} begins."
         )
     if batch_id > committed.batch_id + 1:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: A producer id and its epoch: under these a task claims partitions.
-Epoch = tuple[int, int]
+#: A producer id, its epoch, and the number of the DataFrame in the transaction: under these a task claims partitions.
+Epoch = tuple[int, int, int]
 
 
 class ClaimRefused(Exception):
@@ -38,6 +38,8 @@ class WriteReport(NamedTuple):
     records: int
     first_offset: int
     last_offset: int
+    #: Of the record batches, as they were sent.
+    size_bytes: int = 0
 
 
 class ClaimBook:

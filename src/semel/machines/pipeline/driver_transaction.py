@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from semel.errors import ErrorCode, KafkaError, error_for
+from semel.errors import AuthenticationFailed, ErrorCode, KafkaError, error_for
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.transactions import requests
 from semel.machines.transactions.requests import NO_IDENTITY, GroupMetadata, OffsetAndMetadata, Send
@@ -60,6 +61,8 @@ class PipelineProgress:
 
 def is_worth_another_try(error: Exception) -> bool:
     """Whether a micro-batch that failed with this error may succeed in a new epoch."""
+    if isinstance(error, AuthenticationFailed):
+        return False
     return not (isinstance(error, KafkaError) and error.code in _HOPELESS)
 
 
@@ -165,18 +168,28 @@ class DriverTransaction:
         _raise_for(response.error_code, f"adding group '{self.group_id}' to '{self.transactional_id}'")
 
     def commit_offsets(
-        self, offsets: Mapping[TopicPartition, int], marker: BatchMarker, *, of_sources: bool = True
+        self,
+        offsets: Mapping[TopicPartition, int],
+        marker: BatchMarker,
+        *,
+        of_sources: bool = True,
+        begins: Mapping[TopicPartition, int] = MappingProxyType({}),
+        rows: int | None = None,
     ) -> Send:
         """Put the source offsets and the marker into the transaction.
 
-        Without `of_sources` the offsets only carry the marker: the sources are on another cluster.
+        Without `of_sources` the offsets only carry the marker: the sources are on another cluster. `begins` and `rows`
+        are for the audit: where the micro-batch begins, and how many rows it wrote.
         """
-        metadata = marker.to_metadata(beside_source_offset=of_sources)
+
+        def metadata(where: TopicPartition) -> str:
+            return marker.to_metadata(beside_source_offset=of_sources, begins_at=begins.get(where), rows=rows)
+
         return requests.commit_offsets(
             self.transactional_id,
             self._require_identity(),
             GroupMetadata(self.group_id),
-            {where: OffsetAndMetadata(offset, metadata=metadata) for where, offset in offsets.items()},
+            {where: OffsetAndMetadata(offset, metadata=metadata(where)) for where, offset in offsets.items()},
             self.transaction_version,
         )
 

@@ -6,8 +6,10 @@ A request that got no answer is sent again, unchanged, until the deadline. What 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from semel.client.cluster.cluster import Cluster, Coordinator
@@ -15,8 +17,11 @@ from semel.client.cluster.metadata import TopicMetadata
 from semel.errors import KafkaError
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
+from semel.machines.pipeline.progress_record import to_record
 from semel.machines.transactions.requests import Send
 from semel.machines.values import ProducerIdentity, TopicPartition
+
+from .progress_topic import ProgressTopic
 
 
 class TransactionClient:
@@ -33,10 +38,15 @@ class TransactionClient:
         self._cluster = cluster
         self._deadline_ms = deadline_ms
         self._clock = clock
+        self._progress_topic: ProgressTopic | None = None
         #: More than any one step can take: two requests to the coordinators, and finding them.
         self.longest_wait_ms = 2.0 * (deadline_ms + float(cluster.config["request.timeout.ms"]))
         #: What is decided: identity, protocol, timeout.
         self.transaction = transaction
+
+    def keep_progress_in(self, topic: str) -> None:
+        """Keep progress in a compacted topic too, where it does not expire."""
+        self._progress_topic = ProgressTopic(self._cluster, topic, self.transaction.group_id)
 
     @property
     def now_ms(self) -> float:
@@ -60,21 +70,50 @@ class TransactionClient:
             answer = await self._ask(send)
         else:
             answer = await self._cluster.request(Coordinator(send.coordinator, send.key), send.message)
-        return self.transaction.on_progress(answer)
+        found = self.transaction.on_progress(answer)
+        if found.marker is None and self._progress_topic is not None:
+            return await self._progress_topic.read()
+        return found
 
     async def add_partition(self, topic: str, partition: int) -> None:
         """Protocol V1: add a partition before anything is produced to it."""
         self.transaction.on_partition_added(await self._ask(self.transaction.add_partition(topic, partition)))
 
     async def commit_offsets(
-        self, offsets: Mapping[TopicPartition, int], marker: BatchMarker, *, of_sources: bool = True
+        self,
+        offsets: Mapping[TopicPartition, int],
+        marker: BatchMarker,
+        *,
+        of_sources: bool = True,
+        begins: Mapping[TopicPartition, int] = MappingProxyType({}),
+        rows: int | None = None,
+        sequences: Mapping[tuple[str, int], int] = MappingProxyType({}),
     ) -> None:
-        """Put the source offsets and the marker into the transaction."""
+        """Put the source offsets and the marker into the transaction.
+
+        `begins` and `rows` are for the audit. `sequences` are the next ones of the partitions that tasks have written.
+        """
         add_group = self.transaction.add_group()
         if add_group is not None:
             self.transaction.on_group_added(await self._ask(add_group))
-        send = self.transaction.commit_offsets(offsets, marker, of_sources=of_sources)
-        self.transaction.on_offsets_committed(await self._ask(send))
+        send = self.transaction.commit_offsets(offsets, marker, of_sources=of_sources, begins=begins, rows=rows)
+        if self._progress_topic is None:
+            self.transaction.on_offsets_committed(await self._ask(send))
+            return
+        value, where = to_record(offsets, marker, of_sources=of_sources), self._progress_topic
+        record = self._store(value, where, sequences.get((where.topic, 0), 0))
+        answer, _ = await asyncio.gather(self._ask(send), record)
+        self.transaction.on_offsets_committed(answer)
+
+    async def _store(self, value: bytes, where: ProgressTopic, sequence: int) -> None:
+        transaction, identity = self.transaction, self.transaction.identity
+        assert identity is not None
+        if not transaction.implicit_add:
+            await self.add_partition(where.topic, 0)
+        await where.write(
+            value, transaction.transactional_id, identity, sequence=sequence, implicit_add=transaction.implicit_add,
+            timeout_ms=self._deadline_ms,
+        )  # fmt: skip
 
     async def end(self, *, commit: bool) -> None:
         """Commit or abort."""

@@ -1,0 +1,295 @@
+"""One micro-batch, or one load, as a transaction: begin, write any number of DataFrames, commit or abort.
+
+Guarantees: what was written becomes visible whole, with its progress and its marker, or not at all. A batch that was
+committed before is not written again. Several DataFrames may go to one topic: a later one goes on with the sequence
+numbers of the one before, and its tasks claim their partitions anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from semel.client.blocking.loop_thread import LoopThread
+from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, MarkerConflict, judge_batch
+from semel.machines.pipeline.claims import RowRefused, WriteReport, check_reports
+from semel.machines.pipeline.driver_transaction import DriverFenced, PipelineProgress, is_worth_another_try
+from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.records.sequence import next_sequence
+
+from .checkpoint import BatchOffsets
+from .claims import ClaimServer
+from .kafka_options import ClientSettings, ProducerOptions
+from .preflight import PipelineMistake
+from .routing import kafka_columns, rows_by_partition
+from .transaction_client import TransactionClient
+from .writer import REPORT_SCHEMA, WritePlan, write
+
+log = logging.getLogger("semel.spark")
+
+T = TypeVar("T")
+
+#: A batch that takes a larger share of its timeout is logged as a warning.
+_NEAR_TIMEOUT = 0.8
+
+#: The message for a pipeline that has no partition on the output's cluster to store its progress in.
+WHERE_TO_KEEP_PROGRESS = (
+    "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the progress"
+)
+
+
+class Step(Enum):
+    """The steps of a micro-batch, in order. An observer is called after each."""
+
+    BEGUN = "begun"
+    SKIPPED = "skipped"
+    PRODUCED = "produced"
+    OFFSETS_ADDED = "offsets added"
+    COMMITTED = "committed"
+    RETRYING = "retrying"
+
+
+#: Called on the driver after each step, with the batch id.
+Observer = Callable[[Step, int], None]
+
+
+def no_observer(step: Step, batch_id: int) -> None:
+    """The default observer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """How rows are written, and where progress is stored."""
+
+    client_settings: ClientSettings
+    producer: ProducerOptions
+    writers: int | None = None
+    #: Stores the progress if no source is on the output's cluster: its partition 0. Else the first topic written.
+    marker_topic: str | None = None
+    #: For each source of the query, in order: whether it reads topics of the output's cluster.
+    sources_here: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is written in one transaction: its marker, its end offsets, and where it begins, for a message."""
+
+    marker: BatchMarker
+    offsets: BatchOffsets
+    begins_at: Callable[[], str] = lambda: "where the batch begins"
+    #: Its start offsets, for the audit.
+    begins: Callable[[], BatchOffsets] = lambda: BatchOffsets((), ())
+
+
+class BatchTransaction:
+    """The transactions of one transactional id, one after the other."""
+
+    def __init__(
+        self, loop: LoopThread, client: TransactionClient, claims: ClaimServer, settings: OutputSettings
+    ) -> None:
+        self._loop, self._client, self._claims, self._settings = loop, client, claims, settings
+        self._transaction = client.transaction
+        self._committed: PipelineProgress | None = None
+        self._topics_seen: dict[str, bool] = {}
+        self._identity: ProducerIdentity | None = None
+        self._writes = 0
+        self._sequences: dict[tuple[str, int], int] = {}
+        #: What was written since `begin`, as acknowledged by the brokers.
+        self.rows = self.size_bytes = 0
+
+    def begin(self, batch: Batch) -> BatchVerdict:
+        """Take an identity, and decide whether the batch runs. Raises `MarkerConflict` if it may not."""
+        fresh = self._transaction.identity is None
+        self._identity = self._wait(self._client.begin())
+        self._writes, self._sequences = 0, {}
+        self.rows = self.size_bytes = 0
+        if fresh or self._committed is None:
+            # Only now is the marker stable: InitProducerId has settled a commit that was left half-finished.
+            self._committed = self._wait(self._client.progress())
+        here = self._settings.sources_here
+        return judge_batch(
+            self._committed.marker,
+            batch.marker,
+            self._transaction.transactional_id,
+            self._committed.offsets,
+            batch.offsets.among(here) if here and all(here) else None,
+            batch.begins_at,
+        )
+
+    def adopt(self, batch: Batch) -> None:
+        """Store progress as if this batch had been written here, because another sink has written it."""
+        self._identity, self._sequences = self._wait(self._client.begin()), {}
+        self.commit(batch, self.add_progress(batch))
+
+    def write(self, frame: Any, topic: str | None) -> list[WriteReport]:
+        """Write a DataFrame into the transaction. Its rows name their topics if `topic` is None."""
+        assert self._identity is not None
+        plan = WritePlan(
+            self._settings.client_settings,
+            self._transaction.transactional_id,
+            self._identity,
+            self._claims.desk,
+            self._transaction.implicit_add,
+            topic,
+            self._settings.producer,
+            self._writes,
+            dict(self._sequences),
+        )
+        self._writes += 1
+        self._claims.begin_epoch(plan.epoch)
+        try:
+            reports = self._run_tasks(frame, plan)
+            check_reports(self._claims.claimed, reports)
+        except Exception as error:
+            if mistake := self._claims.mistake:
+                raise RowRefused(mistake) from error
+            raise
+        finally:
+            self._claims.end_epoch()
+        for report in reports:
+            place = report.topic, report.partition
+            self._sequences[place] = next_sequence(self._sequences.get(place, 0), report.records)
+            self.rows += report.records
+            self.size_bytes += report.size_bytes
+        return reports
+
+    def _run_tasks(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
+        rows = kafka_columns(frame, plan.topic)
+        session = rows.sparkSession
+        session.conf.set("spark.sql.adaptive.enabled", "false")  # it could split one output partition over two tasks
+        # Count once: if the topic grows meanwhile, one key must not go to two partitions within one batch.
+        partitions = self._partition_count(plan.topic) if plan.topic else None
+        parallelism = session.sparkContext.defaultParallelism
+        writers = self._settings.writers or min(parallelism, partitions or parallelism)
+        reports = (
+            rows_by_partition(rows, partitions, plan.client_settings, writers, plan.refuse_row)
+            .mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA)
+            .collect()
+        )
+        return [WriteReport(*row) for row in reports]
+
+    def add_progress(self, batch: Batch) -> dict[TopicPartition, int]:
+        """Put the source offsets and the marker into the transaction. Returns the offsets."""
+        source_ends = self._source_ends(batch.offsets)
+        progress = source_ends or self._place_for(batch.marker)
+        # From the checkpoint, not from the progress: the audit is to find out whether the two agree.
+        begins = batch.begins().among(self._settings.sources_here) if source_ends else {}
+        self._wait(
+            self._client.commit_offsets(
+                progress, batch.marker, of_sources=bool(source_ends), sequences=self._sequences, begins=begins,
+                rows=self.rows,
+            )
+        )
+        return progress
+
+    def commit(self, batch: Batch, progress: dict[TopicPartition, int]) -> None:
+        """Make it all visible."""
+        age_ms, timeout_ms = self._transaction.age_ms(self._client.now_ms), self._transaction.timeout_ms
+        if age_ms > _NEAR_TIMEOUT * timeout_ms:
+            log.warning(
+                "batch %d took %.0f s and transaction_timeout_ms is %d: make batches smaller, or raise it (the "
+                "broker's limit is transaction.max.timeout.ms)",
+                batch.marker.batch_id, age_ms / 1000, timeout_ms,
+            )  # fmt: skip
+        self._wait(self._client.end(commit=True))
+        before = self._committed.offsets if self._committed else {}
+        self._committed = PipelineProgress({**before, **progress}, batch.marker)
+
+    def abort(self, batch: Batch) -> None:
+        """Try to abort. What counts is the new epoch of the next attempt: it fences all tasks of this one."""
+        if self._transaction.identity is not None:
+            try:
+                self._wait(self._client.end(commit=False))
+            except Exception as error:  # the next InitProducerId aborts it in any case
+                self.stop_if_another_driver_took_over(error, batch)
+                log.warning("could not abort, InitProducerId will: %s", error)
+        self._transaction.forget_identity()
+        self._committed = None
+
+    def stop_if_another_driver_took_over(self, error: Exception, batch: Batch) -> None:
+        """Stop if another driver fenced this one. If both went on, they would fence each other for ever."""
+        if self._transaction.is_fenced_by_another(error, self._client.now_ms):
+            self._committed = None
+            self._transaction.forget_identity()
+            raise DriverFenced(
+                f"batch {batch.marker.batch_id}: another driver has taken over transactional id "
+                f"'{self._transaction.transactional_id}' ({error}). This one stops. If the other one is not "
+                "meant to run, stop it and start this query again: the marker knows what was written."
+            ) from error
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the event loop. Each step has its own deadline; this one is a safety net above them."""
+        return self._loop.run(work, timeout_ms=self._client.longest_wait_ms)
+
+    def _partition_count(self, topic: str) -> int:
+        return len(self._wait(self._client.topic(topic)).partitions)
+
+    def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
+        """The source offsets to commit: the ends of the sources that are on this cluster."""
+        ends = offsets.among(self._settings.sources_here)
+        return {where: end for where, end in ends.items() if self._exists(where.topic)}
+
+    def _place_for(self, marker: BatchMarker) -> dict[TopicPartition, int]:
+        """No source is on this cluster: commit the batch id in an output partition, to carry the marker."""
+        topic = self._settings.marker_topic or next((name for name, _ in self._sequences), None)
+        if topic is None:
+            raise PipelineMistake(WHERE_TO_KEEP_PROGRESS)
+        return {TopicPartition(topic, 0): marker.batch_id}
+
+    def _exists(self, topic: str) -> bool:
+        """Whether the topic still exists: offsets of a deleted topic cannot be committed."""
+        if topic not in self._topics_seen:
+            self._topics_seen[topic] = self._wait(self._client.has_topic(topic))
+        return self._topics_seen[topic]
+
+
+def run_batch(
+    transaction: BatchTransaction, batch: Batch, attempts: int, observer: Observer, body: Callable[[], None],
+    if_done: Callable[[], None],
+) -> bool:  # fmt: skip
+    """Run a batch until it is committed, now or before. Returns whether it was committed now.
+
+    `body` writes. A failed attempt is repeated in a new epoch. The last one raises the first error. `if_done` is called
+    for a batch that was committed before.
+    """
+    first_error: Exception | None = None
+    for attempt in range(1, attempts + 1):
+        try:
+            return _attempt(transaction, batch, observer, body, if_done)
+        except (MarkerConflict, DriverFenced):
+            raise
+        except RowRefused:
+            transaction.abort(batch)
+            raise
+        except Exception as error:  # Spark's or ours: abort, fence, and run the batch again
+            first_error = first_error or error
+            log.warning("batch %d, attempt %d of %d failed: %s", batch.marker.batch_id, attempt, attempts, error)
+            transaction.stop_if_another_driver_took_over(error, batch)
+            transaction.abort(batch)
+            if not is_worth_another_try(error):
+                raise
+            observer(Step.RETRYING, batch.marker.batch_id)
+    assert first_error is not None
+    raise first_error
+
+
+def _attempt(
+    transaction: BatchTransaction, batch: Batch, observer: Observer, body: Callable[[], None],
+    if_done: Callable[[], None],
+) -> bool:  # fmt: skip
+    batch_id = batch.marker.batch_id
+    if transaction.begin(batch) is BatchVerdict.SKIP:
+        if_done()
+        observer(Step.SKIPPED, batch_id)
+        return False
+    observer(Step.BEGUN, batch_id)
+    body()
+    observer(Step.PRODUCED, batch_id)
+    progress = transaction.add_progress(batch)
+    observer(Step.OFFSETS_ADDED, batch_id)
+    transaction.commit(batch, progress)
+    observer(Step.COMMITTED, batch_id)
+    return True

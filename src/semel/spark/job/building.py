@@ -1,0 +1,253 @@
+"""From a file to DataFrames: the Spark session, the sources, the transform."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..frames import keeps_state
+from ..pipeline import register
+from .file import Mistake, PipelineFile
+
+#: A micro-batch becomes the rows of one output.
+Part = Callable[[Any], Any]
+
+#: What an output's sql calls the rows that the transform made.
+RESULT = "result"
+
+#: How a Python worker's report of one of our own errors begins.
+_OUR_ERROR = re.compile(r"\bsemel\.[\w.]+: ")
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+
+class BuildMistakes(Exception):
+    """The plan cannot be built as the file says."""
+
+    def __init__(self, *mistakes: Mistake) -> None:
+        super().__init__("; ".join(mistake.why for mistake in mistakes))
+        self.mistakes = list(mistakes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: a streaming DataFrame, and for each output its part of the rows (None: all of them)."""
+
+    frame: Any
+    parts: dict[str, Part | None]
+
+
+def make_session(file: PipelineFile) -> Any:
+    """The Spark session of the file. Where it says nothing: this machine, no web page, and only errors in the log."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    folder = str(file.path.parent.absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # where a function of the file is
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, inherited] if inherited else [folder])
+    submitted = SparkConf()  # what spark-submit was told
+    settings = {
+        "spark.master": submitted.get("spark.master") or "local[*]",
+        "spark.app.name": f"semel pipeline {file.transactional_id}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **file.spark,
+    }
+    if settings["spark.master"].startswith("local"):
+        settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **settings}
+    java = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"
+    settings["spark.driver.extraJavaOptions"] = f"{java} {settings.get('spark.driver.extraJavaOptions', '')}".strip()
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel(settings.get("spark.log.level", "ERROR"))
+    register(spark)
+    return spark
+
+
+def load_sources(file: PipelineFile, spark: Any) -> dict[str, Any]:
+    """The streaming DataFrames that the sources are."""
+    frames, mistakes = {}, []
+    for source in file.sources:
+        try:
+            frames[source.name] = spark.readStream.format("semel").options(**source.options).load()
+        except Exception as error:  # Spark's, with our sentence somewhere in it
+            if "OptionError: " not in str(error):
+                raise  # no mistake: a broker does not answer
+            mistakes.append(file.mistake(f"source.{source.name}", sentence_of(error)))
+    if mistakes:
+        raise BuildMistakes(*mistakes)
+    return frames
+
+
+def stand_ins(file: PipelineFile, spark: Any) -> dict[str, Any]:
+    """Streaming DataFrames with the columns of the sources: enough to look at a plan without any broker."""
+    columns = (
+        "cast(null as binary) as key", "cast(null as binary) as value", "cast(null as string) as topic",
+        "cast(null as int) as partition", "cast(value as long) as offset", "timestamp",
+        "cast(null as int) as timestampType",
+    )  # fmt: skip
+    headers = ("cast(null as array<struct<key: string, value: binary>>) as headers",)
+    rate = spark.readStream.format("rate").load()
+    return {
+        source.name: rate.selectExpr(*columns, *(headers if _has_headers(source.options) else ()))
+        for source in file.sources
+    }
+
+
+def _has_headers(options: dict[str, str]) -> bool:
+    return {name.lower(): value for name, value in options.items()}.get("includeheaders", "").lower() == "true"
+
+
+def build(file: PipelineFile, spark: Any, frames: dict[str, Any]) -> Plan:
+    """Apply the transform to the sources. `BuildMistakes` says which key is wrong."""
+    made = _transformed(file, spark, frames)
+    parts = {output.name: _part_of(file, output.name, output.sql, output.function) for output in file.outputs}
+    if not isinstance(made, dict):
+        _require_streaming_frame(file, "transform.function", made)
+        if len(parts) > 1:
+            return Plan(made, parts)
+        ((name, part),) = parts.items()
+        return Plan(made if part is None else _called(file, f"output.{name}", part, made), {name: None})
+    if set(made) != set(parts):
+        given, wanted = (", ".join(map(str, names)) or "nothing" for names in (made, parts))
+        raise BuildMistakes(file.mistake("transform.function", f"returned {given}, and the outputs are {wanted}"))
+    return _split_by_function(file, frames, made)
+
+
+def _split_by_function(file: PipelineFile, frames: dict[str, Any], made: dict[str, Any]) -> Plan:
+    """Several DataFrames of one transaction: they are made of each micro-batch, so they can keep no state."""
+    for name, frame in made.items():
+        _require_streaming_frame(file, "transform.function", frame)
+        if keeps_state(frame):
+            raise BuildMistakes(
+                file.mistake(
+                    "transform.function",
+                    f"'{name}' keeps state, and one query has one state: return one DataFrame, and give each output "
+                    "its part of it (sql or function of [output.NAME])",
+                )
+            )
+    if len(frames) != 1:
+        raise BuildMistakes(
+            file.mistake("transform.function", "several outputs of several sources: return one DataFrame, and split it")
+        )
+    assert file.function is not None
+    function = _find_function(file, "transform.function", file.function)
+    (source,) = frames.values()
+
+    def part(name: str) -> Part:
+        return lambda batch: function(batch)[name]
+
+    return Plan(source, {name: part(name) for name in made})
+
+
+def _transformed(file: PipelineFile, spark: Any, frames: dict[str, Any]) -> Any:
+    if file.sql is not None:
+        for name, frame in frames.items():
+            frame.createOrReplaceTempView(name)
+        try:
+            return spark.sql(file.sql)
+        except Exception as error:
+            raise BuildMistakes(file.mistake("transform.sql", sentence_of(error))) from None
+    if file.function is None:
+        return next(iter(frames.values()))
+    function = _find_function(file, "transform.function", file.function)
+    if len(frames) == 1:
+        return _called(file, "transform.function", function, *frames.values())
+    try:
+        inspect.signature(function).bind(**frames)
+    except TypeError as error:
+        why = f"{file.function} must take the sources {', '.join(frames)} by these names: {error}"
+        raise BuildMistakes(file.mistake("transform.function", why)) from None
+    return _called(file, "transform.function", function, **frames)
+
+
+def _part_of(file: PipelineFile, name: str, sql: str | None, function: str | None) -> Part | None:
+    if sql is not None:
+
+        def by_sql(batch: Any) -> Any:
+            batch.createOrReplaceTempView(RESULT)
+            return batch.sparkSession.sql(sql)
+
+        return by_sql
+    if function is not None:
+        return _find_function(file, f"output.{name}.function", function)
+    return None
+
+
+def _find_function(file: PipelineFile, key: str, name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            why = f"there is no module '{module_name}' beside {file.path.name}, nor among the installed ones"
+        else:
+            why = f"importing '{module_name}' failed: {_with_place(error, file)}"
+        raise BuildMistakes(file.mistake(key, why)) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BuildMistakes(file.mistake(key, f"module '{module_name}' has no function '{function_name}'"))
+    path = getattr(module, "__file__", None)
+    if path is not None and Path(path).parent == file.path.parent.absolute():
+        _send_to_executors(path)
+    found: Callable[..., Any] = function
+    return found
+
+
+def _send_to_executors(path: str) -> None:
+    """Functions of this module may run in tasks, and on a cluster these are on other machines."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is not None and not str(context.master).startswith("local["):
+        context.addPyFile(path)
+
+
+def _called(file: PipelineFile, key: str, function: Callable[..., Any], *frames: Any, **named: Any) -> Any:
+    try:
+        return function(*frames, **named)
+    except Exception as error:
+        raise BuildMistakes(file.mistake(key, _with_place(error, file))) from None
+
+
+def _require_streaming_frame(file: PipelineFile, key: str, made: Any) -> None:
+    if not hasattr(made, "isStreaming"):
+        why = f"returned {type(made).__name__}: a DataFrame is needed, or a dict with one for each output"
+        raise BuildMistakes(file.mistake(key, why))
+    if not made.isStreaming:
+        raise BuildMistakes(
+            file.mistake(key if file.sql is None else "transform.sql", "gives a batch: it must read one of the sources")
+        )
+
+
+def sentence_of(error: Exception) -> str:
+    """What happened, without Spark's stack traces and plans."""
+    text = str(error)
+    if ours := list(_OUR_ERROR.finditer(text)):
+        text = text[ours[-1].end() :]
+    lines = text.split("\n\nJVM stacktrace")[0].split(";\n'")[0].split("\n\nDriver stacktrace")[0].strip().splitlines()
+    return " ".join(line.strip() for line in lines[:8] if line.strip()) or type(error).__name__
+
+
+def _with_place(error: Exception, file: PipelineFile) -> str:
+    """The error, and the line of the user's own code that it came from."""
+    folder = str(file.path.parent.absolute())
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    if isinstance(error, SyntaxError):
+        place = f" ({Path(error.filename or '').name}:{error.lineno})"
+        return f"SyntaxError: {error.msg}{place}"
+    return f"{type(error).__name__}: {sentence_of(error)}{place}"

@@ -1,0 +1,107 @@
+"""What a micro-batch is written to: one topic, or several, each by a function of its own, and dead letters.
+
+Guarantees: with several outputs the source is read once for a micro-batch. Its rows are kept while they are written,
+and released however that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .batch_transaction import BatchTransaction
+from .dead_letters import DeadLetters
+from .preflight import PipelineMistake, check_columns, check_topic_name
+
+#: From the rows of a micro-batch to the rows of an output.
+Transform = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where the rows of a micro-batch go."""
+
+    #: The one topic; None if rows name theirs, or if there are `functions`.
+    topic: str | None = None
+    functions: Mapping[str, Transform] = field(default_factory=dict)
+    dead_letters: DeadLetters | None = None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are known before there are rows."""
+        named = (self.topic, *self.functions, self.dead_letters.topic if self.dead_letters else None)
+        return tuple(name for name in named if name is not None)
+
+    @property
+    def description(self) -> str:
+        """For the query's progress."""
+        return ", ".join(self.topics) or "topics by row"
+
+    def write(self, transaction: BatchTransaction, frame: Any) -> None:
+        """Write a micro-batch into the open transaction."""
+        if not self.functions:
+            transaction.write(frame, self.topic)
+            return
+        kept: list[Any] = []
+
+        def keep(rows: Any) -> Any:
+            kept.append(rows.persist())
+            return kept[-1]
+
+        try:
+            for rows, topic in self._parts_of(keep(frame), keep):
+                transaction.write(rows, topic)
+        finally:
+            for rows in kept:
+                rows.unpersist()
+
+    def _parts_of(self, frame: Any, keep: Transform) -> list[tuple[Any, str]]:
+        dead = []
+        if self.dead_letters is not None:
+            good, rows = self.dead_letters.split(frame)
+            frame, dead = keep(good), [(rows, self.dead_letters.topic)]
+        return [*((_rows_of(name, function, frame), name) for name, function in self.functions.items()), *dead]
+
+    def check(self, frame: Any) -> None:
+        """Check what each output would be given: the functions are called with a DataFrame that has no rows."""
+        if not self.functions:
+            check_columns(frame, self.topic)
+            return
+        empty = frame.sparkSession.createDataFrame([], frame.schema)
+        for rows, topic in self._parts_of(empty, lambda rows: rows):
+            try:
+                check_columns(rows, topic)
+            except PipelineMistake as error:
+                raise PipelineMistake(f"output '{topic}': {error}") from None
+
+
+def _rows_of(name: str, function: Transform, frame: Any) -> Any:
+    rows = function(frame)
+    if not hasattr(rows, "_jdf"):
+        raise PipelineMistake(f"outputs['{name}'] returned {type(rows).__name__}, and must return a DataFrame")
+    return rows
+
+
+def outputs_of(topic: str | None, outputs: Any, dead_letters: Any) -> Outputs:
+    """The arguments of `start`, checked."""
+    if dead_letters is not None and not isinstance(dead_letters, DeadLetters):
+        raise PipelineMistake(f"dead_letters={dead_letters!r}: must be semel.spark.DeadLetters(topic, when=...)")
+    if outputs is None and dead_letters is not None:
+        raise PipelineMistake(
+            "dead_letters needs outputs={topic: function}: start() is given the source's rows, from which dead letters "
+            "are made, and the function makes rows for the topic from the others"
+        )
+    if outputs is None:
+        return Outputs(topic)
+    if topic is not None:
+        raise PipelineMistake("topic and outputs: give one of them; outputs names a topic for each function")
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise PipelineMistake(f"outputs={outputs!r}: must be a mapping from topics to functions, at least one")
+    for name, function in outputs.items():
+        check_topic_name("outputs", name)
+        if not callable(function):
+            raise PipelineMistake(f"outputs['{name}']={function!r}: must be a function from a DataFrame to a DataFrame")
+    if dead_letters is not None and dead_letters.topic in outputs:
+        raise PipelineMistake(f"topic '{dead_letters.topic}' is an output too: give dead letters one of their own")
+    return Outputs(None, dict(outputs), dead_letters)
