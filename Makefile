@@ -1,16 +1,19 @@
 # Every target prepares what it needs: a virtual environment in .venv, and Apache Kafka's jars in .cache.
-# Nothing is installed outside this directory, except Java and Maven by apt-get where that is allowed (Debian, as root).
+# Nothing is installed outside this directory, except Java, Maven and Go by apt-get where that is allowed (Debian, root).
 
 PYTHON     ?= python3
 WORKERS    ?= 2
 VENV       := .venv
 BIN        := $(VENV)/bin
 KAFKA_LIBS := .cache/kafka-libs
+CONNECTOR  := .cache/spark-connector
 TESTS      ?=
 BENCH      ?=
+TARGET     ?=
+FUZZ_RUNS  ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench soak states setup java kafka clean
+.PHONY: help demo test quick check pytest bench soak fuzz states setup java go kafka connector clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
@@ -19,11 +22,14 @@ help:
 	@echo "make check   ruff, mypy --strict, and which room may import which"
 	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
 	@echo "make soak    the long fault runs"
+	@echo "make fuzz    hostile bytes by the million (TARGET=name selects, FUZZ_RUNS=number)"
 	@echo "make states  write docs/states from the state tables in the code"
 	@echo "make clean   remove what the targets above have made"
 
+# The comparison with Spark's own sink needs its jars; without them the demo says so, and goes on.
 demo: setup java
-	@$(BIN)/python examples/demo.py
+	@$(MAKE) --no-print-directory connector > /dev/null 2>&1 || true
+	@$(BIN)/python -u examples/demo.py
 
 test: check pytest
 
@@ -38,7 +44,7 @@ check: setup
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_imports.py
 
 # Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
-pytest: setup java kafka
+pytest: setup java kafka connector go
 ifeq ($(TESTS),)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/spark
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark
@@ -46,11 +52,17 @@ else
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 endif
 
-bench: setup java kafka
+bench: setup java kafka connector
 	$(BIN)/python -m bench $(BENCH)
 
-soak: setup java kafka
+soak: setup java kafka connector
 	$(BIN)/python -m pytest -m soak -rP --timeout 3600 $(TESTS)
+
+# atheris is installed for this target alone: nothing else needs it.
+fuzz: setup
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz $(TARGET) --runs $(FUZZ_RUNS)
 
 states: setup
 	@$(BIN)/python scripts/draw_states.py
@@ -64,10 +76,20 @@ $(VENV)/.installed: pyproject.toml setup.py $(wildcard src/semel/records/_speedu
 java:
 	@scripts/need-java
 
+go:
+	@scripts/need-go
+
 kafka: $(KAFKA_LIBS)/.complete
 
-$(KAFKA_LIBS)/.complete: tests/support/kafka-jars.xml scripts/fetch-kafka
-	@scripts/fetch-kafka tests/support/kafka-jars.xml $(KAFKA_LIBS)
+$(KAFKA_LIBS)/.complete: tests/support/kafka-jars.xml scripts/fetch-jars
+	@scripts/fetch-jars "Apache Kafka" tests/support/kafka-jars.xml $(KAFKA_LIBS)
+	@touch $@
+
+# Spark's own Kafka connector, for the tests and the bench that put ours beside it.
+connector: $(CONNECTOR)/.complete
+
+$(CONNECTOR)/.complete: tests/support/spark-connector-jars.xml scripts/fetch-jars
+	@scripts/fetch-jars "Spark's Kafka connector" tests/support/spark-connector-jars.xml $(CONNECTOR)
 	@touch $@
 
 clean:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
-from bench import harness, produce, start, state, transactions
+from bench import harness, produce, security, spark, start, state, transactions
 
-FAMILIES = {family.name: family for module in (produce, start, transactions, state) for family in module.FAMILIES}
+MODULES = (produce, start, transactions, state, spark, security)
+FAMILIES = {family.name: family for module in MODULES for family in module.FAMILIES}
 
 
 def main(names: list[str]) -> int:

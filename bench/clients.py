@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -20,12 +21,18 @@ def create_topic(server: Server, name: str, partitions: int = 1) -> None:
 
 
 def producer_performance(
-    server: Server, topic: str, records: int, size_bytes: int, *more: object, properties: tuple[str, ...] = ()
+    server: Server,
+    topic: str,
+    records: int,
+    size_bytes: int,
+    *more: object,
+    properties: tuple[str, ...] = (),
+    at: str | None = None,
 ) -> float:
-    """Records per second by Kafka's ProducerPerformance with acks=all, as its last line says."""
+    """Records per second by Kafka's ProducerPerformance with acks=all, as its last line says; `at` another listener."""
     done = java_tools.run(
         "producer-performance",
-        *("--bootstrap-server", server.bootstrap_servers, "--topic", topic),
+        *("--bootstrap-server", at or server.bootstrap_servers, "--topic", topic),
         *("--num-records", records, "--record-size", size_bytes, "--throughput", -1),
         *("--command-property", "acks=all", *properties),
         *more,
@@ -37,8 +44,8 @@ def producer_performance(
     return float(rates[0])
 
 
-def consume_all(server: Server, topic: str, records: int) -> float:
-    """Records per second by one librdkafka consumer from the first record to the last."""
+def consume_all(server: Server, topic: str, records: int, more: Mapping[str, object] | None = None) -> float:
+    """Records per second by one librdkafka consumer, with `more` settings, from the first record to the last."""
     settings = {
         "bootstrap.servers": server.bootstrap_servers,
         "group.id": "bench",
@@ -47,6 +54,7 @@ def consume_all(server: Server, topic: str, records: int) -> float:
         # With a full queue librdkafka stops fetching for a whole second, and the faster the broker, the more of the
         # time would be that second.
         "fetch.queue.backoff.ms": 1,
+        **(more or {}),
     }
     consumer = Consumer(settings)
     try:

@@ -43,14 +43,16 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. The goal bounds the ratio Semel / Kafka, or Semel's own figure where `alone` is set; a row
-    without one explains another."""
+    """One line of the table. The goal bounds the ratio Semel / Kafka, or Semel's own figure where `alone` is set, or
+    the figure on each of the two where `each` is set: it is then itself a ratio. A row without a goal explains another.
+    """
 
     name: str
     unit: str
     goal: float | None
     higher_is_better: bool
     alone: bool = False
+    each: bool = False
 
     def met_by(self, figure: float) -> bool:
         if self.goal is None:
@@ -121,9 +123,12 @@ class Outcome:
 
     @property
     def figure(self) -> float:
-        """What the goal is held against: the median ratio, or Semel's median where it stands alone."""
+        """What the goal is held against: the median ratio, Semel's median if it is alone, or the worse median."""
         if self.row.alone:
             return statistics.median(self.semel)
+        if self.row.each:
+            worst = max if not self.row.higher_is_better else min
+            return worst(statistics.median(self.semel), statistics.median(self.kafka))
         return statistics.median(ours / theirs for ours, theirs in zip(self.semel, self.kafka, strict=True))
 
     @property
@@ -205,7 +210,7 @@ def table(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         row = outcome.row
         kafka = readable(statistics.median(outcome.kafka)) if outcome.kafka else ""
-        ratio = "" if row.alone else f"{outcome.figure:.3g}x"
+        ratio = "" if row.alone or row.each else f"{outcome.figure:.3g}x"
         semel = readable(statistics.median(outcome.semel))
         verdict = "" if row.goal is None else "met" if outcome.met else "**missed**"
         lines.append(f"| {row.name} | {row.unit} | {semel} | {kafka} | {ratio} | {row.goal_text} | {verdict} |")

@@ -27,7 +27,16 @@ README = (CHECKOUT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 #: What a user imports from; examples in docstrings there are promises.
-ROOMS = ("semel.broker.embedded", "semel.client", "semel.config", "semel.errors", "semel.records", "semel.testing")
+ROOMS = (
+    "semel.broker.embedded",
+    "semel.broker.embedded_security",
+    "semel.client",
+    "semel.config",
+    "semel.errors",
+    "semel.machines.security",
+    "semel.records",
+    "semel.testing",
+)
 
 
 def text(page: Path) -> str:
@@ -72,7 +81,7 @@ def test_the_readmes_test_is_a_test_that_passes(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-COMMAND = re.compile(r"semel ((?:broker|topic|txn|log|group|pipeline) (?!ready)[a-z-]+)")
+COMMAND = re.compile(r"semel ((?:broker|topic|txn|log|group|pipeline|user|acl|cert) (?!ready)[a-z-]+)")
 COMMANDS = sorted({found for page in pages() for found in COMMAND.findall(text(page))})
 
 
@@ -108,7 +117,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def test_the_blocks_of_a_page_are_of_a_kind_that_is_looked_at(page: Path) -> None:
     for block in blocks_of(page):
         place = f"{name_of(page)}:{block.line}"
-        assert block.language in ("", "console", "diff", "mermaid", "python", "sh"), place
+        assert block.language in ("", "console", "diff", "mermaid", "properties", "python", "sh"), place
         if block.language == "python":
             compile(block.text, place, "exec")
         elif block.language == "sh":
@@ -137,6 +146,7 @@ ROOTS = (CHECKOUT, CHECKOUT / "src", CHECKOUT / "src" / "semel", CHECKOUT / "tes
 @pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=name_of)
 def test_the_files_that_a_page_names_are_there_with_what_it_names_in_them(page: Path) -> None:
     saved = {block.file_name for block in blocks_of(page)}
+    saved |= set(re.findall(r"^wrote (\S+)$", text(page), re.MULTILINE))  # by a command of its session
     added = set(re.findall(r"^--- /dev/null\n\+\+\+ b/(.*)$", text(page), re.MULTILINE))
     for name, inside in NAMED.findall(text(page)):
         if name in saved | added:

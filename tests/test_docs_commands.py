@@ -13,7 +13,13 @@ from tests.support.shell import ShellSession, apply_diff, steps
 
 #: What a change to the sources, and the tests it is tried with, may need.
 COPIED = ("src", "tests", "docs", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-RUN = {page: blocks_of(page) for page in pages() if any(block.language == "console" for block in blocks_of(page))}
+#: Its session needs Spark: tests/spark/test_pipeline_page.py carries it out.
+ELSEWHERE = ("docs/pipeline.md",)
+RUN = {
+    page: blocks_of(page)
+    for page in pages()
+    if name_of(page) not in ELSEWHERE and any(block.language == "console" for block in blocks_of(page))
+}
 
 
 def copy_of_the_checkout(to: Path) -> None:

@@ -37,14 +37,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "config", "wire", "records", "machines.contract", "machines.values", "machines.internal_topics",
         "machines.name_pattern", "machines.table", "machines.transactions.producer",
     },
-    "machines.security": {"errors"},
+    "machines.security": {"errors", "machines.table"},
     "machines.reading": {"errors", "config", "wire", "records", "machines.values", "machines.table"},
     # What the driver of a pipeline decides. It asks in the messages of a transactional client.
-    "machines.pipeline": {"errors", "wire", "machines.values", "machines.transactions.requests"},
+    "machines.pipeline": {"errors", "wire", "records", "machines.values", "machines.transactions.requests"},
     "log": {"errors", "config", "wire", "records", "machines"},
-    "broker": {"errors", "config", "properties", "wire", "records", "machines", "log"},
+    "broker": {"errors", "config", "properties", "wire", "records", "machines", "log", "security"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
-    "broker.net": {"errors", "config", "wire", "records"},
+    "broker.net": {"errors", "config", "wire", "records", "machines.security"},
     "broker.stored": {"errors", "config", "properties", "wire", "records", "machines", "log"},
     # Keys, certificates and credentials.
     "security": {"errors", "config"},
@@ -80,9 +80,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"errors", "config", "wire", "records", "broker"},
     "cli": {
         "", "errors", "config", "properties", "wire", "records", "machines", "log", "broker", "client", "spark",
+        "security",
     },
     "__main__": {"cli"},
-    "": {"errors", "config", "machines.values", "broker", "client", "spark"},
+    "": {"errors", "config", "machines.values", "machines.security", "broker", "client", "spark"},
 }
 
 #: The rooms that decide. They are told the time, given their randomness, and speak to nobody.

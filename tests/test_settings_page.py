@@ -12,7 +12,7 @@ from semel.config import without_effect
 from tests.support.requirements import CHECKOUT
 
 SOURCE = CHECKOUT / "src" / "semel"
-SERVER_ROOMS = ("broker", "log", "machines", "records", "cli")
+SERVER_ROOMS = ("broker", "log", "machines", "records", "cli", "security")
 CLIENT_ROOMS = ("client", "machines", "records", "security")
 
 #: Read under a name that is put together from its parts, or through the topic setting that they are a default of.

@@ -219,10 +219,13 @@ def micro_batch() -> Walk:
 
     from semel.client.blocking.loop_thread import LoopThread
     from semel.machines.pipeline.driver_transaction import DriverTransaction
-    from semel.spark import connections, routing, sink
+    from semel.spark import batch_transaction, connections, routing, sink
+    from semel.spark.batch_transaction import Step
     from semel.spark.checkpoint import Checkpoint
     from semel.spark.claims import ClaimServer
-    from semel.spark.transaction import TransactionClient
+    from semel.spark.kafka_options import DEFAULT_PRODUCER, ClientSettings
+    from semel.spark.outputs import Outputs
+    from semel.spark.transaction_client import TransactionClient
 
     class StoredCheckpoint(Checkpoint):
         """A checkpoint whose files need no Hadoop."""
@@ -233,6 +236,9 @@ def micro_batch() -> Walk:
         def _read(self, name: str) -> str:
             end = int(name.rpartition("/")[2]) + 1 if name.startswith("offsets/") else 0
             return f'v1\n{{}}\n{{"payments":{{"0":{end}}}}}' if end else '{"id":"query"}'
+
+        def _exists(self, name: str) -> bool:
+            return True
 
     class Rows:
         """What Spark would do with the frame: run the task over one batch of rows."""
@@ -252,25 +258,27 @@ def micro_batch() -> Walk:
         def collect(self) -> list[tuple[Any, ...]]:
             return [tuple(row.values()) for row in self.reports]
 
-    steps: list[sink.Step] = []
+    steps: list[Step] = []
     with Broker() as broker, Raw(broker) as raw:
         raw.create("payments")
         raw.create("ledger")
-        settings = (("bootstrap.servers", broker.bootstrap_servers),)
+        settings = ClientSettings({"bootstrap.servers": broker.bootstrap_servers})
         loop = LoopThread("walk")
-        cluster = loop.run(connections.connect(dict(settings)))
+        cluster = loop.run(connections.connect(settings))
         claims = ClaimServer("127.0.0.1")
-        saved = sink.kafka_columns, sink.rows_by_partition
+        saved = batch_transaction.kafka_columns, batch_transaction.rows_by_partition
         try:
             client = TransactionClient(cluster, DriverTransaction("walk", "walk", timeout_ms=60_000))
-            given = sink.SinkSettings(settings, "walk", "ledger", "none", 1, 1, None, (True,), False)
+            given = batch_transaction.OutputSettings(settings, DEFAULT_PRODUCER, 1, None, (True,))
             pipeline = sink.ExactlyOnceSink(
-                loop, client, claims, given, StoredCheckpoint(), lambda step, _: steps.append(step)
-            )
-            sink.kafka_columns, sink.rows_by_partition = lambda *_: Rows(), lambda rows, *_: rows
+                batch_transaction.BatchTransaction(loop, client, claims, given), StoredCheckpoint(),
+                Outputs("ledger").write, attempts=1, keeps_state=False, observer=lambda step, _: steps.append(step),
+            )  # fmt: skip
+            batch_transaction.kafka_columns = lambda *_: Rows()  # type: ignore[assignment]
+            batch_transaction.rows_by_partition = lambda rows, *_: rows  # type: ignore[assignment]
             for batch_id in range(3):
                 steps.clear()
-                walk = MicroBatchWalk(sink.ExactlyOnceSink.__call__.__code__, lambda: sink.Step.COMMITTED in steps)
+                walk = MicroBatchWalk(sink.ExactlyOnceSink.__call__.__code__, lambda: Step.COMMITTED in steps)
                 loops = [loop, *(task_loop for task_loop, _ in connections._clusters.values())]
                 for each in loops:
                     each.loop.call_soon_threadsafe(sys.setprofile, walk)
@@ -284,7 +292,7 @@ def micro_batch() -> Walk:
                     for each in loops:
                         each.loop.call_soon_threadsafe(sys.setprofile, None)
         finally:
-            sink.kafka_columns, sink.rows_by_partition = saved
+            batch_transaction.kafka_columns, batch_transaction.rows_by_partition = saved
             claims.close()
             for task_loop, task_cluster in connections._clusters.values():
                 task_loop.run(task_cluster.close())
@@ -292,7 +300,7 @@ def micro_batch() -> Walk:
             connections._clusters.clear()
             loop.run(cluster.close())
             loop.close()
-    produce = sink.ExactlyOnceSink._produce.__code__
+    produce = batch_transaction.BatchTransaction._run_tasks.__code__
     walk.calls += [(produce, function.__code__) for function in (routing.kafka_columns, routing.rows_by_partition)]
     return walk
 

@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker as Broker
+    from semel.broker.embedded_security import Security as Security
     from semel.client.admin.values import NewTopic as NewTopic
     from semel.client.blocking.admin import Admin as Admin
     from semel.client.blocking.consumer import Consumer as Consumer
     from semel.client.blocking.producer import Producer as Producer
     from semel.client.session import TransactSession as TransactSession
+    from semel.machines.security.acl_bindings import AclBinding as AclBinding
     from semel.machines.values import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AclBinding": "semel.machines.security.acl_bindings",
     "Broker": "semel.broker.embedded",
+    "Security": "semel.broker.embedded_security",
     "Admin": "semel.client.blocking.admin",
     "Consumer": "semel.client.blocking.consumer",
     "NewTopic": "semel.client.admin.values",
@@ -36,7 +40,18 @@ _WHERE = {
     "TransactSession": "semel.client.session",
 }
 
-__all__ = ["Admin", "Broker", "Consumer", "NewTopic", "Producer", "TopicPartition", "TransactSession", "__version__"]
+__all__ = [
+    "AclBinding",
+    "Admin",
+    "Broker",
+    "Consumer",
+    "NewTopic",
+    "Producer",
+    "Security",
+    "TopicPartition",
+    "TransactSession",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -23,6 +23,7 @@
         UnsupportedVersion
       Misuse               the request itself is wrong; repeating it will not help
         AuthorizationFailed
+        SecurityDisabled     the broker has no access rules at all
         InvalidRecord
         RecordTooLarge
         OffsetOutOfRange
@@ -387,6 +388,15 @@ class AuthorizationFailed(Misuse):
     what_to_do = "Ask for an ACL that allows this principal the operation."
 
 
+class SecurityDisabled(Misuse):
+    """The broker runs without an authorizer: there are no access rules, and everybody may do everything."""
+
+    what_to_do = (
+        "To have access rules, start it with authorizer.class.name="
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer and super.users=User:NAME."
+    )
+
+
 class InvalidRecord(Misuse):
     """The topic does not accept a record: its timestamp, its missing key, or its format."""
 
@@ -456,6 +466,7 @@ _LEAVES: dict[ErrorCode, type[KafkaError]] = {
             _E.GROUP_AUTHORIZATION_FAILED,
             _E.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
         ),
+        SecurityDisabled: (_E.SECURITY_DISABLED,),
         InvalidRecord: (_E.INVALID_RECORD, _E.INVALID_TIMESTAMP),
         RecordTooLarge: (_E.MESSAGE_TOO_LARGE, _E.RECORD_LIST_TOO_LARGE),
         OffsetOutOfRange: (_E.OFFSET_OUT_OF_RANGE,),

@@ -1,7 +1,8 @@
 r"""Reads Java's properties files by Java's rules, so that a `server.properties` means the same as in Kafka.
 
 A name ends at the first `=`, `:` or white space; `\` at a line's end joins it to the next; `\t`, `\u00e9` and the like
-are escapes; `#` and `!` begin comments. As in Java, the last value of a name wins.
+are escapes; `#` and `!` begin comments. As in Java, the last value of a name wins, and a `\u` without four hexadecimal
+digits is an error (`ValueError`).
 
 >>> read_properties("a=1\nb: 2\nc 3\nd=x,\\\n   y\n# no more")
 {'a': '1', 'b': '2', 'c': '3', 'd': 'x,y'}
@@ -21,7 +22,7 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Every name of a properties file with its value."""
+    """Every name of a properties file with its value. ValueError where Java would refuse the file."""
     found = {}
     for line in _logical_lines(text):
         name = _NAME.match(line)
@@ -33,19 +34,18 @@ def read_properties(text: str) -> dict[str, str]:
 
 def _logical_lines(text: str) -> Iterator[str]:
     """The lines without comments and blank lines; lines joined by a backslash are one."""
-    joined: str | None = None
+    joined = ""
     for natural in _LINE_END.split(text):
         line = natural.lstrip(_BLANK)
-        if joined is None:
-            if not line or line[0] in "#!":
-                continue
-            joined = ""
+        # A line that was joined to nothing yet may still be blank, or a comment.
+        if not joined and (not line or line[0] in "#!"):
+            continue
         backslashes = len(line) - len(line.rstrip("\\"))
         if backslashes % 2:
             joined += line[:-1]
             continue
         yield joined + line
-        joined = None
+        joined = ""
     if joined:
         yield joined
 
@@ -53,4 +53,14 @@ def _logical_lines(text: str) -> Iterator[str]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _LETTERS.get(found[2], found[2]), text)
+    # Java's text is UTF-16: two escapes may be one letter.
+    return _ESCAPE.sub(_letter, text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _letter(escape: re.Match[str]) -> str:
+    digits, letter = escape.groups()
+    if digits:
+        return chr(int(digits, 16))
+    if letter == "u":
+        raise ValueError(f"{escape.string!r} has a \\u without four hexadecimal digits; a backslash itself is \\\\")
+    return _LETTERS.get(letter, letter)

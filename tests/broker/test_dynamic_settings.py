@@ -175,12 +175,12 @@ def test_what_is_only_kept_outlives_the_broker_and_changes_nothing(tmp_path: Pat
         assert change(raw, name, "70000").error_code == ErrorCode.NONE
         assert change(raw, name, "soon").error_code == ErrorCode.INVALID_REQUEST
         assert change(raw, "listeners", "PLAINTEXT://127.0.0.1:1").error_code == ErrorCode.NONE
-        assert change(raw, "ssl.enabled.protocols", "TLSv1.4", APPEND).error_code == ErrorCode.NONE
+        assert change(raw, "sasl.kerberos.principal.to.local.rules", "RULE:x", APPEND).error_code == ErrorCode.NONE
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         assert described(raw, name).value == "70000"
         assert described(raw, name).config_source == FROM_BROKER
         assert described(raw, "listeners").value == "PLAINTEXT://127.0.0.1:1"
-        assert described(raw, "ssl.enabled.protocols").value == "TLSv1.2,TLSv1.3,TLSv1.4"
+        assert described(raw, "sasl.kerberos.principal.to.local.rules").value == "DEFAULT,RULE:x"
 
 
 def test_verification_of_transactions_is_switched_while_the_broker_runs(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.groups import DescribeGroupsRequest, JoinGroupRequest
 from semel.wire.messages.metadata import MetadataRequest
-from tests.broker.largest_requests import SMALL, Largest, method_of
+from tests.broker.largest_requests import SMALL, Largest, _create, method_of
 from tests.broker.raw import Raw
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
@@ -49,7 +49,8 @@ MOST_CALLS_AT_ONCE = {
 class Work:
     """Counts what the broker's thread calls, in all and between two looks at the loop."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, calls_in_a_turn: int = CALLS_IN_A_TURN) -> None:
+        self.calls_in_a_turn = calls_in_a_turn
         self.calls = 0
         self.most = 0
         self._before = 0
@@ -59,7 +60,7 @@ class Work:
         self.on_the_loop(self._begin)
 
     def clock(self) -> float:
-        return self.calls * turns.TURN_S / CALLS_IN_A_TURN
+        return self.calls * turns.TURN_S / self.calls_in_a_turn
 
     def on_the_loop(self, function: Any) -> None:
         async def called() -> None:
@@ -166,6 +167,22 @@ def test_very_long_names_are_neither_decoded_nor_encoded_by_the_loop(monkeypatch
         answer = raw.ask(DescribeGroupsRequest(groups=names))
         assert [group.group_id for group in answer.groups] == names
     assert large == set()
+
+
+def test_what_is_done_periodically_for_every_partition_is_done_in_turns() -> None:
+    """Few partitions are many where a turn has 200 calls."""
+    sweeps = ("_retain", "_compact_all", "_expire_producers", "_checkpoint", "_flush_what_waited")
+    with Broker(settings={"log.cleanup.policy": "compact"}) as broker, Raw(broker) as raw:
+        raw.ask(_create(iter(["many"]), 200))
+        partitions = broker.server.topics.get("many").partitions
+        until(lambda: all(partition.open_log is not None for partition in partitions), what="the logs to be opened")
+        work = Work(broker, 200)
+        for sweep in sweeps:
+            before, put_off = work.calls, broker.server.turns.put_off
+            broker.call(getattr(broker.server._background, sweep)())
+            assert work.calls > before + 1000, "every partition was looked at"
+            assert broker.server.turns.put_off > put_off + 3, f"{sweep} gives up the thread in between"
+        work.stop()
 
 
 # What is too large

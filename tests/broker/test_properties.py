@@ -69,8 +69,10 @@ def test_the_file_of_a_node_that_still_knew_zookeeper_is_read() -> None:
 def test_a_typo_is_still_an_error_and_so_is_a_promise_nobody_would_keep() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'log\.segment\.bytes'"):
         BROKER.parse({"log.segment.byte": "1"})
-    with pytest.raises(ConfigError, match="not served: there are no ACLs"):
-        BROKER.parse({"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"})
+    with pytest.raises(ConfigError, match="must be one of"):
+        BROKER.parse({"authorizer.class.name": "org.example.OurOwnAuthorizer"})
+    with pytest.raises(ConfigError, match="not served: policies are Java classes"):
+        BROKER.parse({"create.topic.policy.class.name": "org.example.OurPolicy"})
 
 
 @pytest.mark.parametrize(
@@ -87,10 +89,24 @@ def test_a_typo_is_still_an_error_and_so_is_a_promise_nobody_would_keep() -> Non
         ("# a=no\n! a=no\na=yes", "yes"),
         ("a=first\ra=second", "second"),
         ("a", ""),
+        ("a=\\ud83d\\ude00", "\U0001f600"),
+        ("\\\n# a=no\na=yes", "yes"),
     ],
 )
 def test_properties_are_read_by_javas_rules(text: str, value: str) -> None:
     assert read_properties(text)["a"] == value
+
+
+def test_a_unicode_escape_without_four_digits_is_an_error_as_in_java(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="four hexadecimal digits"):
+        read_properties("path=C:\\users")
+    file = tmp_path / "server.properties"
+    file.write_text("log.dirs=C:\\users\n")
+    with pytest.raises(ConfigError, match=f"--config: {file}: .*hexadecimal"):
+        gather_settings(None, None, str(file), [])
+    file.write_bytes(b"log.dirs=\xff\n")
+    with pytest.raises(ConfigError, match="not text in UTF-8"):
+        gather_settings(None, None, str(file), [])
 
 
 def test_an_escaped_sign_belongs_to_the_name() -> None:
@@ -105,8 +121,8 @@ def test_listeners_have_names_and_the_map_says_what_they_speak() -> None:
         ("OUTSIDE", "", 9094),
         ("INSIDE", "::1", 9092),
     ]
-    secret = BROKER.parse({"listeners": "OUTSIDE://:9094", "listener.security.protocol.map": "OUTSIDE:SASL_SSL"})
-    with pytest.raises(ConfigError, match="OUTSIDE://:9094 asks for SASL_SSL; only PLAINTEXT is served"):
+    secret = BROKER.parse({"listeners": "OUTSIDE://:9094", "listener.security.protocol.map": "OUTSIDE:SASL_TLS"})
+    with pytest.raises(ConfigError, match="OUTSIDE://:9094 asks for SASL_TLS"):
         client_listeners(secret)
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from semel.broker.dispatch import Call
 from semel.broker.embedded import Broker
+from semel.broker.net.connection import ServerConnection
 from semel.errors import ErrorCode
+from semel.machines.security.principals import Principal
 from semel.wire.messages.admin import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from semel.wire.messages.configs import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from semel.wire.messages.features import ApiVersionsRequest
@@ -202,8 +205,18 @@ def test_quotas_outlive_kill_9(tmp_path: Path) -> None:
 # Which one holds
 
 
-def test_the_most_specific_quota_holds_and_says_who_shares_it(metered: Broker, raw: Raw) -> None:
-    me = "ANONYMOUS"
+def log_in(broker: Broker, raw: Raw, user: str) -> ServerConnection:
+    """What the broker's end of a connection is after its client has authenticated as this user."""
+    raw.ask(ApiVersionsRequest(), 0)
+    (served,) = [one for one in broker.server.connections._open if one.peer == raw.socket.getsockname()]
+    served.authenticated(Principal("User", user))
+    return served
+
+
+@pytest.mark.parametrize("me", ["ANONYMOUS", "alice", "CN=Alice Ärmel,O=a/b", "<default>", "%3Cdefault%3E"])
+def test_the_most_specific_quota_holds_and_says_who_shares_it(metered: Broker, raw: Raw, me: str) -> None:
+    call = Call(0, 0, 0, "c", log_in(metered, raw, me))
+    alter(raw, {"client-id": "c", "user": "somebody else"}, {PRODUCER: 100.0, CONSUMER: 100.0})
     in_order: list[tuple[_Names, tuple[str, str]]] = [
         ({"client-id": None}, ("", "c")),
         ({"client-id": "c"}, ("", "c")),
@@ -218,9 +231,9 @@ def test_the_most_specific_quota_holds_and_says_who_shares_it(metered: Broker, r
         alter(raw, names, {PRODUCER: float(value)})
         quotas = metered.server.quotas
         assert quotas is not None
-        assert quotas._quota_of(PRODUCER, "c") == (float(value), (PRODUCER, *shared_by))
-        # Each kind of quota looks for itself: this one is not set anywhere.
-        assert quotas._quota_of(CONSUMER, "c") is None
+        assert quotas._quota_of(PRODUCER, call) == (float(value), (PRODUCER, *shared_by))
+        # Each kind of quota looks for itself: this one is not set for anybody here.
+        assert quotas._quota_of(CONSUMER, call) is None
 
 
 # What is kept to
@@ -263,6 +276,39 @@ def test_clients_of_one_user_share_the_users_quota(metered: Broker, raw: Raw, to
     assert raw.ask(produce_request(topic, batch(b"x" * 9_000)), 12).throttle_time_ms == 0
     with Raw(metered, client_id="other") as other:
         assert other.ask(produce_request(topic, batch(b"x" * 9_000)), 12).throttle_time_ms > 500
+
+
+def test_each_user_has_the_default_quota_for_itself_and_shares_its_own(
+    metered: Broker, raw: Raw, topic: str
+) -> None:
+    raw.create(topic)
+    alter(raw, {"user": None}, {PRODUCER: 10_000.0})
+    alter(raw, {"user": "carol"}, {PRODUCER: 1_000_000.0})
+    alter(raw, {"user": "dave", "client-id": "tight"}, {PRODUCER: 1000.0})
+
+    def throttled(user: str, client_id: str) -> bool:
+        with Raw(metered, client_id=client_id) as client:
+            log_in(metered, client, user)
+            answer = client.ask(produce_request(topic, batch(b"x" * 9_000)), 12)
+            return bool(answer.throttle_time_ms > 500)
+
+    assert not throttled("alice", "one")
+    assert not throttled("bob", "one"), "the default is for each user, not for all together"
+    assert throttled("alice", "two"), "a user's clients share it"
+    assert not throttled("carol", "one")
+    assert not throttled("carol", "two")
+    assert throttled("dave", "tight")
+    assert not throttled("dave", "loose"), "another client of the user has the user's quota"
+
+
+def test_work_and_changes_are_counted_by_user_too(metered: Broker, raw: Raw) -> None:
+    alter(raw, {"user": "alice"}, {WORK: 1e-9, MUTATION: 0.001})
+    with Raw(metered) as alice, Raw(metered) as bob:
+        log_in(metered, alice, "alice")
+        log_in(metered, bob, "bob")
+        assert bob.ask(MetadataRequest(topics=[])).throttle_time_ms == 0
+        bob.create("bobs")
+        assert alice.ask(MetadataRequest(topics=[])).throttle_time_ms > 0
 
 
 def test_a_producer_that_wants_no_answer_is_not_heard_either(raw: Raw, topic: str) -> None:

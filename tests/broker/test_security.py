@@ -62,7 +62,7 @@ def test_access_rules_are_refused_because_nobody_would_check_them(raw: Raw, vers
     "asked",
     [
         DescribeAclsRequest(**{**ANYTHING, "resource_type_filter": 0}),
-        CreateAclsRequest(creations=[CreateAclsRequest.AclCreation(**{**A_RULE, "operation": 99})]),
+        CreateAclsRequest(creations=[CreateAclsRequest.AclCreation(**{**A_RULE, "operation": 0})]),
         DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(**{**ANYTHING, "permission_type": 0})]),
     ],
     ids=["describe", "create", "delete"],

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from semel import Admin, Broker, Consumer, NewTopic
+from semel import AclBinding, Admin, Broker, Consumer, NewTopic
 from semel.errors import KafkaError, RequestTimedOut, Retriable
 from tests.support.processes import free_port
 
 P = ("t", 0)
+RULE = AclBinding("User:alice", "read", "topic", "t")
 
 ADMIN_CALLS: dict[str, Callable[[Admin], object]] = {
     "create_topics": lambda admin: admin.create_topics([NewTopic("t")]),
@@ -40,6 +41,12 @@ ADMIN_CALLS: dict[str, Callable[[Admin], object]] = {
     "describe_producers": lambda admin: admin.describe_producers([P]),
     "abort_transaction": lambda admin: admin.abort_transaction(P, 1, 1, 1),
     "fence_producers": lambda admin: admin.fence_producers(["x"]),
+    "describe_scram_credentials": lambda admin: admin.describe_scram_credentials(),
+    "set_scram_credentials": lambda admin: admin.set_scram_credentials("alice", "wonderland"),
+    "delete_scram_credentials": lambda admin: admin.delete_scram_credentials("alice"),
+    "create_acls": lambda admin: admin.create_acls([RULE]),
+    "describe_acls": lambda admin: admin.describe_acls(),
+    "delete_acls": lambda admin: admin.delete_acls([RULE]),
 }
 CONSUMER_CALLS: dict[str, Callable[[Consumer], object]] = {
     "subscribe with a pattern": lambda consumer: consumer.subscribe(re.compile("t.*")),

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semel import Admin, Broker, Consumer, NewTopic, TopicPartition, TransactSession
+from semel import AclBinding, Admin, Broker, Consumer, NewTopic, TopicPartition, TransactSession
 from semel.config import ConfigError
 from semel.errors import InvalidConfig, KafkaError, Misuse, Retriable
 from semel.machines.transactions.producer import OffsetAndMetadata
@@ -91,6 +91,11 @@ JUNK: list[Any] = [
     {1: 2},
     [NewTopic("arguments", 2**40)],
     [NewTopic(5, "many", None, [])],  # type: ignore[arg-type]
+    [AclBinding("arguments", "read", "topic", "arguments")],
+    [AclBinding("User:arguments", "fly", "cloud", "arguments")],
+    [AclBinding("User:arguments", "read", "cluster", "arguments")],
+    [AclBinding(5, None, [], b"")],  # type: ignore[arg-type]
+    [AclBinding("User:" + "x" * 40_000, "read", "topic", "\ud800")],
     object(),
     object,
     Hostile(),
@@ -146,6 +151,9 @@ RIGHT: dict[str, Any] = {
     "producer_id": 1,
     "producer_epoch": 1,
     "coordinator_epoch": 0,
+    "user": "arguments",
+    "acls": [AclBinding("User:arguments", "read", "topic", "arguments")],
+    "password": "arguments",
     "timeout_ms": 0,
 }
 

@@ -51,6 +51,7 @@ arguments = {
     "offset": 0, "timestamps": {place: 0}, "counts": {topic: 2}, "kind": "topic", "changes": {}, "before": {place: 0},
     "wanted": {place: -1}, "group_ids": [topic], "group_id": topic, "transactional_ids": [topic], "producer_id": 1,
     "producer_epoch": 1, "coordinator_epoch": 0, "to": None, "message": MetadataRequest(), "requests": [], "key": topic,
+    "user": "alice", "password": "wonderland", "acls": [semel.AclBinding("User:alice", "read", "topic", topic)],
 }
 if kind == "BlockingCluster":
     arguments.update(partition=0, kind="group")

@@ -66,7 +66,7 @@ def stored(raw: Raw, topic: str, now: int) -> list[tuple[object, ...]]:
 
 
 def times_of_every_kind(raw: Raw, now: int) -> list[object]:
-    raw.create("times", message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="1000")
+    raw.create("times", message_timestamp_before_max_ms="600000", message_timestamp_after_max_ms="600000")
     batches = [
         of_times(now),
         of_times(-1),

@@ -126,3 +126,39 @@ def test_cutting_a_log_back_cuts_its_epochs_back(grown: list[tuple[int, int]], c
     assert all(offset >= cut for _, offset in start.entries)
     epochs.truncate_from_end(cut)
     assert epochs.entries == kept
+
+
+def test_a_checkpoint_is_parsed_once_however_many_partitions_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a line for every partition: parsed for each that is opened, thousands of new ones held up the broker."""
+    parsed, decode = [], checkpoints.decode_offsets
+
+    def spy(data: bytes) -> dict[tuple[str, int], int]:
+        parsed.append(data)
+        return decode(data)
+
+    monkeypatch.setattr(checkpoints, "decode_offsets", spy)
+    files = InlineFiles()
+    others = {("other", index): index for index in range(1000)}
+    for name in checkpoints.OF_PARTITIONS:
+        checkpoints.write_offsets(files, tmp_path, name, others)
+    for index in range(20):
+        open_log(tmp_path, files=files, partition=index).close(NOW)
+        open_log(tmp_path, files=files, partition=index).close(NOW)
+    assert len(parsed) == len(checkpoints.OF_PARTITIONS)
+
+
+def test_a_checkpoint_that_changed_is_read_again(tmp_path: Path) -> None:
+    files, name = InlineFiles(), checkpoints.LOG_START_OFFSETS
+    for offset in range(5):  # often enough for a file system to give an inode again
+        checkpoints.write_offsets(files, tmp_path, name, {("t", 0): offset}, durable=False)
+        assert checkpoints.read_offsets(files, tmp_path, name) == {("t", 0): offset}
+    checkpoints.set_offsets(files, tmp_path, name, {("u", 1): 7})
+    assert checkpoints.read_offsets(files, tmp_path, name) == {("t", 0): 4, ("u", 1): 7}
+    checkpoints.forget_offset(files, tmp_path, name, ("t", 0))
+    assert checkpoints.read_offsets(files, tmp_path, name) == {("u", 1): 7}
+    (tmp_path / name).write_text("0\n1\nby-hand 0 12\n")  # somebody else
+    assert checkpoints.read_offsets(files, tmp_path, name) == {("by-hand", 0): 12}
+    (tmp_path / name).unlink()
+    assert checkpoints.read_offsets(files, tmp_path, name) == {}

@@ -216,3 +216,39 @@ def test_segments_that_do_not_join_are_told_without_a_manifest_too(
         open_log(tmp_path, clean=clean)
     with pytest.raises(DamagedLog):
         open_log(tmp_path, clean=False)
+
+
+def test_an_index_is_not_rebuilt_from_a_batch_that_claims_a_far_offset(tmp_path: Path) -> None:
+    """An index has no room for it, and with it readers would be led past the batches that follow."""
+    log = two_segments(tmp_path)
+    expected = read_all(log)
+    log.close(NOW)
+    path, index = tmp_path / "t-0" / f"{FIRST}.log", tmp_path / "t-0" / f"{FIRST}.index"
+    whole = path.read_bytes()
+    harm(path, 0, (2**40).to_bytes(8, "big"))
+    index.write_bytes(index.read_bytes() + b"\xff" * 8 if index.read_bytes() else b"\xff" * 16)
+    for clean in (True, False):
+        try:
+            log = open_log(tmp_path, clean=clean)
+        except DamagedLog:
+            continue
+        for _ in range(2):
+            with pytest.raises(Refused, match="CORRUPT_MESSAGE"):
+                log.reader.read(0, 1 << 20, 0)
+        log.segments.close()
+    path.write_bytes(whole)
+    assert read_all(open_log(tmp_path)) == expected
+
+
+def test_producer_state_is_not_rebuilt_from_a_batch_that_claims_a_wrong_offset(tmp_path: Path) -> None:
+    """A retry would be answered with that offset."""
+    log = two_segments(tmp_path)
+    second = stored(log)[0].size_bytes
+    log.close(NOW)
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    path = tmp_path / "t-0" / f"{FIRST}.log"
+    harm(path, second, (2**40).to_bytes(8, "big"))
+    with pytest.raises(DamagedLog) as damage:
+        open_log(tmp_path)
+    assert (damage.value.path, damage.value.position) == (str(path), second)

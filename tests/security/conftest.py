@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from semel.broker.embedded import Broker
 from semel.machines.security.scram import salted_password
 from semel.security.development import DevelopmentAuthority
 from semel.wire.messages.security import AlterUserScramCredentialsRequest
+from tests.security.token_brokers import TokenBroker, kafka_with_tokens, semel_with_tokens
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import free_port
 from tests.support.requirements import require_kafka
@@ -30,6 +33,8 @@ class Locks:
     folder: Path
     plaintext: str = ""
     ports: dict[str, int] = field(default_factory=dict)
+    #: Where it is our own.
+    broker: Broker | None = None
 
     def __post_init__(self) -> None:
         self.authority = DevelopmentAuthority()
@@ -96,10 +101,8 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\\\"')
 
 
-@pytest.fixture(scope="session")
-def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locks]:
-    require_kafka()
-    locks = Locks(tmp_path_factory.mktemp("locks"))
+def lock_settings(locks: Locks, mechanisms: str) -> dict[str, object]:
+    """What a broker is given for its locks: the same for Apache Kafka and for Semel."""
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     bearer = (
@@ -112,16 +115,35 @@ def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locks]:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": locks.authority_file,
         "listener.name.mutual.ssl.client.auth": "required",
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "sasl.enabled.mechanisms": mechanisms,
     }
     for name in ("sasl_plaintext", "sasl_ssl"):
         settings |= {
-            f"listener.name.{name}.plain.sasl.jaas.config": f'{plain} user_{USER}="{escaped(PASSWORD)}";',
+            f"listener.name.{name}.plain.sasl.jaas.config": f'{plain} user_{USER}="{escaped(PASSWORD)}" '
+            'user_bob="b0b";',
             f"listener.name.{name}.scram-sha-256.sasl.jaas.config": scram,
             f"listener.name.{name}.scram-sha-512.sasl.jaas.config": scram,
             f"listener.name.{name}.oauthbearer.sasl.jaas.config": bearer,
         }
     settings["listener.name.sasl_ssl.connections.max.reauth.ms"] = 3000
+    settings["listener.name.sasl_plaintext.plain.connections.max.reauth.ms"] = 60_000
+    return settings
+
+
+async def make_scram_users(plaintext: str) -> None:
+    from semel.client.cluster.cluster import Cluster
+
+    async with Cluster({"bootstrap.servers": plaintext}) as cluster:
+        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+            answer = await cluster.request(None, scram_user(USER, mechanism))
+            assert [row.error_code for row in answer.results] == [0]
+
+
+@pytest.fixture(scope="session")
+def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locks]:
+    require_kafka()
+    locks = Locks(tmp_path_factory.mktemp("locks"))
+    settings = lock_settings(locks, "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER")
     kafka = ApacheKafka(settings=settings)
     listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in locks.ports.items())
     told = ",".join(f"{name}://localhost:{port}" for name, port in locks.ports.items())
@@ -136,15 +158,46 @@ def locked_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locks]:
     )
     with kafka:
         locks.plaintext = kafka.bootstrap_servers
-        import asyncio
-
-        from semel.client.cluster.cluster import Cluster
-
-        async def make_users() -> None:
-            async with Cluster({"bootstrap.servers": kafka.bootstrap_servers}) as cluster:
-                for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-                    answer = await cluster.request(None, scram_user(USER, mechanism))
-                    assert [row.error_code for row in answer.results] == [0]
-
-        asyncio.run(make_users())
+        asyncio.run(make_scram_users(kafka.bootstrap_servers))
         yield locks
+
+
+@pytest.fixture(scope="session")
+def locked_semel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locks]:
+    """The same locks on our own broker, with the same settings."""
+    locks = Locks(tmp_path_factory.mktemp("semel-locks"))
+    # As a properties file is read.
+    settings = {
+        name: value.replace("\\\\", "\\") if isinstance(value, str) else str(value)
+        for name, value in lock_settings(locks, "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512").items()
+        if "oauthbearer" not in name
+    }
+    settings["listeners"] = "PLAINTEXT://127.0.0.1:0," + ",".join(
+        f"{name}://127.0.0.1:{port}" for name, port in locks.ports.items()
+    )
+    settings["advertised.listeners"] = ",".join(f"{name}://localhost:{port}" for name, port in locks.ports.items())
+    settings["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT," + ",".join(
+        f"{name}:{protocol}" for name, protocol in PROTOCOLS.items()
+    )
+    with Broker(settings=settings) as broker:
+        locks.plaintext = broker.bootstrap_servers
+        asyncio.run(make_scram_users(locks.plaintext))
+        locks.broker = broker
+        yield locks
+
+
+@pytest.fixture(scope="session")
+def token_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenBroker]:
+    """Apache Kafka with bearer tokens that it checks, and delegation tokens."""
+    require_kafka()
+    kafka, where = kafka_with_tokens(tmp_path_factory.mktemp("token-kafka"))
+    with kafka:
+        yield where
+
+
+@pytest.fixture(scope="session")
+def token_semel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenBroker]:
+    """The same on our own broker, with the same settings."""
+    semel, where = semel_with_tokens(tmp_path_factory.mktemp("token-semel"))
+    with semel:
+        yield where

@@ -49,6 +49,7 @@ def test_a_jaas_line_and_plain_settings_say_the_same() -> None:
     [
         ("a.B required;", {}),
         ("a.B required x=1 y='2 3' ;", {"x": "1", "y": "2 3"}),
+        ('a.B required user_anna-maria.b="1";', {"user_anna-maria.b": "1"}),
         ('a.B required\n x="a\\"b;c"\n;', {"x": 'a"b;c'}),
     ],
 )
@@ -112,6 +113,7 @@ def test_no_secret_is_shown() -> None:
 
 class Endpoint(http.server.BaseHTTPRequestHandler):
     status = 200
+    location = ""
     answer: object = {}
     asked: ClassVar[list[tuple[str, dict[str, list[str]]]]] = []
 
@@ -119,6 +121,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         Endpoint.asked.append((self.headers["Authorization"], parse_qs(body)))
         self.send_response(Endpoint.status)
+        if Endpoint.location:
+            self.send_header("Location", Endpoint.location)
         self.end_headers()
         self.wfile.write(json.dumps(Endpoint.answer).encode())
 
@@ -131,7 +135,7 @@ def endpoint() -> Iterator[str]:
     server = http.server.HTTPServer(("127.0.0.1", 0), Endpoint)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    Endpoint.status, Endpoint.asked = 200, []
+    Endpoint.status, Endpoint.asked, Endpoint.location = 200, [], ""
     yield f"http://127.0.0.1:{server.server_port}/token"
     server.shutdown()
     server.server_close()
@@ -158,3 +162,66 @@ def test_client_credentials_are_traded_for_a_token(endpoint: str) -> None:
     with pytest.raises(PermissionError, match="answered 401") as raised:
         found.token_provider()
     assert SECRET not in str(raised.value)
+
+
+BEARER = {
+    "sasl_mechanism": "OAUTHBEARER", "sasl_oauthbearer_client_id": "me", "sasl_oauthbearer_client_secret": SECRET,
+}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "FILE:///etc/passwd", "ftp://x/", "jar:file:x", "/etc/passwd"])
+def test_a_client_cannot_be_told_to_read_a_file_as_a_token(url: str) -> None:
+    """CVE-2025-27817: the address of a token endpoint is not a file."""
+    with pytest.raises(ConfigError, match="must begin with https://"):
+        credentials(**BEARER, sasl_oauthbearer_token_endpoint_url=url)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512", "OAUTHBEARER"])
+@pytest.mark.parametrize("module", ["com.sun.security.auth.module.JndiLoginModule", "LdapLoginModule", "x.Anything"])
+def test_a_jaas_line_cannot_name_a_login_module_of_its_own(mechanism: str, module: str) -> None:
+    """CVE-2023-25194 and CVE-2025-27818: JndiLoginModule and LdapLoginModule ask addresses of an attacker."""
+    line = f'{module} required user.provider.url="ldap://127.0.0.1:1/x";'
+    with pytest.raises(ConfigError, match="is not for sasl"):
+        credentials(sasl_mechanism=mechanism, sasl_jaas_config=line)
+
+
+def test_only_the_allowed_addresses_are_asked_where_they_are_listed(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMEL_ALLOWED_TOKEN_URLS", f"https://issuer.example/token, {endpoint}")
+    assert credentials(**BEARER, sasl_oauthbearer_token_endpoint_url=endpoint) is not None
+    with pytest.raises(ConfigError, match="is not one of those in SEMEL_ALLOWED_TOKEN_URLS"):
+        credentials(**BEARER, sasl_oauthbearer_token_endpoint_url=endpoint + "/other")
+    monkeypatch.setenv("SEMEL_ALLOWED_TOKEN_URLS", "")
+    with pytest.raises(ConfigError):
+        credentials(**BEARER, sasl_oauthbearer_token_endpoint_url=endpoint)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_secret_is_not_carried_to_another_address(endpoint: str, status: int) -> None:
+    asked: list[str] = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers.get("Authorization", ""))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"access_token":"x"}')
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        Endpoint.status, Endpoint.location = status, f"http://127.0.0.1:{server.server_port}/"
+        found = credentials(**BEARER, sasl_oauthbearer_token_endpoint_url=endpoint)
+        assert found is not None
+        assert found.token_provider is not None
+        with pytest.raises(PermissionError, match=f"answered {status}"):
+            found.token_provider()
+        server.shutdown()
+        thread.join()
+    assert asked == []

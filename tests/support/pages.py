@@ -5,6 +5,7 @@ What a block's language means:
 - `console`: a shell session that is run. `$ ` begins a command, what follows is what it prints; `...` in it stands for
   anything. A command without output may print what it likes, and must succeed.
 - `python` whose first line is `# name.py`: a program. It is written to that file, and a `console` block runs it.
+- `properties` whose first line is `# name.properties`: a file of settings. It is written likewise.
 - `diff`: a change to the sources, applied to a copy of them in which the page's `console` blocks then run.
 - `sh`: commands that are not run; the tests look whether what they name is there.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from tests.support.requirements import CHECKOUT
 
 _FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_PROGRAM = re.compile(r"# (\S+\.py)\n")
+_FILE = re.compile(r"# (\S+\.(?:py|properties))\n")
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that a program is to be saved as; None for a block that is no program."""
-        match = _PROGRAM.match(self.text) if self.language == "python" else None
+        """The file that a program or settings are to be saved as; None for another block."""
+        match = _FILE.match(self.text) if self.language in ("python", "properties") else None
         return match[1] if match else None
 
 

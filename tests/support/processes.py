@@ -168,8 +168,10 @@ class BrokerProcess:
         settings: Mapping[str, object] | None = None,
         port: int | None = None,
         module: str = "semel",
+        log_level: str = "warning",
     ) -> None:
         self.data = data
+        self.log_level = log_level
         self.module = module
         self.settings = dict(settings or {})
         self.port = port or free_port()
@@ -199,7 +201,9 @@ class BrokerProcess:
             self.log_path.rename(self.log_path.with_suffix(f".{time.time_ns()}.log"))
         options = [option for name, value in self.settings.items() for option in ("--set", f"{name}={value}")]
         command = [sys.executable, "-m", self.module, "broker", "start"]
-        command += ["--listen", self.bootstrap_servers, "--data", str(self.data), *options]
+        if "listeners" not in self.settings:
+            command += ["--listen", self.bootstrap_servers]
+        command += ["--data", str(self.data), "--log-level", self.log_level, *options]
         source = str(CHECKOUT / "src")
         path = os.pathsep.join(part for part in (source, str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
         environment = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
@@ -223,7 +227,13 @@ class BrokerProcess:
             self.process.close()
 
     def __enter__(self) -> BrokerProcess:
-        return self.start() if self.process is None else self
+        if self.process is None:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -19,6 +19,12 @@ def kafka_libs() -> Path:
     return Path(os.environ.get("SEMEL_KAFKA_LIBS") or CHECKOUT / ".cache" / "kafka-libs")
 
 
+def connector_jars() -> list[Path]:
+    """The jars of Spark's own Kafka connector; `SEMEL_SPARK_CONNECTOR` names another directory."""
+    folder = Path(os.environ.get("SEMEL_SPARK_CONNECTOR") or CHECKOUT / ".cache" / "spark-connector")
+    return sorted(folder.glob("*.jar"))
+
+
 def missing(why: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(why, pytrace=False)
@@ -49,3 +55,15 @@ def require_spark() -> None:
     require_java()
     if importlib.util.find_spec("pyspark") is None:
         missing("PySpark is not installed: make setup")
+
+
+def require_connector() -> None:
+    """Spark's own Kafka connector, for what is compared with it."""
+    require_spark()
+    if not connector_jars():
+        missing("the jars of Spark's Kafka connector are not in .cache/spark-connector: make connector")
+
+
+def require_go() -> None:
+    if shutil.which("go") is None:
+        missing("Go is not on PATH: make go")

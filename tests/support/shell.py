@@ -33,8 +33,16 @@ _SEMEL = """\
 import sys
 from semel.cli import main
 arguments = sys.argv[1:]
-if arguments[:2] == ["broker", "start"] and "--listen" not in arguments:
+of_a_directory = arguments[:1] == ["user"] and "--data" in arguments
+if {{"--config", "--command-config"}} & set(arguments) or of_a_directory:
+    pass  # the file names the address, or there is none
+elif arguments[:2] == ["broker", "start"] and "--listen" not in arguments:
     arguments += ["--listen", "127.0.0.1:{port}"]
+elif arguments[:2] == ["pipeline", "init"]:
+    from semel.spark.job import template
+    template._FILE = template._FILE.replace(":9092", ":{port}")
+elif arguments[:2] in (["pipeline", "check"], ["pipeline", "run"]):
+    pass  # the file names the broker
 elif arguments and arguments[0] in ("topic", "group", "txn", "pipeline") and "--bootstrap" not in arguments:
     arguments += ["--bootstrap", "127.0.0.1:{port}"]
 main(arguments)

@@ -1,11 +1,14 @@
-"""What the broker does periodically: retention, compaction, expiry of producers, idle connections."""
+"""What the broker does periodically: retention, compaction, expiry of producers, idle connections.
+
+What is done for every partition is done in turns of the loop, with requests served in between: there may be many.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.topics.partition import Partition
 from semel.config import INT64_MAX
@@ -29,7 +32,6 @@ class Background:
         self._timers: set[asyncio.TimerHandle] = set()
         self._watching: asyncio.TimerHandle | None = None
         self._stopped = False
-        self._compacting = False
         #: Partitions that could not be compacted because something in them is unreadable: not tried again.
         self._uncleanable: set[Partition] = set()
         self._unflushed_since: dict[Partition, int] = {}
@@ -39,13 +41,15 @@ class Background:
         settings = self._broker.settings
         self._every("log.retention.check.interval.ms", self._retain)
         if settings["log.cleaner.enable"]:
-            self._every("log.cleaner.backoff.ms", self._compact)
+            self._every("log.cleaner.backoff.ms", self._compact_all)
         self._every("producer.id.expiration.check.interval.ms", self._expire_producers)
         self._every("log.flush.offset.checkpoint.interval.ms", self._checkpoint)
         if settings["log.flush.scheduler.interval.ms"] < INT64_MAX:
             self._every("log.flush.scheduler.interval.ms", self._flush_what_waited)
         if settings["connections.max.idle.ms"] > 0:
             self._every("connections.max.idle.ms", self._broker.connections.close_idle)
+        if settings["delegation.token.secret.key"] is not None:
+            self._every("delegation.token.expiry.check.interval.ms", self._remove_ended_tokens)
         self._look_after_connections()
 
         self._watch()
@@ -57,25 +61,38 @@ class Background:
             timer.cancel()
 
     def _watch(self) -> None:
-        """Look every second whether the data directory still exists."""
+        """Look every second whether the data directory still exists, and whether there are new certificates."""
         if not self._stopped:
             self._broker.look_after_data()
+            self._broker.listening.look_after_files()
             if self._watching is not None:
                 self._timers.discard(self._watching)
             self._watching = self._broker.loop.call_later(WATCH_INTERVAL_S, self._watch)
             self._timers.add(self._watching)
 
-    def _every(self, setting: str, work: Callable[[], None]) -> None:
-        """Repeat the work. The pause is this setting, read again each time because it may change."""
+    def _every(self, setting: str, work: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
+        """Repeat the work, with a pause between its end and its next beginning. The pause is this setting, read again
+        each time because it may change."""
 
         def run() -> None:
             self._timers.discard(timer)
             if self._stopped:
                 return
+            begun = None
             try:
-                work()
+                begun = work()
             finally:
-                self._every(setting, work)
+                if begun is None:
+                    self._every(setting, work)
+                else:
+                    self._broker.spawn(finish(begun))
+
+        async def finish(begun: Coroutine[Any, Any, None]) -> None:
+            try:
+                await begun
+            finally:
+                if not self._stopped:
+                    self._every(setting, work)
 
         timer = self._broker.loop.call_later(max(self._broker.settings[setting], 1) / 1000, run)
         self._timers.add(timer)
@@ -95,57 +112,65 @@ class Background:
         timer = self._broker.loop.call_later(pause_s, run)
         self._timers.add(timer)
 
-    async def _each(self, what: str, work: Callable[[Partition], object]) -> None:
-        """Do the work for one partition after the other, with requests served in between. A failure is logged."""
+    async def _partitions(self) -> AsyncIterator[Partition]:
+        """Every partition, with requests served in between. It ends when the broker stops."""
+        turns = self._broker.turns
+        since = turns.clock()
         for partition in list(self._broker.topics.all_partitions()):
             if self._stopped:
                 return
+            yield partition
+            since = await turns.rest(since)
+        turns.worked(since)
+
+    async def _each(self, what: str, work: Callable[[Partition], object]) -> None:
+        """Do the work for one partition after the other. A failure is logged."""
+        async for partition in self._partitions():
             if partition.open_log is None and (partition.offline is not None or not partition.directory.exists()):
                 continue  # being offline was logged once; the next request tries to open it again
             try:
                 work(partition)
             except (OSError, Refused):
                 logger.exception("%s of %s failed", what, partition)
-            await asyncio.sleep(0)
 
-    def _retain(self) -> None:
+    async def _retain(self) -> None:
         now_ms = self._broker.now_ms()
-        self._broker.spawn(self._each("retention", lambda partition: partition.log.retention.enforce(now_ms)))
-
-    def _compact(self) -> None:
-        if not self._compacting:
-            self._compacting = True
-            self._broker.spawn(self._compact_all())
+        await self._each("retention", lambda partition: partition.log.retention.enforce(now_ms))
 
     async def _compact_all(self) -> None:
         """Compact one partition after the other. The long part runs on a thread while clients are served."""
-        try:
-            for partition in list(self._broker.topics.all_partitions()):
-                if self._stopped:
-                    return
-                if "compact" not in partition.topic.values["cleanup.policy"] or partition.open_log is None:
-                    continue
-                if partition in self._uncleanable:
-                    continue
+        turns = self._broker.turns
+        since = turns.clock()
+        for partition in list(self._broker.topics.all_partitions()):
+            if self._stopped:
+                return
+            if (
+                partition.open_log is not None
+                and "compact" in partition.topic.values["cleanup.policy"]
+                and partition not in self._uncleanable
+            ):
                 try:
-                    await self._compact_one(partition, partition.open_log)
+                    if await self._compact_one(partition, partition.open_log):
+                        since = turns.clock()
                 except OSError:
                     # The old segments are kept until the new ones are complete.
                     logger.exception("compaction of %s failed", partition)
                 except Refused:
                     logger.exception("compaction of %s failed; it is left alone until the next start", partition)
                     self._uncleanable.add(partition)
-        finally:
-            self._compacting = False
+            since = await turns.rest(since)
+        turns.worked(since)
 
-    async def _compact_one(self, partition: Partition, log: PartitionLog) -> None:
-        """Run rounds until one has covered all dirty records: a round is bounded by the keys it can remember."""
-        stopped_short = True
+    async def _compact_one(self, partition: Partition, log: PartitionLog) -> bool:
+        """Run rounds until one has covered all dirty records: a round is bounded by the keys it can remember. Returns
+        whether there was anything to do."""
+        began, stopped_short = False, True
         while stopped_short and not self._stopped and partition.open_log is log:
             buffer_bytes = self._broker.settings["log.cleaner.dedupe.buffer.size"]
             compaction = log.cleaner.plan(self._broker.now_ms(), dedupe_buffer_bytes=buffer_bytes)
             if compaction is None:
-                return
+                break
+            began = True
             try:
                 await self._broker.loop.run_in_executor(None, compaction.run)
                 if partition.open_log is not None:
@@ -158,19 +183,21 @@ class Background:
                 compaction.cancel()
                 raise
             stopped_short = compaction.stopped_short
+        return began
 
-    def _checkpoint(self) -> None:
-        self._broker.topics.give_up_removed_partitions()
+    async def _checkpoint(self) -> None:
+        async for partition in self._partitions():
+            self._broker.topics.give_up_if_removed(partition)
         try:
             self._broker.topics.checkpoint_recovery_points()
         except OSError as error:
             logger.error("recovery points cannot be written; recovery after a crash will take longer: %s", error)
 
-    def _flush_what_waited(self) -> None:
+    async def _flush_what_waited(self) -> None:
         """Fsync partitions whose `flush.ms` is over, checked every `log.flush.scheduler.interval.ms`."""
         now_ms = self._broker.now_ms()
         due = []
-        for partition in self._broker.topics.all_partitions():
+        async for partition in self._partitions():
             log = partition.open_log
             if log is None or log.end_offset <= log.flusher.recovery_point:
                 self._unflushed_since.pop(partition, None)
@@ -180,8 +207,11 @@ class Background:
         if due:
             self._broker.spawn(self._broker.durability.flusher.flush(due))
 
-    def _expire_producers(self) -> None:
+    async def _expire_producers(self) -> None:
         now_ms, expiration_ms = self._broker.now_ms(), self._broker.settings["producer.id.expiration.ms"]
-        for partition in self._broker.topics.all_partitions():
+        async for partition in self._partitions():
             if partition.open_log is not None:
                 partition.open_log.producers.expire(now_ms, expiration_ms)
+
+    async def _remove_ended_tokens(self) -> None:
+        await self._broker.changes.run(self._broker.stores.delegation_tokens.remove_ended(self._broker.now_ms()))

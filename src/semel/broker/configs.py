@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.stored.dynamic_settings import ALL_BROKERS, DYNAMIC, DynamicSettings, dynamic_setting
 from semel.config import BROKER, GROUP, KIND_CODES, TOPIC, Setting, group_values, topic_values
-from semel.config.kept import KEPT, is_secret, kept_setting
+from semel.config.kept import KEPT, is_secret
 
 if TYPE_CHECKING:
     from semel.broker.topics.topic import Topic
@@ -72,9 +72,9 @@ def describe_broker_settings(broker: DynamicSettings) -> list[DescribedSetting]:
             # Given in hours: the same in milliseconds.
             value = topic_values(broker.values).text(of_topics[row.name])
         rows.append(_describe(row, value, layers, read_only=row.name not in DYNAMIC))
-    changed = {*broker.own, *broker.overrides_of(ALL_BROKERS)}
-    of_listeners = [found for name in changed if name not in KEPT and (found := kept_setting(name)) is not None]
-    for row in (*KEPT, *of_listeners):
+    of_listeners = {*broker.own, *broker.overrides_of(ALL_BROKERS), *broker.started_with.explicit}
+    of_listeners -= {*BROKER.rows, *KEPT.rows}
+    for row in (*KEPT, *map(dynamic_setting, sorted(of_listeners))):
         layers = _layers(broker, row)
         rows.append(_describe(row, layers[0][1], layers, read_only=False))
     described = {row.name for row in rows}

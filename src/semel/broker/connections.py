@@ -11,16 +11,16 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from semel.broker.net.connection import ServerConnection
+from semel.broker.refusals import Refusals
 
 if TYPE_CHECKING:
+    from semel.broker.listeners import Listener
+    from semel.broker.security.gate import Gate
     from semel.broker.server import BrokerServer
-
-logger = logging.getLogger(__name__)
 
 
 class Connections:
@@ -31,6 +31,7 @@ class Connections:
         self._open: set[ServerConnection] = set()
         self._per_address: Counter[str] = Counter()
         self._admits = True
+        self.refusals = Refusals(broker)
         #: Set while nobody is connected.
         self._all_gone = asyncio.Event()
         self._all_gone.set()
@@ -48,9 +49,13 @@ class Connections:
         """How many clients are above their quota, and are not served for a while."""
         return sum(connection.is_muted for connection in self._open)
 
-    def new(self) -> ServerConnection:
+    def new(self, listener: Listener) -> ServerConnection:
         """The protocol of a new connection, for the listening sockets."""
-        return _CountedConnection(self._broker, self)
+        return _CountedConnection(self._broker, self, listener)
+
+    def gate_of(self, connection: ServerConnection) -> Gate | None:
+        """The gate that this connection had to pass; None on a listener without SASL."""
+        return connection.gate if isinstance(connection, _CountedConnection) else None
 
     def admit(self, connection: ServerConnection) -> bool:
         """Count a new connection; False if there are too many."""
@@ -105,7 +110,7 @@ class Connections:
 class _CountedConnection(ServerConnection):
     """A connection that counts against the limits."""
 
-    def __init__(self, broker: BrokerServer, connections: Connections) -> None:
+    def __init__(self, broker: BrokerServer, connections: Connections, listener: Listener) -> None:
         super().__init__(
             broker.dispatcher.serve,
             broker.handle_failure,
@@ -116,9 +121,16 @@ class _CountedConnection(ServerConnection):
         )
         self._broker = broker
         self._connections = connections
+        self.listener = listener
+        self.endpoint = listener.endpoint
+        self.listener_name = listener.name
+        door = broker.listening.doors.get(listener.name)
+        self.gate: Gate | None = None if door is None else door.new_gate(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self.gate is not None:
+            self.gate.open()
         if not self._connections.admit(self):
             self.refuse("too many connections (max.connections, max.connections.per.ip)")
         elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connection_wait_ms(self.peer[0])):
@@ -129,6 +141,8 @@ class _CountedConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.gate is not None:
+            self.gate.close()
         self._connections.forget(self)
 
     def stalls(self, why: str) -> None:
@@ -136,5 +150,4 @@ class _CountedConnection(ServerConnection):
         super().stalls(why)
 
     def refused(self, why: str) -> None:
-        self._broker.metrics.refused += 1
-        logger.info("closing %s:%d: %s", *self.peer, why)
+        self._connections.refusals.refused(self, why)

@@ -7,7 +7,7 @@ Guarantees:
 - The clean-shutdown mark and the manifest of a clean stop are removed before anything is written. So only a clean stop
   can leave them.
 - A directory with data never gets a new identity: a damaged or missing `meta.properties` is an error that says what to
-  do.
+  do. Users alone are no data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from semel.broker.stored.metadata_store import DamagedStore
+from semel.broker.stored.metadata_store import SCRAM_CREDENTIALS, DamagedStore
 from semel.config import ConfigError
 from semel.log.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -35,6 +35,8 @@ from semel.log.manifest import Manifest, read_manifest, remove_manifest, write_m
 from semel.properties import read_properties
 
 META_PROPERTIES = "meta.properties"
+#: The folder of the metadata store.
+METADATA = ".metadata"
 _CRC_LINE = re.compile(rb"# crc32c=([0-9a-f]{8})\n")
 _PARTITION = re.compile(r".+-[0-9]+")
 _NEW_IDENTITY = (
@@ -62,19 +64,25 @@ def partition_directories(path: Path) -> Iterator[Path]:
             yield entry
 
 
+def lock_directory(path: Path) -> int:
+    """Make the directory if it is missing, and lock it. Closing the descriptor that is returned releases the lock."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise DataDirectoryInUse(f"{path} is in use by another broker") from None
+    return lock
+
+
 class DataDirectory:
     """A locked data directory and the identity stored in it."""
 
     def __init__(self, path: Path, node_id: int, cluster_id: str | None, files: Files) -> None:
         self.path = path
         self._files = files
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise DataDirectoryInUse(f"{path} is in use by another broker") from None
+        self._lock = lock_directory(path)
         try:
             self.cluster_id, self.directory_id = self._identity(node_id, cluster_id)
         except BaseException:
@@ -117,7 +125,11 @@ class DataDirectory:
             raise DamagedStore(path, f"is damaged: {error}", _NEW_IDENTITY) from None
 
     def _holds_data(self) -> bool:
-        return (self.path / ".metadata").exists() or any(partition_directories(self.path))
+        """Whether something in it belongs to an identity. Users that were stored before the first start do not."""
+        stored = self.path / METADATA
+        entries = {path.name for path in stored.iterdir() if path.suffix != ".tmp"} if stored.exists() else set()
+        only_users = entries == {SCRAM_CREDENTIALS}
+        return (stored.exists() and not only_users) or any(partition_directories(self.path))
 
     @property
     def was_closed_cleanly(self) -> bool:

@@ -57,6 +57,8 @@ LARGE_ANSWERS = frozenset(
         ApiKey.LIST_TRANSACTIONS,
         ApiKey.CONSUMER_GROUP_DESCRIBE,
         ApiKey.LIST_CONFIG_RESOURCES,
+        ApiKey.DESCRIBE_ACLS,
+        ApiKey.DELETE_ACLS,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )
@@ -116,6 +118,8 @@ class Route:
         self.min_version = self.api.min_version
         self.max_version = broker.highest_version(key)
         self.handler: Handler = getattr(import_module(f"semel.broker.handlers.{module}"), function)
+        if broker.access is not None:
+            self.handler = broker.access.guarded(key, self.handler)
         #: Requests served since the start.
         self.count = 0
 
@@ -287,11 +291,15 @@ class Dispatcher:
         if key != ApiKey.API_VERSIONS:
             connection.refuse(f"api {key} version {version} is not served")
             return None
+        return self.versions_served(correlation_id)
+
+    def versions_served(self, correlation_id: int) -> Buffers:
+        """The answer to an ApiVersions of a version that is not served: which versions are."""
         from semel.broker.handlers.versions import api_versions
 
         reply = api_versions(self._broker, None, None)
         reply.error_code = ErrorCode.UNSUPPORTED_VERSION
-        return response_frame(key, 0, correlation_id, reply)
+        return response_frame(ApiKey.API_VERSIONS, 0, correlation_id, reply)
 
     def _error_reply(self, request: object, call: Call, error: Exception) -> object | None:
         if isinstance(error, Refused):

@@ -18,11 +18,14 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.listeners import address_text
 from semel.broker.server import BrokerServer
 from semel.config import BROKER, ConfigError
+
+if TYPE_CHECKING:
+    from semel.broker.embedded_security import PreparedSecurity, Security
 
 START_TIMEOUT_S = 60.0
 
@@ -42,6 +45,13 @@ class Broker:
 
     Without `data_dir` its data is in a temporary directory, which is removed when the broker stops. It listens on a
     free port of 127.0.0.1 unless `listen` is given. `settings` are the broker's settings, under Kafka's names.
+    `security` gives it TLS, users and access rules; `client_settings` is what its clients then need.
+
+    >>> import semel
+    >>> with semel.Broker(security=semel.Security(users={"alice": "wonderland"})) as broker:
+    ...     with semel.Producer(broker.client_settings("alice")) as producer:
+    ...         producer.send("payments", b"12.50").result(30).offset
+    0
 
     An argument of the wrong type raises TypeError, a setting that is not legal ConfigError. Nothing is created then.
     """
@@ -52,8 +62,13 @@ class Broker:
         *,
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, object] | None = None,
+        security: Security | None = None,
     ) -> None:
         given = {"listeners": f"PLAINTEXT://{_checked_listen(listen)}", **_checked_settings(settings)}
+        self._security: PreparedSecurity | None = None
+        if security is not None:
+            self._security = _prepared(security, listen, _checked_settings(settings))
+            given |= self._security.settings
         parsed = BROKER.parse(given)
         if "log.dirs" in parsed.explicit and parsed["log.dirs"] != (str(data_dir),):
             raise ConfigError("log.dirs: an embedded broker keeps its data in data_dir; give that instead")
@@ -65,6 +80,9 @@ class Broker:
         else:
             self.data_dir = _checked_directory(data_dir)
         try:
+            if self._security is not None:
+                self._security.write_files()
+                given |= self._security.settings
             self.server = BrokerServer(BROKER.parse({**given, "log.dirs": (str(self.data_dir),)}))
         except BaseException:
             self._remove_temporary()
@@ -114,6 +132,8 @@ class Broker:
         stopping.close()
 
     def _remove_temporary(self) -> None:
+        if self._security is not None:
+            self._security.remove()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -123,6 +143,24 @@ class Broker:
         if self._thread is None:
             raise RuntimeError("the broker is not started: use `with Broker() as broker` or call start()")
         return address_text(*self.server.listening.endpoint)
+
+    def client_settings(
+        self, user: str | None = None, *, form: str = "librdkafka", mechanism: str = "SCRAM-SHA-512"
+    ) -> dict[str, Any]:
+        """What a client needs to connect as this user; without security it needs the address alone.
+
+        The names are librdkafka's, for confluent-kafka and for Semel's own clients. Other forms are "java" (what stands
+        in a client.properties), "kafka-python" and "aiokafka" (arguments of their constructors). A broker with one user
+        need not be told which. The mechanisms are SCRAM-SHA-512, SCRAM-SHA-256 and PLAIN.
+        """
+        from semel.broker.client_forms import in_form
+
+        found = {"bootstrap.servers": self.bootstrap_servers}
+        if self._security is not None:
+            found |= self._security.client_settings(user, mechanism)
+        elif user is not None:
+            raise ConfigError(f"there is no user {user!r}: the broker was made without security")
+        return in_form(found, form)
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the broker's loop and wait for it."""
@@ -141,7 +179,7 @@ class Broker:
 
     async def _serve(self) -> None:
         try:
-            await self.server.start()
+            await self.server.start(None if self._security is None else self._security.store)
         except BaseException as error:
             self._error = error
             return
@@ -182,3 +220,15 @@ def _checked_settings(given: Mapping[str, object] | None) -> Mapping[str, object
         if not isinstance(name, str):
             raise TypeError(f"the name of a setting is str, not {type(name).__name__}")
     return given
+
+
+def _prepared(given: object, listen: str, settings: Mapping[str, object]) -> PreparedSecurity:
+    from semel.broker.embedded_security import PreparedSecurity, Security
+
+    if not isinstance(given, Security):
+        raise TypeError(f"security is a semel.Security, such as Security(users=['alice']), not {type(given).__name__}")
+    prepared = PreparedSecurity(given, listen)
+    for name in settings:
+        if name in prepared.names:
+            raise ConfigError(f"{name}: it follows from security; leave it out of settings")
+    return prepared

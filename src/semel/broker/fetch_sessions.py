@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import uuid
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, ClassVar
 
 from semel.errors import ErrorCode, Refused
 
@@ -45,6 +46,9 @@ class FetchedPartition:
         "topic",
     )
 
+    #: Whether the client may not read it. Never in a session: what a client may read can change.
+    is_denied: ClassVar[bool] = False
+
     def __init__(self, topic: TopicName, asked: FetchRequest.FetchPartition) -> None:
         self.topic = topic
         self.partition = asked.partition
@@ -57,6 +61,21 @@ class FetchedPartition:
         self.fetch_offset = asked.fetch_offset
         self.partition_max_bytes = asked.partition_max_bytes
         self.current_leader_epoch = asked.current_leader_epoch
+
+    def denied(self) -> FetchedPartition:
+        """A copy for one request of a client that may not read it."""
+        # As after any error, the partition must be in the next answer.
+        self.high_watermark = -1
+        found = copy(self)
+        found.__class__ = _DeniedPartition
+        return found
+
+
+class _DeniedPartition(FetchedPartition):
+    """One that the client may not read. A class of its own: where nobody is denied anything, it costs nothing."""
+
+    __slots__ = ()
+    is_denied = True
 
 
 #: Partitions in the order they are served.

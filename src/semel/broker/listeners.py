@@ -2,8 +2,9 @@
 
 Guarantees:
 
-- A listener has a name, `NAME://host:port`, and `listener.security.protocol.map` gives its protocol. PLAINTEXT is
-  served. A listener with any other protocol is refused: it would promise security that is not there.
+- A listener has a name, `NAME://host:port`, and `listener.security.protocol.map` gives its protocol. A protocol that
+  is not served is refused: it would promise security that is not there.
+- Each listener has its own address for clients. A client is told the addresses of the listener it came by.
 - Listeners of the controller (`controller.listener.names`) are left out: a single node holds no elections.
 - `NAME://:9092` listens on every address, as in Kafka.
 """
@@ -14,21 +15,35 @@ import errno
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semel.config import ConfigError, Values
+from semel.config.security import SECURITY_PROTOCOLS
 
-SERVED_PROTOCOL = "PLAINTEXT"
+PLAINTEXT = "PLAINTEXT"
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One listener: its name and its address."""
+    """One listener: its name, its address and how its connections are protected."""
 
     name: str
     host: str
     port: int
+    protocol: str = PLAINTEXT
+    #: The address that its clients are told to connect to; known once it is bound.
+    endpoint: tuple[str, int] = ("", 0)
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether its connections are encrypted."""
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        """Whether its clients say who they are by SASL."""
+        return self.protocol.startswith("SASL_")
 
     @property
     def is_everywhere(self) -> bool:
@@ -52,7 +67,7 @@ def parse_listener(text: str) -> Listener:
     legal = colon and port.isascii() and port.isdigit() and int(port) <= 65535
     if not legal or (":" in bare and bare == host) or "/" in host:
         raise ConfigError(f"listener {text!r}: expected HOST:PORT, an IPv6 host as [::1]:9092")
-    return Listener(name.upper() if sign else SERVED_PROTOCOL, bare, int(port))
+    return Listener(name.upper() if sign else PLAINTEXT, bare, int(port))
 
 
 def client_listeners(settings: Values, setting: str = "listeners") -> list[Listener]:
@@ -70,9 +85,9 @@ def client_listeners(settings: Values, setting: str = "listeners") -> list[Liste
         if listener.name in controllers:
             continue
         protocol = protocols.get(listener.name, listener.name)
-        if protocol != SERVED_PROTOCOL:
-            raise ConfigError(f"{setting}: {text} asks for {protocol}; only {SERVED_PROTOCOL} is served")
-        found.append(listener)
+        if protocol not in SECURITY_PROTOCOLS:
+            raise ConfigError(f"{setting}: {text} asks for {protocol}; served are {', '.join(SECURITY_PROTOCOLS)}")
+        found.append(replace(listener, protocol=protocol))
     if setting == "listeners" and not found:
         raise ConfigError("listeners: none is for clients; add for example PLAINTEXT://:9092")
     return found
@@ -90,11 +105,12 @@ def advertised_listener(settings: Values, listener: Listener, bound_port: int) -
 
 def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
     """A hint for the operator of a broker that listens on all addresses: which address its clients are told."""
-    if settings["advertised.listeners"] or not client_listeners(settings)[0].is_everywhere:
+    main = client_listeners(settings)[0]
+    if settings["advertised.listeners"] or not main.is_everywhere:
         return None
     return (
         f"clients are told to connect to {address_text(*endpoint)}, which only this machine can; for others "
-        f"--set advertised.listeners=PLAINTEXT://NAME_OF_THIS_MACHINE:{endpoint[1]}"
+        f"--set advertised.listeners={main.name}://NAME_OF_THIS_MACHINE:{endpoint[1]}"
     )
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from semel.config import Values
     from semel.wire.messages.fetch import FetchRequest
 
-#: The user of every client: nobody authenticates on a PLAINTEXT listener.
-ANONYMOUS = "ANONYMOUS"
 #: With more clients than this, those that were silent for all windows of a quota are forgotten.
 MANY_CLIENTS = 1000
 _NANOSECONDS_PER_PERCENT = 1e7
@@ -93,14 +91,16 @@ class Quotas:
 
     # Finding the quota
 
-    def _quota_of(self, quota: str, client_id: str) -> tuple[float, _Account] | None:
+    def _quota_of(self, quota: str, call: Call) -> tuple[float, _Account] | None:
         """The quota of a client, and the account it is counted on; None without one."""
-        get = self._store.get
-        for user in (ANONYMOUS, None):
+        get, client_id = self._store.get, call.client_id
+        # Whoever did not authenticate is the user ANONYMOUS.
+        user_name = call.connection.principal.name
+        for user in (user_name, None):
             for entity, shared_by in (
-                (_entity(user=user, client_id=client_id), (ANONYMOUS, client_id)),
-                (_entity(user=user, client_id=None), (ANONYMOUS, client_id)),
-                (_entity(user=user), (ANONYMOUS, "")),
+                (_entity(user=user, client_id=client_id), (user_name, client_id)),
+                (_entity(user=user, client_id=None), (user_name, client_id)),
+                (_entity(user=user), (user_name, "")),
             ):
                 if (allowed := get(entity, quota)) is not None:
                     return allowed, (quota, *shared_by)
@@ -119,9 +119,9 @@ class Quotas:
             rate = self._rates[account] = SampledRate(self._windows)
         return rate
 
-    def _wait_ms_after(self, quota: str, client_id: str, amount: float) -> int:
+    def _wait_ms_after(self, quota: str, call: Call, amount: float) -> int:
         """Count `amount`. Returns how long the client has to wait after it."""
-        found = self._quota_of(quota, client_id)
+        found = self._quota_of(quota, call)
         if found is None:
             return 0
         rate, now_ms = self._rate(found[1]), self._now_ms()
@@ -132,7 +132,7 @@ class Quotas:
 
     def bound_fetch(self, request: FetchRequest, call: Call) -> None:
         """Limit a fetch to what its quota allows at all. A larger one would never be answered with records."""
-        found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
+        found = self._quota_of(CONSUMER_BYTE_RATE, call)
         if found is not None:
             most_bytes = int(found[0] * self._windows.whole_s)
             request.max_bytes = min(request.max_bytes, most_bytes)
@@ -140,7 +140,7 @@ class Quotas:
 
     def fetch_wait_ms(self, call: Call, size_bytes: int) -> int:
         """How long a client has to wait instead of getting these bytes; 0 if it gets them."""
-        found = self._quota_of(CONSUMER_BYTE_RATE, call.client_id)
+        found = self._quota_of(CONSUMER_BYTE_RATE, call)
         if found is None:
             return 0
         rate, now_ms = self._rate(found[1]), self._now_ms()
@@ -152,16 +152,16 @@ class Quotas:
 
     def produce_wait_ms(self, call: Call, size_bytes: int) -> int:
         """How long a client has to wait after a produce of this size."""
-        return self._wait_ms_after(PRODUCER_BYTE_RATE, call.client_id, size_bytes)
+        return self._wait_ms_after(PRODUCER_BYTE_RATE, call, size_bytes)
 
     def work_wait_ms(self, call: Call, spent_ns: int) -> int:
         """How long a client has to wait after using the broker's thread for this long; at most one window."""
-        wait_ms = self._wait_ms_after(REQUEST_PERCENTAGE, call.client_id, spent_ns / _NANOSECONDS_PER_PERCENT)
+        wait_ms = self._wait_ms_after(REQUEST_PERCENTAGE, call, spent_ns / _NANOSECONDS_PER_PERCENT)
         return min(wait_ms, self._windows.size_ms)
 
     def mutation(self, call: Call, strict_since: int) -> MutationQuota:
         """What a request may change. Clients of version `strict_since` and later know how to try again."""
-        found = self._quota_of(CONTROLLER_MUTATION_RATE, call.client_id)
+        found = self._quota_of(CONTROLLER_MUTATION_RATE, call)
         bucket = None
         if found is not None:
             allowed, account = found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from semel.broker.after_reply import AfterReply
 from semel.broker.background import Background
 from semel.broker.changes import Changes
 from semel.broker.connections import Connections
-from semel.broker.data_directory import DataDirectory
+from semel.broker.data_directory import METADATA, DataDirectory
 from semel.broker.dispatch import Dispatcher
 from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
@@ -32,6 +32,7 @@ from semel.broker.listening import Listening
 from semel.broker.meter import RequestMeter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
+from semel.broker.observability.audit import Audit
 from semel.broker.observability.metrics import Metrics
 from semel.broker.observability.request_times import RequestTimes
 from semel.broker.quotas import Quotas
@@ -49,6 +50,7 @@ from semel.log.files import Files
 from semel.wire.apis import APIS, INIT_PRODUCER_ID_TWO_PHASE_VERSION, ApiKey
 
 if TYPE_CHECKING:
+    from semel.broker.access.control import AccessControl
     from semel.broker.coordinators.groups import GroupShell
     from semel.broker.coordinators.transactions import TransactionShell
 
@@ -78,6 +80,8 @@ class BrokerServer:
         #: One node leads everything. There are no elections.
         self.leader_epoch = 0
         self.metrics = Metrics()
+        #: Tells of what was denied.
+        self.audit = Audit(self)
         arrival_timeout_s = settings["semel.request.arrival.timeout.ms"] / 1000
         self.pool = MemoryPool(settings["queued.max.request.bytes"], arrival_timeout_s)
         self.unread = UnreadAnswers(settings["semel.queued.max.response.bytes"], arrival_timeout_s)
@@ -105,6 +109,8 @@ class BrokerServer:
         self.internal_topics: InternalTopics
         #: Enforces quotas; None while there are none, so that serving costs nothing more.
         self.quotas: Quotas | None = None
+        #: Decides who may do what; None without an authorizer, so that serving costs nothing more.
+        self.access: AccessControl | None = None
         #: Measures requests, for the quotas and for the metrics port; None where there is neither.
         self.meter: RequestMeter | None = None
         self._times: dict[int, RequestTimes] | None = {} if settings["semel.metrics.port"] >= 0 else None
@@ -115,8 +121,8 @@ class BrokerServer:
 
     # Life
 
-    async def start(self) -> None:
-        """Open the data, recover it if needed, listen."""
+    async def start(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None = None) -> None:
+        """Open the data, recover it if needed, listen. `prepare` is done before anybody is let in."""
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._callback_failed)
         self.stopped = asyncio.Event()
@@ -131,7 +137,7 @@ class BrokerServer:
             path = Path(directories[0])
             self.data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
             try:
-                await self._open()
+                await self._open(prepare)
             except BaseException:
                 self.data.unlock()
                 raise
@@ -139,15 +145,21 @@ class BrokerServer:
             self.listening.close()
             raise
 
-    async def _open(self) -> None:
+    async def _open(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None) -> None:
         data = self.data
         manifest = data.manifest()
-        store = LocalMetadataStore(data.path / ".metadata", self._files)
+        store = LocalMetadataStore(data.path / METADATA, self._files)
         if manifest is not None:
             store.require(manifest.entries)
         self.stores = Stores(store, self.node_id, self.settings, lambda: self.topics.highest_producer_id())
         self.settings = self.stores.broker_settings.values
+        if self.stores.broker_settings.changes_tls:
+            self.listening.use_tls(await self.listening.read_tls(self.settings))
         self.update_quotas()
+        if self.settings["authorizer.class.name"]:
+            from semel.broker.access.control import AccessControl
+
+            self.access = AccessControl(self)
         if self.settings["semel.durability"] == "fsync":
             self.durability = FsyncDurability(Flusher(), self.spawn)
         else:
@@ -164,6 +176,8 @@ class BrokerServer:
         data.open_for_writing()
         self.topics.load()
         self._background = Background(self)
+        if prepare is not None:
+            await prepare(self)
         await self.listening.start()
         self.spawn(self._load_coordinators())
         self.spawn(self.topics.compare_with_manifest())
@@ -203,6 +217,7 @@ class BrokerServer:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.audit.close()
         if self.fatal_error is None:
             self.after_reply.run_all()
         for name in ("transactions", "groups"):

@@ -18,8 +18,11 @@ NOUNS = {
     "topic": "Create, list, describe, change and delete topics.",
     "group": "List, describe, move and delete consumer groups.",
     "txn": "List, describe, diagnose and abort transactions.",
+    "user": "Create, list and delete users (SCRAM).",
+    "acl": "Add, list, remove and explain access rules (ACLs).",
+    "cert": "Make certificates for trying things out.",
     "log": "Print and verify log files.",
-    "pipeline": "Show or delete the progress of pipelines on Spark.",
+    "pipeline": "Write, check and run pipelines on Spark; show or delete their progress.",
 }
 
 

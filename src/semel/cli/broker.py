@@ -6,15 +6,19 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.config import BROKER, ConfigError, Values
 from semel.errors import Refused
 from semel.properties import read_properties
+
+if TYPE_CHECKING:
+    from semel.broker.server import BrokerServer
 
 DEFAULT_LISTEN = "127.0.0.1:9092"
 DEFAULT_DATA = "./semel-data"
@@ -46,12 +50,18 @@ def gather_settings(listen: str | None, data: str | None, config_file: str | Non
     """Settings from the file, then `--set`, then `--listen` and `--data`. Later ones override earlier ones."""
     given: dict[str, object] = {}
     if config_file is not None:
-        with open(config_file, encoding="utf-8") as file:
-            given.update(read_properties(file.read()))
+        try:
+            with open(config_file, encoding="utf-8") as file:
+                given.update(read_properties(file.read()))
+        except UnicodeDecodeError:
+            raise ConfigError(f"--config: {config_file} is not text in UTF-8") from None
+        except ValueError as error:
+            raise ConfigError(f"--config: {config_file}: {error}") from None
     for pair in sets:
         name, sign, value = pair.partition("=")
         if not sign:
-            raise ConfigError(f"--set {pair}: expected name=value")
+            # What follows the name may be a password.
+            raise ConfigError(f"--set {re.split('[^a-zA-Z0-9._-]', pair)[0]}: expected name=value")
         given[name.strip()] = value.strip()
     if listen is not None or "listeners" not in given:
         given["listeners"] = (f"PLAINTEXT://{listen or DEFAULT_LISTEN}",)
@@ -101,6 +111,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         )
         if (note := advertised_note(settings, broker.listening.endpoint)) is not None:
             print(note, flush=True)
+        _tell_about_security(broker)
         await broker.stopped.wait()
 
     loop = new_event_loop()
@@ -113,6 +124,19 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     sys.stdout.flush()
     # The logs are closed and the clean-shutdown file is written: skip the interpreter's slow exit.
     os._exit(0 if broker.fatal_error is None else 1)
+
+
+def _tell_about_security(broker: BrokerServer) -> None:
+    """Who can come in where, if not everybody everywhere, and what leaves a door open."""
+    from semel.broker.listeners import PLAINTEXT
+
+    if broker.access is None and all(one.protocol == PLAINTEXT for one in broker.listening.listeners):
+        return
+    from semel.broker.security_notes import security_summary, security_warnings
+
+    print(security_summary(broker), flush=True)
+    for warning in security_warnings(broker):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def take_turns_often() -> None:

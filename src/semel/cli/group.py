@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from semel.cli.connecting import admin_at, cluster_at, common_options
+from semel.cli.connecting import Brokers, admin_at, cluster_at, common_options
 from semel.cli.group_lag import READ_COMMITTED, lag
 from semel.cli.output import errors_for_people, show
 from semel.client.admin.values import GroupDescription
@@ -42,9 +42,9 @@ def group() -> None:
     "--type", "types", multiple=True, type=click.Choice(["classic", "consumer"]), help="Only groups of this protocol."
 )
 @common_options
-def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def list_groups(states: tuple[str, ...], types: tuple[str, ...], brokers: Brokers, as_json: bool) -> None:
     """List groups."""
-    with errors_for_people(), admin_at(bootstrap) as admin:
+    with errors_for_people(), admin_at(brokers) as admin:
         rows = [
             {"group": one.group_id, "state": one.state, "type": one.type, "protocol_type": one.protocol_type}
             for one in admin.list_groups(states=states, types=types)
@@ -65,19 +65,21 @@ def list_groups(states: tuple[str, ...], types: tuple[str, ...], bootstrap: str,
     help="Count the lag of a partition by reading it, up to this many offsets.",
 )
 @common_options
-def describe(group_ids: tuple[str, ...], with_members: bool, most_offsets: int, bootstrap: str, as_json: bool) -> None:
+def describe(
+    group_ids: tuple[str, ...], with_members: bool, most_offsets: int, brokers: Brokers, as_json: bool
+) -> None:
     """Show the committed offsets of groups, and how many visible records they have yet to read.
 
     The lag counts the records that a read_committed reader has yet to read: markers, aborted records and open
     transactions are left out.
     """
-    with errors_for_people(), admin_at(bootstrap) as admin:
+    with errors_for_people(), admin_at(brokers) as admin:
         found = list(admin.describe_groups(group_ids).values())
         if with_members:
             rows = [row for one in found for row in _members(one)]
             show(rows, ("group", "member", "instance", "client", "host", "partitions"), as_json=as_json)
             return
-        with cluster_at(bootstrap) as cluster:
+        with cluster_at(brokers) as cluster:
             rows = [row for one in found for row in _partition_rows(admin, cluster, one, most_offsets)]
     if as_json:
         show(rows, (), as_json=True)
@@ -192,7 +194,7 @@ def reset_offsets(
     to_datetime: str | None,
     shift_by: int | None,
     execute: bool,
-    bootstrap: str,
+    brokers: Brokers,
     as_json: bool,
 ) -> None:
     """Move a group that has no members to other offsets.
@@ -206,7 +208,7 @@ def reset_offsets(
             "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
     since_ms = None if to_datetime is None else _milliseconds(to_datetime)
-    with errors_for_people(), admin_at(bootstrap) as admin:
+    with errors_for_people(), admin_at(brokers) as admin:
         committed = {partition: at.offset for partition, at in admin.list_group_offsets(group_id).items()}
         partitions = _choose_partitions(admin, committed, topics, numbers)
         if not partitions:
@@ -289,9 +291,9 @@ def _milliseconds(text: str) -> int:
 @click.argument("group_ids", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @common_options
-def delete(group_ids: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool) -> None:
+def delete(group_ids: tuple[str, ...], yes: bool, brokers: Brokers, as_json: bool) -> None:
     """Delete groups that have no members, with their offsets."""
-    with errors_for_people(), admin_at(bootstrap) as admin:
+    with errors_for_people(), admin_at(brokers) as admin:
         if not yes:
             names = ", ".join(map(repr, group_ids))
             click.confirm(f"Delete {names} and their committed offsets?", abort=True, err=True)

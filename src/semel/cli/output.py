@@ -12,10 +12,12 @@ from semel.config import ConfigError
 from semel.errors import ErrorCode, KafkaError, sentence
 
 
-def show(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_json: bool) -> None:
+def show(
+    rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_json: bool, err: bool = False
+) -> None:
     """Print rows: as JSON with all fields, or as a table of the named columns with numbers aligned right."""
     if as_json:
-        click.echo(json.dumps(list(rows), indent=2, default=str))
+        click.echo(json.dumps(list(rows), indent=2, default=str), err=err)
         return
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells), 0) for i, column in enumerate(columns)]
@@ -25,7 +27,7 @@ def show(rows: Sequence[Mapping[str, object]], columns: Sequence[str], *, as_jso
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, numeric, strict=True)
         )
-        click.echo("  ".join(padded).rstrip())
+        click.echo("  ".join(padded).rstrip(), err=err)
 
 
 def _text(value: object) -> str:
@@ -58,8 +60,20 @@ _LOOK_UP = {
 }
 
 
+_DENIED = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+)
+
+
 def in_words(error: KafkaError) -> str:
     """The text of an error for the terminal."""
+    if error.code in _DENIED:
+        what = sentence(f"{error.code.name}: {error.why or error.code.meaning}")
+        return f"{what} An administrator sees why: semel acl check USER OPERATION --topic NAME"
     if error.code in _LOOK_UP:
         what = sentence(f"{error.code.name}: {error.why or error.code.meaning}")
         return f"{what} Check the name: {_LOOK_UP[error.code]}"

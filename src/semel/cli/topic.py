@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from semel.cli.connecting import cluster_at, common_options
+from semel.cli.connecting import Brokers, cluster_at, common_options
 from semel.cli.output import errors_for_people, in_words, show
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Controller, Leader
@@ -61,7 +61,7 @@ def topic() -> None:
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; may be repeated.")
 @common_options
-def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], brokers: Brokers, as_json: bool) -> None:
     """Create topics."""
     configs = [
         CreateTopicsRequest.CreatableTopicConfig(name=name, value=value) for name, value in _pairs(settings).items()
@@ -70,7 +70,7 @@ def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], b
         CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=configs)
         for name in names
     ]
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         response = cluster.request(Controller(), CreateTopicsRequest(topics=topics))
     rows = []
     for result in response.topics:
@@ -91,9 +91,9 @@ def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], b
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Show the broker's own topics too.")
 @common_options
-def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
+def list_topics(internal: bool, brokers: Brokers, as_json: bool) -> None:
     """List topics."""
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
         rows = [
             {"topic": one.name, "partitions": len(one.partitions), "id": str(one.topic_id), "internal": one.is_internal}
@@ -106,9 +106,9 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
 @common_options
-def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def describe(names: tuple[str, ...], brokers: Brokers, as_json: bool) -> None:
     """Show settings, and the first and next offset of every partition."""
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         described = [_describe_topic(cluster, name) for name in names]
         if as_json:
             show(described, (), as_json=True)
@@ -169,7 +169,12 @@ def _offsets(cluster: BlockingCluster, name: str, partition: int) -> dict[str, A
 @click.option("--unset", multiple=True, metavar="NAME", help="Go back to the broker's default; may be repeated.")
 @common_options
 def alter(
-    name: str, partitions: int | None, settings: tuple[str, ...], unset: tuple[str, ...], bootstrap: str, as_json: bool
+    name: str,
+    partitions: int | None,
+    settings: tuple[str, ...],
+    unset: tuple[str, ...],
+    brokers: Brokers,
+    as_json: bool,
 ) -> None:
     """Change a topic's settings or its number of partitions."""
     if partitions is None and not settings and not unset:
@@ -177,7 +182,7 @@ def alter(
     row = IncrementalAlterConfigsRequest.AlterableConfig
     changes = [row(name=key, config_operation=SET, value=value) for key, value in _pairs(settings).items()]
     changes += [row(name=key, config_operation=DELETE, value=None) for key in unset]
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         if changes:
             resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
                 resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
@@ -199,14 +204,14 @@ def alter(
 @click.argument("names", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @common_options
-def delete(names: tuple[str, ...], yes: bool, bootstrap: str, as_json: bool) -> None:
+def delete(names: tuple[str, ...], yes: bool, brokers: Brokers, as_json: bool) -> None:
     """Delete topics and everything in them."""
     request = DeleteTopicsRequest(
         topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
         topic_names=list(names),
         timeout_ms=30000,
     )
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         if not yes:
             told, them = ", ".join(map(repr, names)), "it" if len(names) == 1 else "them"
             click.confirm(f"Delete {told} and every record in {them}?", abort=True, err=True)

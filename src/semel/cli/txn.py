@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from semel.cli.connecting import cluster_at, common_options
+from semel.cli.connecting import Brokers, cluster_at, common_options
 from semel.cli.output import errors_for_people, show
 from semel.cli.txn_diagnosis import Verdict, duration, explain, moment
 from semel.cli.txn_requests import (
@@ -16,6 +16,7 @@ from semel.cli.txn_requests import (
     describe_transaction,
     fence,
     findings,
+    hides_nothing,
     is_unchanged,
     list_transactional_ids,
     mend,
@@ -38,6 +39,12 @@ VISIBLE_STATES = [
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
+#: With access rules a broker hides what the user may not describe.
+_MAY_BE_HIDDEN = (
+    "Access rules are on: a transaction whose transactional id this user may not describe looks as if it hung. Let a "
+    "super user look, or one who may DESCRIBE all transactional ids. With --yes such a transaction is left alone."
+)
+
 
 @click.group()
 def txn() -> None:
@@ -58,7 +65,7 @@ def list_transactions(
     producer_ids: tuple[int, ...],
     longer_than_ms: int,
     pattern: str,
-    bootstrap: str,
+    brokers: Brokers,
     as_json: bool,
 ) -> None:
     """List transactional ids and what they are doing."""
@@ -68,7 +75,7 @@ def list_transactions(
         duration_filter=longer_than_ms,
         transactional_id_pattern=pattern or None,
     )
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         rows = [
             {
                 "transactional_id": state.transactional_id,
@@ -85,9 +92,9 @@ def list_transactions(
 @txn.command()
 @click.argument("transactional_ids", nargs=-1, required=True)
 @common_options
-def describe(transactional_ids: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def describe(transactional_ids: tuple[str, ...], brokers: Brokers, as_json: bool) -> None:
     """Show owner, age, timeout and partitions of transactional ids."""
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         now_ms = _now_ms()
         rows = []
         for transactional_id in transactional_ids:
@@ -137,7 +144,7 @@ def abort(
     place: str | None,
     producer_id: int | None,
     yes: bool,
-    bootstrap: str,
+    brokers: Brokers,
     as_json: bool,
 ) -> None:
     """Abort a transaction.
@@ -147,7 +154,7 @@ def abort(
     """
     if (transactional_id is None) == (place is None and producer_id is None):
         raise click.UsageError("give a transactional id, or --partition with --producer-id")
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         if transactional_id is not None:
             done = _abort_known(cluster, transactional_id, yes)
         else:
@@ -189,6 +196,8 @@ def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer
         )
     if not yes:
         click.echo(explain(finding), err=True)
+        if not hides_nothing(cluster):
+            click.echo(_MAY_BE_HIDDEN, err=True)
         click.confirm(f"Write an abort marker into {partition}?", abort=True, err=True)
     write_marker(cluster, partition, finding.opened, commit=False)
     return f"Wrote an abort marker for producer id {producer_id} into {partition}."
@@ -199,23 +208,27 @@ def _abort_hanging(cluster: BlockingCluster, partition: TopicPartition, producer
 @click.option("--fix", is_flag=True, help="Offer to end the transactions that hold readers back.")
 @click.option("--yes", is_flag=True, help="With --fix: end transactions that do not end by themselves, without asking.")
 @common_options
-def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
+def doctor(places: tuple[str, ...], fix: bool, yes: bool, brokers: Brokers, as_json: bool) -> None:
     """Explain why the last stable offset of a partition is not moving.
 
     Checks the given topics or partitions (`ledger`, `ledger-0`), or all. The exit code is 1 if a transaction is left
     that does not end by itself, or if a partition cannot be read.
     """
-    with errors_for_people(), cluster_at(bootstrap) as cluster:
+    with errors_for_people(), cluster_at(brokers) as cluster:
         partitions = chosen_partitions(cluster, places)
         unreadable: dict[TopicPartition, str] = {}
         found = findings(cluster, partitions, _now_ms(), unreadable)
         done: dict[int, str] = {}
         for partition, why in unreadable.items():
             click.echo(f"{partition} cannot be read: {why}", err=True)
+        sees_all = hides_nothing(cluster)
         if not as_json:
-            _report(len(partitions) - len(unreadable), [explain(finding) for finding in found])
+            _report(len(partitions) - len(unreadable), [explain(finding) for finding in found], sees_all=sees_all)
+        if not sees_all and any(finding.verdict is Verdict.HANGING for finding in found):
+            click.echo(_MAY_BE_HIDDEN, err=True)
         for number, finding in enumerate(found):
-            wanted = fix and (finding.verdict.is_trouble or not yes)
+            is_sure = sees_all or finding.verdict is not Verdict.HANGING
+            wanted = fix and (finding.verdict.is_trouble or not yes) and (is_sure or not yes)
             if wanted and (yes or click.confirm(f"End the transaction in {finding.partition}?", err=True)):
                 if is_unchanged(cluster, finding, _now_ms()):
                     done[number] = mend(cluster, finding)
@@ -230,8 +243,9 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, bootstrap: str, as_jso
         raise SystemExit(1)
 
 
-def _report(looked_at: int, explained: list[str]) -> None:
+def _report(looked_at: int, explained: list[str], *, sees_all: bool) -> None:
     if not explained:
-        click.echo(f"Checked {looked_at} partitions: no transaction is open, nothing holds readers back.")
+        which = "" if sees_all else " that this user may see"
+        click.echo(f"Checked {looked_at} partitions{which}: no transaction is open, nothing holds readers back.")
     for text in explained:
         click.echo(text + "\n")

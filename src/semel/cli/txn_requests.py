@@ -10,11 +10,13 @@ from semel.cli.txn_diagnosis import CoordinatorView, Finding, PartitionView, Ver
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Coordinator, Leader
 from semel.client.cluster.response_errors import check
-from semel.errors import ErrorCode, KafkaError, error_for
+from semel.errors import ErrorCode, KafkaError, UnsupportedVersion, error_for
+from semel.machines.security.access import Operation, PatternType, Permission, ResourceType
 from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.fetch import ListOffsetsRequest
 from semel.wire.messages.metadata import MetadataRequest
+from semel.wire.messages.security import DescribeAclsRequest
 from semel.wire.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -254,6 +256,25 @@ def _producers_that_wrote(
         for each in found
         if (partition, each.producer_id, each.first_offset, each.last_sequence) not in seen
     }
+
+
+def hides_nothing(cluster: BlockingCluster) -> bool:
+    """Whether the broker has no access rules. Where it has some, it leaves out of its answers what the user of this
+    command may not describe: topics, and transactional ids, whose transactions then look like ones that hang."""
+    everything = DescribeAclsRequest(
+        resource_type_filter=ResourceType.ANY,
+        resource_name_filter=None,
+        pattern_type_filter=PatternType.ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=Operation.ANY,
+        permission_type=Permission.ANY,
+    )
+    try:
+        answer = cluster.request_retrying(everything)
+    except UnsupportedVersion:
+        return True
+    return bool(answer.error_code == ErrorCode.SECURITY_DISABLED)
 
 
 def is_unchanged(cluster: BlockingCluster, finding: Finding, now_ms: int) -> bool:

@@ -13,7 +13,15 @@ Traceback (most recent call last):
 semel.config.ConfigError: unknown broker setting 'log.segment.byte'; did you mean 'log.segment.bytes'?
 """
 
-from semel.config.broker import BROKER, GROUP, TOPIC, group_values, topic_values
+from semel.config.broker import (
+    BROKER,
+    GROUP,
+    TOPIC,
+    ListenerSettings,
+    group_values,
+    listener_settings,
+    topic_values,
+)
 from semel.config.clients import ADMIN, CONSUMER, PRODUCER
 from semel.config.table import INT32_MAX, INT64_MAX, KIND_CODES, ConfigError, Setting, Table, Values
 
@@ -28,10 +36,12 @@ __all__ = [
     "PRODUCER",
     "TOPIC",
     "ConfigError",
+    "ListenerSettings",
     "Setting",
     "Table",
     "Values",
     "group_values",
+    "listener_settings",
     "topic_values",
 ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from semel.config.codecs import AS_SENT, TOPIC_CODECS
+from semel.config.security import BROKER_SECURITY, BROKER_TOKENS, SECURITY_PROTOCOLS
 from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table, Values
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
@@ -102,11 +104,8 @@ _OF_MANY_NODES = (
     "auto.leader.rebalance.enable",
     "broker.heartbeat.interval.ms",
     "broker.session.timeout.ms",
-    "connection.failed.authentication.delay.ms",
-    "connections.max.reauth.ms",
     "controller.",
     "cordoned.log.dirs",
-    "delegation.token.",
     "early.start.listeners",
     "follower.fetch.last.tiered.offset.enable",
     "group.share.",
@@ -129,11 +128,30 @@ _OF_MANY_NODES = (
     "remote.log.",
     "replica.",
     "replication.quota.",
-    "sasl.",
-    "security.inter.broker.protocol",
+    # Each by its name: a misspelt check of tokens must not be passed by.
+    "sasl.client.callback.handler.class",
+    "sasl.kerberos.",
+    "sasl.login.",
+    "sasl.mechanism",
+    "sasl.mechanism.controller.protocol",
+    "sasl.mechanism.inter.broker.protocol",
+    "sasl.oauthbearer.assertion.",
+    "sasl.oauthbearer.client.credentials.",
+    "sasl.oauthbearer.header.urlencode",
+    "sasl.oauthbearer.jwt.retriever.class",
+    "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.token.endpoint.url",
     "server.max.startup.time.ms",
     "share.",
-    "ssl.",
+    # Each by its name: a misspelt setting of TLS must not be passed by.
+    "ssl.allow.dn.changes",
+    "ssl.allow.san.changes",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.engine.factory.class",
+    "ssl.keymanager.algorithm",
+    "ssl.provider",
+    "ssl.secure.random.implementation",
+    "ssl.trustmanager.algorithm",
     "telemetry.max.bytes",
     "unclean.leader.election.interval.ms",
     "zookeeper.",
@@ -173,10 +191,13 @@ _OF_A_JVM = (
 )
 _PROMISES_NOT_KEPT = {
     "alter.config.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
-    "authorizer.class.name": "there are no ACLs, so anybody who can connect may do everything",
     "client.quota.callback.class": "callbacks are Java classes; quotas are those that clients set",
+    "sasl.oauthbearer.jwt.validator.class": "it is a Java class; tokens are checked as Kafka's BrokerJwtValidator does",
     "create.topic.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
 }
+
+#: Kafka's class for access rules. The name is only a name here.
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 BROKER = Table(
     "broker",
@@ -290,7 +311,39 @@ BROKER = Table(
         Setting("controller.quorum.voters", "list", (), "Accepted for Kafka's files."),
         Setting("controller.listener.names", "list", (), "Accepted for Kafka's files."),
         Setting("inter.broker.listener.name", "string", None, "The listener brokers use among themselves."),
-        Setting("listener.security.protocol.map", "list", ("PLAINTEXT:PLAINTEXT",), "Which listener speaks what."),
+        Setting("listener.security.protocol.map", "list", tuple(f"{one}:{one}" for one in SECURITY_PROTOCOLS),
+                "Which listener speaks what."),
+        Setting("security.inter.broker.protocol", "string", "PLAINTEXT",
+                "The protocol brokers use among themselves.", choices=SECURITY_PROTOCOLS, upper=True),
+        *BROKER_SECURITY,
+        Setting("authorizer.class.name", "string", "",
+                "Who decides what a client may do. Empty: everybody may do everything. StandardAuthorizer: access "
+                "rules (ACLs) decide.", choices=("", STANDARD_AUTHORIZER)),
+        Setting("super.users", "string", "", "Who may do everything, whatever the rules say: User:a;User:b."),
+        Setting("allow.everyone.if.no.acl.found", "bool", False,
+                "Whether everybody may do everything with a resource that no rule names."),
+        Setting("sasl.enabled.mechanisms", "list", (),
+                "The mechanisms of listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER."),
+        Setting("sasl.jaas.config", "password", None,
+                "Users and passwords for PLAIN, as a JAAS line: PlainLoginModule required user_NAME=\"PASSWORD\" ...;"),
+        Setting("sasl.server.max.receive.size", "int", 524288, "The largest request before a client is authenticated."),
+        Setting("connections.max.reauth.ms", "long", 0,
+                "How long a client may go on before it has to authenticate again; 0: for ever."),
+        Setting("connection.failed.authentication.delay.ms", "int", 100,
+                "How long a client that failed to authenticate waits for its answer.", 0),
+        *BROKER_TOKENS,
+        Setting("delegation.token.secret.key", "password", None,
+                "The key of delegation tokens; without it there are none. Another key makes all tokens worthless.",
+                not_empty=True),
+        Setting("delegation.token.max.lifetime.ms", "long", 7 * _DAY_MS,
+                "The longest a delegation token may live, however often it is renewed.", 1),
+        Setting("delegation.token.expiry.time.ms", "long", _DAY_MS,
+                "How long a delegation token lives until it has to be renewed.", 1),
+        Setting("delegation.token.expiry.check.interval.ms", "long", 3600000,
+                "How often delegation tokens that have ended are removed.", 1),
+        Setting("semel.sasl.plain.users.file", "string", None,
+                "A file with users and passwords for PLAIN, NAME:PASSWORD in each line. Read again when it changes.",
+                not_empty=True),
         Setting("semel.durability", "string", "os",
                 "When a write counts: `os` as Kafka (page cache), or `fsync`, where one fsync serves all that wait.",
                 choices=("os", "fsync")),
@@ -301,6 +354,9 @@ BROKER = Table(
         Setting("semel.request.arrival.timeout.ms", "int", 30000,
                 "How long a request may take from its first byte to its last, or to each further 64 KB. A sixth of it "
                 "is how long a connection may stand still with memory that others wait for.", 1),
+        Setting("semel.authentication.timeout.ms", "int", 10000,
+                "How long a client may take for its TLS handshake, and then to say who it is; it is disconnected "
+                "after that.", 1),
         Setting("semel.metrics.port", "int", -1, "HTTP port for Prometheus; -1 is off, 0 any free port.", -1, 65535),
         Setting("semel.metrics.host", "string", "127.0.0.1", "Address of the metrics port.", not_empty=True),
         Setting("semel.request.max.elements", "int", 100_000,
@@ -311,7 +367,36 @@ BROKER = Table(
     ],
     passed_by=_OF_MANY_NODES + _OF_A_JVM,
     refused=_PROMISES_NOT_KEPT,
+    of_listeners=("ssl.", "sasl.", "connections.max.reauth.ms", "semel.sasl."),
 )
+
+
+class ListenerSettings:
+    """The settings of one listener: `listener.name.NAME.SETTING` comes before SETTING itself, as in Kafka."""
+
+    __slots__ = ("_prefix", "_settings", "name")
+
+    def __init__(self, settings: Values, name: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._prefix = f"listener.name.{name.lower()}."
+
+    def __getitem__(self, name: str) -> Any:
+        own = self._prefix + name
+        return self._settings[own if own in self._settings.explicit else name]
+
+    def own(self, name: str) -> Any:
+        """The value given for this listener alone (`plain.sasl.jaas.config` is that of one mechanism), or None."""
+        own = self._prefix + name
+        return self._settings[own] if own in self._settings.explicit else None
+
+    def __repr__(self) -> str:
+        return f"<settings of listener {self.name}>"
+
+
+def listener_settings(settings: Values, listener_name: str) -> ListenerSettings:
+    """What holds for one listener of a broker."""
+    return ListenerSettings(settings, listener_name)
 
 
 def topic_values(broker: Values, overrides: Mapping[str, object] | None = None) -> Values:

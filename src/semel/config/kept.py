@@ -1,17 +1,16 @@
 """Kafka's dynamic broker settings that have no effect here. Tools may set, describe and remove them.
 
 They are checked for their type and stored, nothing more. The list is that of Apache Kafka 4.3
-(`DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`), and a test holds it against Kafka's own classes.
+(`DynamicBrokerConfig.ALL_DYNAMIC_CONFIGS`) without those that work here, and a test holds it against Kafka's own
+classes.
 """
 
 from __future__ import annotations
 
-import re
+from semel.config.table import INT32_MAX, INT64_MAX, OF_A_LISTENER, Setting, Table
 
-from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table
-
-_TLS = "TLS; listeners are PLAINTEXT here."
-_SASL = "SASL; nobody is asked who he is here."
+_TLS = "How a JVM does TLS, and brokers among themselves; OpenSSL does it here."
+_SASL = "For Kerberos, for logins of the broker itself and for Java classes; there are none here."
 _TIERS = "Tiered storage; there is none here."
 _CLEANER = "Threads and buffers of Kafka's cleaner; compaction runs on one thread here."
 _GROUPS = "Pauses and buffers of Kafka's group coordinators; ours writes at once."
@@ -50,8 +49,6 @@ KEPT = Table(
         Setting("remote.log.manager.fetch.max.bytes.per.second", "long", INT64_MAX, _TIERS, 1),
         Setting("remote.log.manager.follower.thread.pool.size", "int", 2, _TIERS, 1),
         Setting("remote.log.reader.threads", "int", 10, _TIERS, 1),
-        Setting("sasl.enabled.mechanisms", "list", ("GSSAPI",), _SASL),
-        Setting("sasl.jaas.config", "password", None, _SASL),
         Setting("sasl.kerberos.kinit.cmd", "string", "/usr/bin/kinit", _SASL),
         Setting("sasl.kerberos.min.time.before.relogin", "long", 60000, _SASL),
         Setting("sasl.kerberos.principal.to.local.rules", "list", ("DEFAULT",), _SASL),
@@ -64,26 +61,12 @@ KEPT = Table(
         Setting("sasl.login.refresh.window.jitter", "double", 0.05, _SASL),
         Setting("sasl.mechanism.inter.broker.protocol", "string", "GSSAPI", _SASL),
         Setting("share.coordinator.cached.buffer.max.bytes", "int", 1048588, _GROUPS, 524288),
-        Setting("ssl.cipher.suites", "list", (), _TLS),
-        Setting("ssl.client.auth", "string", "none", _TLS, choices=("required", "requested", "none")),
-        Setting("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), _TLS),
         Setting("ssl.endpoint.identification.algorithm", "string", "https", _TLS),
         Setting("ssl.engine.factory.class", "class", None, _TLS),
-        Setting("ssl.key.password", "password", None, _TLS),
         Setting("ssl.keymanager.algorithm", "string", "SunX509", _TLS),
-        Setting("ssl.keystore.certificate.chain", "password", None, _TLS),
-        Setting("ssl.keystore.key", "password", None, _TLS),
-        Setting("ssl.keystore.location", "string", None, _TLS),
-        Setting("ssl.keystore.password", "password", None, _TLS),
-        Setting("ssl.keystore.type", "string", "JKS", _TLS),
-        Setting("ssl.protocol", "string", "TLSv1.3", _TLS),
         Setting("ssl.provider", "string", None, _TLS),
         Setting("ssl.secure.random.implementation", "string", None, _TLS),
         Setting("ssl.trustmanager.algorithm", "string", "PKIX", _TLS),
-        Setting("ssl.truststore.certificates", "password", None, _TLS),
-        Setting("ssl.truststore.location", "string", None, _TLS),
-        Setting("ssl.truststore.password", "password", None, _TLS),
-        Setting("ssl.truststore.type", "string", "JKS", _TLS),
     ],
 )
 
@@ -131,25 +114,26 @@ OF_ONE_BROKER = frozenset(
 )
 #: Those of one listener; two of them may also be changed for all listeners.
 _OF_ALL_LISTENERS = frozenset(("max.connections", "max.connection.creation.rate", "num.network.threads"))
-_LISTENER = re.compile(r"listener\.name\.[^.]+\.(.+)", re.DOTALL)
 #: What follows a listener's name may begin with a SASL mechanism.
 _OF_A_MECHANISM = (
     "connections.max.reauth.ms",
+    "sasl.enabled.mechanisms",
     "sasl.jaas.config",
     "sasl.login.callback.handler.class",
     "sasl.login.class",
     "sasl.server.callback.handler.class",
 )
+_KINDS = {"connections.max.reauth.ms": "long", "sasl.enabled.mechanisms": "list", "sasl.jaas.config": "password"}
 
 
 def kept_setting(name: str) -> Setting | None:
     """The setting of this name that is stored without effect, also one of a single listener."""
     if name in KEPT:
         return KEPT[name]
-    match = _LISTENER.fullmatch(name)
+    match = OF_A_LISTENER.fullmatch(name)
     if match is None:
         return None
-    of_listener = match[1]
+    of_listener = match["setting"]
     if of_listener in KEPT and (of_listener in OF_ONE_BROKER or of_listener in _OF_ALL_LISTENERS):
         row = KEPT[of_listener]
         return Setting(name, row.kind, None, row.doc, row.least, row.most, row.choices)
@@ -157,14 +141,14 @@ def kept_setting(name: str) -> Setting | None:
         return Setting(name, "int", None, _CONNECTIONS, 0)
     for ending in _OF_A_MECHANISM:
         if of_listener == ending or of_listener.endswith("." + ending):
-            kind = {"connections.max.reauth.ms": "long", "sasl.jaas.config": "password"}.get(ending, "class")
+            kind = _KINDS.get(ending, "class")
             return Setting(name, kind, None, _SASL)
     return None
 
 
 def is_of_one_broker(name: str) -> bool:
     """Whether Kafka refuses to change it for all brokers at once."""
-    return name in OF_ONE_BROKER or _LISTENER.fullmatch(name) is not None
+    return name in OF_ONE_BROKER or OF_A_LISTENER.fullmatch(name) is not None
 
 
 def is_secret(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -31,6 +31,11 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 #: How many characters of a wrong value an error shows.
 _SHOWN = 80
+
+#: A setting of one listener. Kafka writes the listener's name in lower case here.
+OF_A_LISTENER = re.compile(r"listener\.name\.(?P<listener>[^.]+)\.(?P<setting>.+)", re.DOTALL)
+#: What may stand after a listener's name and the name of a SASL mechanism.
+_OF_MECHANISMS = ("sasl.", "connections.max.reauth.ms")
 
 #: How a row's kind is reported by DescribeConfigs (Kafka's ConfigResponse types).
 KIND_CODES = {
@@ -145,7 +150,7 @@ class Setting:
                 return given if callable(given) else text
             raise ConfigError(f"{self._said(given)}: must be a function, or its name as module:function")
         if isinstance(text, str):
-            if self.kind in ("password", "pem"):
+            if self.kind == "password":
                 return given  # spaces may belong to it, and it never goes into a message whole
             return self._writable(text.upper() if self.upper else text)
         if isinstance(given, (int, float)) and not isinstance(given, bool):
@@ -220,6 +225,10 @@ class Values:
         return self.table[name].write(self._values[name])
 
 
+def _is_listed(name: str, listed: tuple[str, ...]) -> bool:
+    return any(name.startswith(one) if one.endswith(".") else name == one for one in listed)
+
+
 class Table:
     """All settings of a broker, a topic, a producer and so on."""
 
@@ -230,6 +239,7 @@ class Table:
         passed_by: tuple[str, ...] = (),
         refused: Mapping[str, str] | None = None,
         aliases: Mapping[str, str] | None = None,
+        of_listeners: tuple[str, ...] = (),
     ) -> None:
         self.noun = noun
         self.rows = {row.name: row for row in rows}
@@ -239,33 +249,62 @@ class Table:
         self.refused = refused or {}
         #: Other spellings of rows.
         self.aliases = aliases or {}
+        #: Rows that one listener may have for itself; a name that ends in a dot is a prefix.
+        self.of_listeners = of_listeners
 
     def __getitem__(self, name: str) -> Setting:
-        return self.rows[name]
+        found = self.find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self.rows
+        return isinstance(name, str) and self.find(name) is not None
 
     def __iter__(self) -> Iterator[Setting]:
         return iter(self.rows.values())
 
+    def find(self, name: str) -> Setting | None:
+        """The setting of this name, also one that a listener has for itself; None if there is none."""
+        if name in self.rows or not self.of_listeners:
+            return self.rows.get(name)
+        parts = OF_A_LISTENER.fullmatch(name)
+        if parts is None:
+            return None
+        of_listener = parts["setting"]
+        if of_listener not in self.rows and not of_listener.startswith("sasl."):
+            # A setting of one SASL mechanism, as in listener.name.NAME.plain.sasl.jaas.config.
+            of_listener = of_listener.partition(".")[2]
+            if not of_listener.startswith(_OF_MECHANISMS):
+                return None
+        if of_listener not in self.rows or not _is_listed(of_listener, self.of_listeners):
+            return None
+        return replace(self.rows[of_listener], name=name, default=None)
+
     def row(self, name: str) -> Setting:
         """The setting of this name. `ConfigError` names the nearest one."""
-        if name in self.rows:
-            return self.rows[name]
+        if (found := self.find(name)) is not None:
+            return found
         if name in self.refused:
             raise ConfigError(f"{self.noun} setting '{name}' is not served: {self.refused[name]}")
         import difflib  # rarely needed, and slow to import
 
-        near = difflib.get_close_matches(name, self.rows, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        parts = OF_A_LISTENER.fullmatch(name) if self.of_listeners else None
+        prefix = f"listener.name.{parts['listener']}." if parts else ""
+        near = difflib.get_close_matches(name.removeprefix(prefix), self.rows, n=1)
+        hint = f"; did you mean '{prefix}{near[0]}'?" if near else ""
         raise ConfigError(f"unknown {self.noun} setting '{name}'{hint}")
 
     def passes_by(self, name: str) -> bool:
         """Whether this is a setting of Kafka's that is accepted and ignored."""
-        if name in self.rows:
-            return False
-        return any(name.startswith(one) if one.endswith(".") else name == one for one in self.passed_by)
+        parts = OF_A_LISTENER.fullmatch(name) if self.of_listeners else None
+        if parts is not None:
+            setting = parts["setting"]
+            # What follows the listener's name may begin with the name of a SASL mechanism.
+            for own in (setting, setting.partition(".")[2]):
+                if own.startswith(("ssl.", "sasl.")):
+                    return _is_listed(own, self.passed_by)
+        return _is_listed(name, self.passed_by) and name not in self
 
     def parse(self, given: Mapping[str, object] | None = None) -> Values:
         """The defaults, overridden by what was given."""

@@ -27,6 +27,7 @@ BROKER_SETTINGS = {
     "controlled.shutdown.enable": _ONE_NODE,
     "controller.quorum.voters": _ONE_NODE,
     "inter.broker.listener.name": _ONE_NODE,
+    "security.inter.broker.protocol": _ONE_NODE,
     "process.roles": _ONE_NODE,
     "default.replication.factor": _ONE_REPLICA,
     "offsets.topic.replication.factor": _ONE_REPLICA,

@@ -168,7 +168,7 @@ def read_leader_epochs(files: Files, directory: str) -> LeaderEpochs | None:
 # Offsets per partition, for a data directory
 
 
-def encode_offsets(offsets: dict[tuple[str, int], int]) -> bytes:
+def encode_offsets(offsets: Mapping[tuple[str, int], int]) -> bytes:
     lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in sorted(offsets.items())]
     return "".join([f"0\n{len(lines)}\n", *lines]).encode()
 
@@ -179,13 +179,16 @@ def decode_offsets(data: bytes) -> dict[tuple[str, int], int]:
     return {(topic, int(partition)): int(offset) for topic, partition, offset in _rows(data, 3)}
 
 
-def read_offsets(files: Files, data_directory: Path | str, name: str) -> dict[tuple[str, int], int]:
-    """The offsets in a checkpoint of the data directory; none when the file is missing or cannot be read."""
+def read_offsets(files: Files, data_directory: Path | str, name: str) -> Mapping[tuple[str, int], int]:
+    """The offsets in a checkpoint of the data directory; none when the file is missing or cannot be read.
+
+    Every log that is opened asks, and the file has a line for every partition. So it is parsed only when it changed.
+    """
     path = os.path.join(data_directory, name)
     if not files.exists(path):
         return {}
     try:
-        return decode_offsets(files.read(path))
+        return files.read_parsed(path, decode_offsets)
     except DamagedCheckpoint as damage:
         # As in Kafka: a checkpoint only saves work or remembers a deletion. The broker starts without it.
         logger.error("%s is ignored: %s", path, damage)
@@ -193,7 +196,7 @@ def read_offsets(files: Files, data_directory: Path | str, name: str) -> dict[tu
 
 
 def write_offsets(
-    files: Files, data_directory: Path | str, name: str, offsets: dict[tuple[str, int], int], *, durable: bool = True
+    files: Files, data_directory: Path | str, name: str, offsets: Mapping[tuple[str, int], int], *, durable: bool = True
 ) -> None:
     files.replace(os.path.join(data_directory, name), encode_offsets(offsets), durable=durable)
 
@@ -210,8 +213,8 @@ def set_offsets(
 
 def forget_offset(files: Files, data_directory: Path | str, name: str, partition: tuple[str, int]) -> None:
     offsets = read_offsets(files, data_directory, name)
-    if offsets.pop(partition, None) is not None:
-        write_offsets(files, data_directory, name, offsets)
+    if partition in offsets:
+        write_offsets(files, data_directory, name, {key: offset for key, offset in offsets.items() if key != partition})
 
 
 def _rows(data: bytes, width: int) -> list[list[str]]:

@@ -15,11 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, Thread
+from typing import TypeVar
 
 Buffer = bytes | bytearray | memoryview
 Path = str | os.PathLike[str]
 
 _SMALL_FILE = 4096
+
+_Parsed = TypeVar("_Parsed")
 
 
 class Files:
@@ -31,6 +34,8 @@ class Files:
         self._remover: Thread | None = None
         self._removing = Lock()
         self._doomed: deque[Path] = deque()
+        #: What `read_parsed` made of a file, and which file that was: (inode, size, time of the last change).
+        self._parsed: dict[str, tuple[tuple[int, int, int], object]] = {}
 
     # Open files
 
@@ -95,6 +100,19 @@ class Files:
         finally:
             os.close(descriptor)
 
+    def read_parsed(self, path: Path, parse: Callable[[bytes], _Parsed]) -> _Parsed:
+        """What `parse` makes of a file. It is kept until the file changes, so nobody may change it.
+
+        For files that are read again and again and seldom replaced. A file has to be read with the same `parse` always.
+        """
+        path = os.fspath(path)
+        stat = os.stat(path)
+        read_from = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        kept = self._parsed.get(path)
+        if kept is None or kept[0] != read_from:
+            kept = self._parsed[path] = read_from, parse(self.read(path))
+        return kept[1]  # type: ignore[return-value]
+
     def write_into(self, path: Path, data: Buffer, position: int) -> None:
         """Write `data` at `position` of a file, which is created if need be."""
         descriptor = self.open(path, create=True)
@@ -116,6 +134,8 @@ class Files:
         finally:
             self.close(descriptor)
         self.rename(beside, path)
+        # A third file may get the inode of the first one, and even its time.
+        self._parsed.pop(path, None)
         if durable:
             self.sync_directory(os.path.dirname(path) or ".")
 

@@ -51,8 +51,13 @@ class Manifest:
     partitions: dict[str, str] = field(default_factory=dict)
 
     def of_partition(self, directory: str) -> Marks | None:
+        """The files of a partition; None where nothing is known of them."""
         line = self.partitions.get(os.path.basename(directory))
-        return None if line is None else decode_marks(line)
+        try:
+            return None if line is None else decode_marks(line)
+        except ValueError as error:
+            logger.warning("%s is ignored for %s: %s. Its files are checked instead", MANIFEST, directory, error)
+            return None
 
 
 # One partition
@@ -66,6 +71,7 @@ def encode_marks(marks: Mapping[str, FileMark]) -> str:
 
 
 def decode_marks(line: str) -> Marks:
+    """What `encode_marks` wrote; ValueError if it is something else."""
     marks = {}
     for word in line.split():
         name, size, crc = word.rsplit(":", 2)
@@ -137,10 +143,11 @@ def read_expected(files: Files, directory: str) -> Marks | None:
     if not files.exists(path):
         return None
     text = _without_crc(files.read(path))
-    if text is None:
+    try:
+        return decode_marks("?" if text is None else text)
+    except ValueError:
         logger.warning("%s is ignored: it is not what was written", path)
         return None
-    return decode_marks(text)
 
 
 def remove_expected(files: Files, directory: str) -> None:
@@ -170,13 +177,24 @@ def read_manifest(files: Files, data_directory: Path | str) -> Manifest | None:
     if text is None:
         logger.warning("%s is ignored: it is not what was written. The files are checked instead", path)
         return None
-    head, *lines = text.splitlines()
+    try:
+        return _decode_manifest(text)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Its CRC is right, so somebody else wrote it: a later version, perhaps.
+        logger.warning("%s is ignored: %s. The files are checked instead", path, error)
+        return None
+
+
+def _decode_manifest(text: str) -> Manifest:
+    head, *lines = text.split("\n")
     stored = json.loads(head)
     if stored["version"] != 1:
-        logger.warning("%s is ignored: version %s is not known", path, stored["version"])
-        return None
-    partitions = dict(line.split(" ", 1) for line in lines)
-    return Manifest(stored["checkpoints"], stored["entries"], partitions)
+        raise ValueError(f"version {stored['version']} is not known")
+    checkpoints, entries = stored["checkpoints"], stored["entries"]
+    for name in (*checkpoints, *checkpoints.values(), *entries):
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r} is not text")
+    return Manifest(checkpoints, entries, dict(line.split(" ", 1) for line in lines if line))
 
 
 def remove_manifest(files: Files, data_directory: Path | str) -> None:
@@ -205,6 +223,9 @@ def _without_crc(data: bytes) -> str | None:
     end = data.rfind(b"\ncrc32c=") + 1
     if end == 0 or data[end:] != f"crc32c={crc32c(data[:end]):08x}\n".encode():
         return None
-    return data[:end].decode()
+    try:
+        return data[:end].decode()
+    except UnicodeDecodeError:
+        return None
 
 

@@ -55,8 +55,8 @@ class ProducerLoader:
         for offset in self._listing.offsets(SNAPSHOT_SUFFIX):
             try:
                 decode_snapshot(self._files.read(snapshot_path(self._directory, offset)))
-            except DamagedSnapshot:
-                continue
+            except (DamagedSnapshot, FileNotFoundError):
+                continue  # one that cannot be used may have been removed since the files were listed
             yield offset
 
     def load_snapshot(self, offset: int) -> bool:
@@ -87,15 +87,17 @@ class ProducerLoader:
         for number, segment in enumerate(segments[:count]):
             if number + 1 < len(segments) and segments[number + 1].base_offset <= start:
                 continue
-            end, heard_ms = 0, self.written_ms(segment)
+            end, expected, heard_ms = 0, segment.base_offset, self.written_ms(segment)
             for position, batch in segment.batches_with_positions():
                 try:
                     check(batch, stored=True)
                 except Refused as refused:
                     raise DamagedLog(segment.log_path, position, refused.why) from None
+                # A retry would be answered with the offset that the batch claims.
+                segment.check_place(batch, expected, position)
                 if batch.base_offset >= start:
                     replay(self.producers, batch, heard_ms)
-                end = position + batch.size_bytes
+                end, expected = position + batch.size_bytes, batch.next_offset
             if end < segment.size_bytes:
                 raise DamagedLog(segment.log_path, end, "the bytes there are no record batch")
 

@@ -279,7 +279,7 @@ class _Loader:
             except Refused as refused:
                 what = refused.why
                 break
-            impossible = self._impossible(batch, expected)
+            impossible = self._impossible(segment, batch, expected)
             if impossible:
                 # A torn write has no valid CRC, so this is something else.
                 raise DamagedLog(segment.log_path, position, impossible)
@@ -304,12 +304,14 @@ class _Loader:
         segment.transaction_index.hold(aborts)
         return expected, valid_bytes, what
 
-    def _impossible(self, batch: Batch, expected: int) -> str:
+    def _impossible(self, segment: Segment, batch: Batch, expected: int) -> str:
         """What is wrong with offset or leader epoch of a batch, which its CRC does not cover; empty if nothing is."""
         if batch.base_offset < expected:
             return f"a batch claims offset {batch.base_offset} where {expected} or more must stand"
         if batch.base_offset > expected and expected >= self.contiguous_from:
             return f"a batch claims offset {batch.base_offset} where {expected} must stand"
+        if not segment.can_hold(batch):
+            return f"a batch claims offset {batch.base_offset}, too far from where its segment begins"
         known = self.epochs.epoch_at(batch.base_offset)
         # Batches before the first known epoch were deleted, wherever in a segment they are.
         is_known = known >= 0 and not self.finds_epochs

@@ -262,24 +262,41 @@ class Segment:
             self._rebuild(damage.why)
 
     def _rebuild(self, why: str) -> None:
-        """Rebuild the offset and time index by reading the whole segment."""
+        """Rebuild the offset and time index by reading the whole segment. `DamagedLog` if that is damaged, too."""
         size, largest_known = self.size_bytes, self._largest_known
         before = self.offset_index, self.time_index, self.transaction_index
         self.forget_indexes()
         self.transaction_index = before[2]
-        end = 0
-        for position, batch in self.batches_with_positions():
-            self.note(position, batch.size_bytes, batch.last_offset, batch.max_timestamp, _REBUILT_INTERVAL_BYTES)
-            end = position + batch.size_bytes
-        self.size_bytes = size
-        if end < size:
+        end, expected = 0, self.base_offset
+        try:
+            for position, batch in self.batches_with_positions():
+                # With a batch that claims a wrong offset, the index would lead readers past others.
+                self.check_place(batch, expected, position)
+                self.note(position, batch.size_bytes, batch.last_offset, batch.max_timestamp, _REBUILT_INTERVAL_BYTES)
+                end, expected = position + batch.size_bytes, batch.next_offset
+            if end < size:
+                raise self.no_batch_at(end)
+        except Refused:
             self.offset_index, self.time_index, self._largest_known = before[0], before[1], largest_known
-            raise self.no_batch_at(end)
+            raise
+        finally:
+            self.size_bytes = size
         if self.max_timestamp_ms >= 0:
             self.time_index.append(self.max_timestamp_ms, self.offset_of_max_timestamp)
         logger.warning("%s; it is rebuilt from the log", why)
         self.offset_index.rewrite(self.files)
         self.time_index.rewrite(self.files)
+
+    def can_hold(self, batch: Batch) -> bool:
+        """Whether the offsets that a batch claims can be in an index of this segment."""
+        return self.base_offset <= batch.base_offset <= batch.last_offset <= self.base_offset + RELATIVE_OFFSET_MAX
+
+    def check_place(self, batch: Batch, expected: int, position: int) -> None:
+        """`DamagedLog` if a batch claims offsets that it cannot have where `expected` is due."""
+        self._check_offset(batch.base_offset, expected, position)
+        if not self.can_hold(batch):
+            what = f"a batch claims the offsets {batch.base_offset} to {batch.last_offset}"
+            raise DamagedLog(self.log_path, position, what, code=ErrorCode.CORRUPT_MESSAGE)
 
     def load_largest_timestamp(self) -> None:
         """Find the largest timestamp: the last entry of the time index, and the few batches after it."""

@@ -9,6 +9,7 @@ from semel.machines.groups.classic.group import CLASSIC_GROUP_TABLE, ClassicGrou
 from semel.machines.groups.classic.member import CLASSIC_MEMBERSHIP_TABLE, ClassicMembershipState
 from semel.machines.groups.consumer.member import CONSUMER_MEMBERSHIP_TABLE, ConsumerMembershipState
 from semel.machines.reading.fetch_positions import POSITION_TABLE, PositionState
+from semel.machines.security.authentication import AUTHENTICATION_TABLE, AuthenticationState
 from semel.machines.table import StatePage, bullet
 from semel.machines.transactions.producer_states import PRODUCER_TABLE, ProducerState
 from semel.machines.transactions.states import TRANSACTION_TABLE, TransactionEvent, TransactionState
@@ -166,8 +167,36 @@ FETCH_POSITION = StatePage(
     ),
 )
 
+AUTHENTICATION = StatePage(
+    name="authentication",
+    title="A client that authenticates, on the broker",
+    table=AUTHENTICATION_TABLE,
+    source="semel/machines/security/authentication.py",
+    opening="What a connection to a listener with SASL may send, until it is authenticated and afterwards.",
+    first=AuthenticationState.NEW,
+    blank="closes the connection at once, and nothing is answered",
+    meanings={
+        AuthenticationState.NEW: "The client is connected and nothing was asked.",
+        AuthenticationState.KNOWS_VERSIONS: "The client knows the versions of the APIs, and has to choose a mechanism.",
+        AuthenticationState.EXCHANGE: "The client sends the messages of its mechanism, each in a SaslAuthenticate.",
+        AuthenticationState.RAW_EXCHANGE: "The same with an old client, whose messages have nothing but a length.",
+        AuthenticationState.AUTHENTICATED: "The client has shown who it is, and its requests are served.",
+        AuthenticationState.AUTHENTICATES_AGAIN: "The handshake of a client that authenticates again is looked at. "
+        "This is passed through within one request.",
+        AuthenticationState.MECHANISM_CHANGED: "A client authenticates again, by another mechanism than before. "
+        "Whatever it sends next ends the connection.",
+    },
+    notes=(
+        "An error code ends the connection, after `connection.failed.authentication.delay.ms`. Only in Authenticated "
+        "the connection goes on.",
+        "In RawExchange no code is told: the connection is closed after the same delay.",
+        "A session that has ended (`connections.max.reauth.ms`) is no state: the next request other than a "
+        "SaslHandshake closes the connection.",
+    ),
+)
+
 #: In the order in which the index lists them.
-PAGES = (TRANSACTION, PRODUCER, CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_MEMBER, FETCH_POSITION)
+PAGES = (TRANSACTION, PRODUCER, CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_MEMBER, FETCH_POSITION, AUTHENTICATION)
 
 
 def index() -> str:

@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 TokenProvider = Callable[[], object]
 
 _JAAS = re.compile(
-    r"\s*(?P<module>[\w.$]+)\s+(?:required|requisite|sufficient|optional)(?P<options>.*?);\s*", re.DOTALL
+    r"\s*(?P<module>[\w$]+(?:\.[\w$]+)*)\s+(?:required|requisite|sufficient|optional)(?P<options>.*?);\s*", re.DOTALL
 )
 _OPTION = re.compile(
-    r"""\s+(?P<name>[\w.]+)\s*=\s*"""
+    r"""\s+(?P<name>[\w.$-]+)\s*=\s*"""
     r"""(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)'|(?P<bare>[^\s;"']+))"""
 )
 _MECHANISM_OF_MODULE = {

@@ -7,6 +7,7 @@ Guarantees:
 - Nothing older than TLS 1.2 is spoken.
 - A wrong file, password or pair of key and certificate is refused when the context is made, with the setting's name.
   No error text repeats a password or a key.
+- Cipher suites that are not listed are not used, where a list is given.
 - A private key that came as text or from a PKCS12 file is not written to disk: OpenSSL reads it from memory (on Linux;
   elsewhere from a file that only its owner can read, for that moment).
 """
@@ -14,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +30,12 @@ _PKCS12_TYPES = ("PKCS12", "PFX")
 _PKCS12_SUFFIXES = (".p12", ".pfx", ".pkcs12")
 _NEEDS_CRYPTOGRAPHY = "needs the package `cryptography`: pip install 'semel[security]'"
 _JKS_HEAD = b"\xfe\xed\xfe\xed"
+#: The suites of TLS 1.3 that OpenSSL uses unless it is told otherwise.
+_TLS_1_3_SUITES = ("TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256")
+#: One block of a PEM text. Java is content with spaces, or nothing, where OpenSSL wants the ends of lines.
+_PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+_PEM_LINE_CHARACTERS = 64
+_END_OF_CERTIFICATE = b"-----END CERTIFICATE-----"
 
 
 class SecuritySettings(Protocol):
@@ -53,21 +61,76 @@ def client_context(settings: SecuritySettings) -> ssl.SSLContext | None:
     return context
 
 
+def server_context(settings: SecuritySettings, *, asks_clients: str) -> tuple[ssl.SSLContext, bytes]:
+    """The context for the connections of a listener, and our own certificate in DER form.
+
+    `asks_clients` is what `ssl.client.auth` can be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _set_protocols(context, settings)
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    # One ticket is enough to come back with; the default is two, for each connection.
+    context.num_tickets = 1
+    own = _load_key(context, settings)
+    if own is None:
+        raise ConfigError(
+            "ssl.keystore.location: a listener with TLS needs a certificate and its private key: a PEM or PKCS12 file "
+            "here, or PEM text in ssl.keystore.certificate.chain and ssl.keystore.key"
+        )
+    is_trusting = _load_trust(context, settings)
+    if asks_clients != "none":
+        if not is_trusting:
+            raise ConfigError(
+                f"ssl.truststore.location: ssl.client.auth={asks_clients} needs it, to say whose certificates are taken"
+            )
+        # As in Java, whoever is in the trust store is trusted, also without those who signed its certificate.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.verify_mode = ssl.CERT_REQUIRED if asks_clients == "required" else ssl.CERT_OPTIONAL
+    return context, own
+
+
+def files_of(settings: SecuritySettings) -> list[str]:
+    """The files that keys and certificates are read from."""
+    names = ("ssl.keystore.location", "ssl.key.location", "ssl.truststore.location")
+    return [settings[name] for name in names if settings[name]]
+
+
 def _set_protocols(context: ssl.SSLContext, settings: SecuritySettings) -> None:
     versions = sorted(_VERSIONS[name] for name in settings["ssl.enabled.protocols"])
     newest = _VERSIONS.get(settings["ssl.protocol"], versions[-1])
     versions = [version for version in versions if version <= newest]
     if not versions:
         raise ConfigError("ssl.protocol: is older than every version in ssl.enabled.protocols")
-    context.minimum_version, context.maximum_version = versions[0], versions[-1]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    # OpenSSL chooses among the suites of TLS 1.3 by itself; Python has no way to set them.
-    suites = [name for name in settings["ssl.cipher.suites"] if not name.startswith(("TLS_AES_", "TLS_CHACHA20_"))]
-    if suites:
+    if settings["ssl.cipher.suites"]:
+        versions = _set_suites(context, settings["ssl.cipher.suites"], versions)
+    context.minimum_version, context.maximum_version = versions[0], versions[-1]
+
+
+def _set_suites(
+    context: ssl.SSLContext, names: tuple[str, ...], versions: list[ssl.TLSVersion]
+) -> list[ssl.TLSVersion]:
+    """Use no other suites than these. Returns the versions of TLS that have any of them."""
+    newer = [name for name in names if name.startswith(("TLS_AES_", "TLS_CHACHA20_POLY1305_SHA"))]
+    older = [name for name in names if name not in newer]
+    if newer and ssl.TLSVersion.TLSv1_3 in versions:
+        if hasattr(context, "set_ciphersuites"):  # Python 3.15
+            context.set_ciphersuites(":".join(newer))
+        elif not set(_TLS_1_3_SUITES) <= set(newer):
+            raise ConfigError(
+                f"ssl.cipher.suites: this Python cannot choose among the suites of TLS 1.3; name all of "
+                f"{', '.join(_TLS_1_3_SUITES)}, or none of them to speak TLS 1.2 only"
+            )
+    if older:
         try:
-            context.set_ciphers(":".join(_openssl_name(name) for name in suites))
+            context.set_ciphers(":".join(_openssl_name(name) for name in older))
         except ssl.SSLError:
-            raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(suites)}") from None
+            raise ConfigError(f"ssl.cipher.suites: OpenSSL knows none of {', '.join(older)}") from None
+    has_suites = {ssl.TLSVersion.TLSv1_2: bool(older), ssl.TLSVersion.TLSv1_3: bool(newer)}
+    left = [version for version in versions if has_suites[version]]
+    if not left:
+        raise ConfigError("ssl.cipher.suites: none of them is for a version of TLS in ssl.enabled.protocols")
+    return left
 
 
 def _openssl_name(name: str) -> str:
@@ -80,6 +143,7 @@ def _openssl_name(name: str) -> str:
         return name
     exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
     cipher = cipher.replace("AES_128", "AES128").replace("AES_256", "AES256").replace("_CBC", "").replace("_", "-")
+    cipher = cipher.replace("POLY1305-SHA256", "POLY1305")
     return cipher if exchange == "RSA" else f"{exchange.replace('_', '-')}-{cipher}"
 
 
@@ -93,7 +157,7 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
         raise ConfigError("ssl.truststore.certificates and ssl.truststore.location: give one of them")
     if text:
         try:
-            context.load_verify_locations(cadata=text)
+            context.load_verify_locations(cadata=_as_lines(text))
         except (ssl.SSLError, ValueError):
             raise ConfigError("ssl.truststore.certificates: is not a certificate in PEM form") from None
         return True
@@ -116,7 +180,8 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
 # Our own key
 
 
-def _load_key(context: ssl.SSLContext, settings: SecuritySettings) -> None:
+def _load_key(context: ssl.SSLContext, settings: SecuritySettings) -> bytes | None:
+    """Load our key and certificates; returns our own certificate in DER form, None where none is named."""
     location, chain, key = (
         settings[name] for name in ("ssl.keystore.location", "ssl.keystore.certificate.chain", "ssl.keystore.key")
     )
@@ -125,28 +190,41 @@ def _load_key(context: ssl.SSLContext, settings: SecuritySettings) -> None:
     if not (location or chain):
         if key or key_file:
             raise ConfigError("ssl.keystore.certificate.chain: a private key is given, and its certificate is missing")
-        return
+        return None
     if location and chain:
         raise ConfigError("ssl.keystore.location and ssl.keystore.certificate.chain: give one of them")
     if chain:
         if not key and not key_file:
             raise ConfigError("ssl.keystore.key: the private key of ssl.keystore.certificate.chain is missing")
-        pem_key = key.encode() if key else _read("ssl.key.location", key_file)
-        _use_pem(context, "ssl.keystore.key", chain.encode(), pem_key, password)
-        return
+        pem_key = _as_lines(key).encode() if key else _read("ssl.key.location", key_file)
+        return _use_pem(context, "ssl.keystore.key", _as_lines(chain).encode(), pem_key, password)
     data = _read("ssl.keystore.location", location)
     if _is_pkcs12(settings["ssl.keystore.type"], location, data):
         pem_key, certificates = _open_pkcs12("ssl.keystore", location, data, settings["ssl.keystore.password"])
         if not pem_key or not certificates:
             raise ConfigError(f"ssl.keystore.location: {location} holds no private key with its certificate")
-        _use_pem(context, "ssl.keystore.location", b"".join(certificates), pem_key, None)
-        return
-    pem_key = key.encode() if key else _read("ssl.key.location", key_file) if key_file else data
-    _use_pem(context, "ssl.keystore.location", data, pem_key, password or settings["ssl.keystore.password"])
+        return _use_pem(context, "ssl.keystore.location", b"".join(certificates), pem_key, None)
+    pem_key = _as_lines(key).encode() if key else _read("ssl.key.location", key_file) if key_file else data
+    password = password or settings["ssl.keystore.password"]
+    return _use_pem(context, "ssl.keystore.location", data, pem_key, password)
 
 
-def _use_pem(context: ssl.SSLContext, setting: str, chain: bytes, key: bytes, password: str | None) -> None:
-    """Load a key with its certificates, which OpenSSL takes from files only."""
+def _as_lines(pem: str) -> str:
+    """PEM text that came in one line, as in a properties file, in the lines that OpenSSL wants."""
+
+    def block(found: re.Match[str]) -> str:
+        kind, content = found[1], found[2].replace("\\n", "\n")
+        if ":" not in content:  # an old encrypted key has headers, and is left as it is
+            packed = "".join(content.split())
+            lines = [packed[at : at + _PEM_LINE_CHARACTERS] for at in range(0, len(packed), _PEM_LINE_CHARACTERS)]
+            content = "\n" + "\n".join(lines) + "\n"
+        return f"-----BEGIN {kind}-----{content}-----END {kind}-----\n"
+
+    return _PEM_BLOCK.sub(block, pem)
+
+
+def _use_pem(context: ssl.SSLContext, setting: str, chain: bytes, key: bytes, password: str | None) -> bytes:
+    """Load a key with its certificates, which OpenSSL takes from files only. Returns the first certificate."""
     if b"PRIVATE KEY" not in key:
         raise ConfigError(f"{setting}: there is no private key in PEM form in it; see ssl.key.location")
     if b"BEGIN CERTIFICATE" not in chain:
@@ -168,6 +246,8 @@ def _use_pem(context: ssl.SSLContext, setting: str, chain: bytes, key: bytes, pa
                 what = "is wrong" if password else "is missing"
                 raise ConfigError(f"ssl.key.password: {what}; the private key is encrypted") from None
             raise ConfigError(f"{setting}: the key or the certificate cannot be read ({error.reason})") from None
+    first = chain[chain.index(b"-----BEGIN CERTIFICATE") :].partition(_END_OF_CERTIFICATE)[0] + _END_OF_CERTIFICATE
+    return ssl.PEM_cert_to_DER_cert(first.decode("ascii", "replace"))
 
 
 @contextmanager

@@ -1,36 +1,63 @@
 """The pytest plugin: a test that uses `semel_broker` gets its own running broker, which is removed afterwards.
 
 Installing Semel registers the fixture with pytest, so a test only has to name it. The broker keeps its data in the
-test's temporary directory and listens on a free port of 127.0.0.1. Settings are given in a marker, with Kafka's names:
+test's temporary directory and listens on a free port of 127.0.0.1. A marker gives it settings, with Kafka's names, and
+security:
 
-    @pytest.mark.semel(**{"num.partitions": 3})
+    @pytest.mark.semel_broker(settings={"num.partitions": 3}, security=semel.Security(users=["alice"]))
     def test_orders(semel_broker):
-        producer = confluent_kafka.Producer({"bootstrap.servers": semel_broker.bootstrap_servers})
+        producer = confluent_kafka.Producer(semel_broker.client_settings("alice"))
+
+`@pytest.mark.semel(**{"num.partitions": 3})` is a shorter way to give settings alone. A marker at a test goes before
+one at its class or module: settings add up, security is that of the nearest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker
 
+_ARGUMENTS = ("settings", "security")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "semel(**settings): settings of the broker behind the semel_broker fixture")
+    config.addinivalue_line(
+        "markers", "semel_broker(settings=None, security=None): what the broker behind the fixture is made with"
+    )
 
 
 @pytest.fixture
 def semel_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """A running broker for this test, at `.bootstrap_servers`."""
+    """A running broker for this test, at `.bootstrap_servers`; `.client_settings(user)` is for one with security."""
     from semel.broker.embedded import Broker
 
     settings: dict[str, object] = {}
-    for marker in reversed(list(request.node.iter_markers("semel"))):
-        settings.update(marker.kwargs)
-    with Broker(tmp_path / "semel-data", settings=settings) as broker:
+    security: Any = None
+    markers = [marker for marker in request.node.iter_markers() if marker.name in ("semel", "semel_broker")]
+    for marker in reversed(markers):
+        if marker.name == "semel":
+            settings.update(marker.kwargs)
+            continue
+        settings.update(_given_settings(marker))
+        security = marker.kwargs.get("security", security)
+    with Broker(tmp_path / "semel-data", settings=settings, security=security) as broker:
         yield broker
+
+
+def _given_settings(marker: pytest.Mark) -> Mapping[str, object]:
+    unknown = [name for name in marker.kwargs if name not in _ARGUMENTS]
+    if marker.args or unknown:
+        named = f"not {', '.join(unknown)}" if unknown else "by name"
+        raise pytest.UsageError(f"@pytest.mark.semel_broker takes {' and '.join(_ARGUMENTS)}, {named}")
+    settings = marker.kwargs.get("settings") or {}
+    if not isinstance(settings, Mapping):
+        kind = type(settings).__name__
+        raise pytest.UsageError(f"@pytest.mark.semel_broker: settings are a dict of Kafka's names, not {kind}")
+    return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.configs import (
@@ -13,7 +13,7 @@ from semel.broker.configs import (
     describe_topic_settings,
 )
 from semel.broker.dispatch import Pace
-from semel.broker.stored.dynamic_settings import dynamic_setting
+from semel.broker.stored.dynamic_settings import dynamic_setting, is_of_tls
 from semel.config import GROUP, TOPIC, ConfigError, Setting
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
@@ -30,6 +30,7 @@ from semel.wire.messages.configs import (
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
+    from semel.broker.tls_listeners import TlsSide
     from semel.broker.topics.topic import Topic
 
 TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE = 2, 4, 8, 16, 32
@@ -164,8 +165,7 @@ async def _alter(
                 broker.stores.group_settings.check(overrides, broker.settings)
                 groups[name] = overrides
             else:
-                broker.stores.broker_settings.replace(name, overrides, validate_only=request.validate_only)
-                broker.settings = broker.stores.broker_settings.values
+                await _alter_broker(broker, name, overrides, resource.configs, validate_only=request.validate_only)
                 await broker.topics.change_defaults(broker.settings, pace.rest)
                 continue
             written[kind_of].append(response)
@@ -179,6 +179,25 @@ async def _alter(
                 broker.groups.configure(group_id)
                 await pace.rest()
     return kind(responses=responses)
+
+
+async def _alter_broker(
+    broker: BrokerServer, name: str, overrides: dict[str, str], configs: list[Any], *, validate_only: bool
+) -> None:
+    """Change settings of the broker. Keys and certificates are read before anything is stored, so that a listener
+    never has any that cannot be used. As in Kafka, naming a file again is the way to have it read again."""
+    stored = broker.stores.broker_settings
+    sides: Mapping[str, TlsSide] = {}
+    touched = {config.name for config in configs} | (stored.overrides_of(name).keys() ^ overrides.keys())
+    if any(map(is_of_tls, touched)):
+        try:
+            sides = await broker.listening.read_tls(stored.values_with(name, overrides))
+        except ConfigError as error:
+            raise Refused(ErrorCode.INVALID_REQUEST, str(error)) from None
+    stored.replace(name, overrides, validate_only=validate_only)
+    if not validate_only:
+        broker.settings = stored.values
+        broker.listening.use_tls(sides)
 
 
 async def _try_to_write(change: Coroutine[Any, Any, None], responses: list[Any]) -> bool:

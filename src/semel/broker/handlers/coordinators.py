@@ -21,7 +21,7 @@ def find_coordinator(
 ) -> Generator[None, None, FindCoordinatorResponse]:
     """Answer with this broker for every group and transactional id whose stored state can be read."""
     keys = request.coordinator_keys if call.version >= BATCHED_SINCE else [request.key]
-    host, port = broker.listening.endpoint
+    host, port = call.connection.endpoint
     found = []
     for key in keys:
         coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_message=None)

@@ -17,6 +17,7 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.access.guards.fetch import without_denied
 from semel.broker.dispatch import Pace
 from semel.broker.fetch_sessions import (
     FINAL_EPOCH,
@@ -34,6 +35,7 @@ from semel.log.reader import NO_LIMIT, Extent
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
+    from semel.broker.access.control import AccessControl
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
 
@@ -83,6 +85,41 @@ def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetch
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version, named)
     except Refused as error:
         return FetchResponse(error_code=error.code)
+    if broker.access is not None:
+        if len(fetched) > PARTITIONS_AT_ONCE:
+            return _fetch_allowed(broker, broker.access, request, call, list(fetched.items()), session, incremental)
+        fetched = without_denied(broker.access, call, fetched)
+    return _serve(broker, request, call, fetched, session, incremental)
+
+
+async def _fetch_allowed(
+    broker: BrokerServer,
+    access: AccessControl,
+    request: FetchRequest,
+    call: Call,
+    wanted: _Wanted,
+    session: FetchSession | None,
+    incremental: bool,
+) -> FetchResponse:
+    """Ask the access rules about very many partitions, some at a time, then fetch."""
+    pace = Pace(broker, call)
+    fetched: Fetched = {}
+    for start in range(0, len(wanted), PARTITIONS_AT_ONCE):
+        fetched.update(without_denied(access, call, dict(wanted[start : start + PARTITIONS_AT_ONCE])))
+        await pace.rest()
+    reply = _serve(broker, request, call, fetched, session, incremental)
+    answer: FetchResponse = await reply if type(reply) is CoroutineType else reply
+    return answer
+
+
+def _serve(
+    broker: BrokerServer,
+    request: FetchRequest,
+    call: Call,
+    fetched: Fetched,
+    session: FetchSession | None,
+    incremental: bool,
+) -> Any:
     round_, wanted = _Round(), iter(fetched.items())
     if len(fetched) > PARTITIONS_AT_ONCE or not _read(broker, request, wanted, round_):
         call.connection.reserve(round_.size_bytes)
@@ -293,6 +330,8 @@ class _Bell:
 
 
 def _find(broker: BrokerServer, one: FetchedPartition) -> Partition:
+    if one.is_denied:
+        raise Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{one.topic} may not be read")
     if isinstance(one.topic, uuid.UUID):
         return broker.topics.by_topic_id(one.topic).partition(one.partition)
     return broker.topics.partition(one.topic, one.partition)

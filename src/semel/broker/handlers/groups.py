@@ -9,10 +9,12 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.access.operations import authorized_operations, visible_topics
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.transactions import once_settled
 from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
+from semel.machines.security.access import ResourceType
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
@@ -59,12 +61,20 @@ def _about_groups(
         part = copy(request)
         setattr(part, field, some)
         answered = shell.host.settle(command(part, call.version, broker.now_ms()))
+        if getattr(request, "include_authorized_operations", False):
+            _add_operations(broker, call, answered.groups)
         if reply is None:
             reply = answered
         else:
             getattr(reply, answers).extend(getattr(answered, answers))
         yield
     return shell.host.once_on_disk(reply, indexes)
+
+
+def _add_operations(broker: BrokerServer, call: Call, groups: Iterable[Any]) -> None:
+    for group in groups:
+        if group.error_code == ErrorCode.NONE:
+            group.authorized_operations = authorized_operations(broker, call, ResourceType.GROUP, group.group_id)
 
 
 def _parts(request: Any) -> list[Any]:
@@ -131,6 +141,7 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
         call.client_id,
         "/" + call.connection.peer[0],
         lambda: str(uuid.uuid4()),
+        visible_topics(broker, call),
     )
     return shell.answer_or_park(decision, token)
 
@@ -186,7 +197,7 @@ def offset_commit(broker: BrokerServer, request: Any, call: Call) -> Any:
 def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     """Commit offsets that count when the transaction commits. The coordinator must know the partition before."""
     if not request.group_id:
-        return _txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
+        return txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
 
     def serve(part: TxnOffsetCommitRequest) -> Any:
         commit = partial(_txn_offset_commit, broker, part, call)
@@ -200,7 +211,7 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
 def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
     shell = broker.groups
     if not shell.host.ready_for(request.group_id):
-        return _txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
+        return txn_offset_commit_refused(request, ErrorCode.NOT_COORDINATOR)
     index = shell.coordinator.partition_for(request.group_id)
     log = broker.internal_topics.get(CONSUMER_OFFSETS).partition(index).log
     first = log.start_verification(request.producer_id, request.producer_epoch, -1) is not None
@@ -218,7 +229,7 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
             knows_abortable=call.version >= ABORTABLE_SINCE,
         )
         if code != ErrorCode.NONE:
-            return _txn_offset_commit_refused(request, code)
+            return txn_offset_commit_refused(request, code)
         if first and implicit_add and broker.durability.coordinator_first:
             return _commit_after_the_coordinator(broker, request, call)
     return shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
@@ -232,7 +243,8 @@ async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffset
     return await reply if type(reply) is CoroutineType else reply
 
 
-def _txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode) -> TxnOffsetCommitResponse:
+def txn_offset_commit_refused(request: TxnOffsetCommitRequest, code: ErrorCode) -> TxnOffsetCommitResponse:
+    """The refusal of every partition."""
     row = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
     return TxnOffsetCommitResponse(
         topics=[
@@ -286,13 +298,14 @@ def delete_groups(broker: BrokerServer, request: Any, call: Call) -> Any:
 _NOT_SERVED = "group.coordinator.rebalance.protocols leaves the consumer protocol out"
 
 
-def _serves_consumer_protocol(broker: BrokerServer) -> bool:
+def serves_consumer_protocol(broker: BrokerServer) -> bool:
+    """Whether groups of the consumer protocol are served at all."""
     return "consumer" in broker.settings["group.coordinator.rebalance.protocols"]
 
 
 def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Serve the heartbeat of a member of the consumer protocol (KIP-848): the reply is its assignment."""
-    if not _serves_consumer_protocol(broker):
+    if not serves_consumer_protocol(broker):
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, _NOT_SERVED)
     if len(request.subscribed_topic_names or ()) > MOST_SUBSCRIBED:
         raise Refused(
@@ -302,14 +315,20 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
     shell = broker.groups
     shell.host.ready_for(request.group_id)
     decision = shell.coordinator.consumer_group_heartbeat(
-        request, call.version, broker.now_ms(), call.client_id, "/" + call.connection.peer[0], lambda: str(uuid.uuid4())
+        request,
+        call.version,
+        broker.now_ms(),
+        call.client_id,
+        "/" + call.connection.peer[0],
+        lambda: str(uuid.uuid4()),
+        visible_topics(broker, call),
     )
     return shell.host.answer(decision)
 
 
 def consumer_group_describe(broker: BrokerServer, request: Any, call: Call) -> Any:
     """Describe groups of the consumer protocol."""
-    if not _serves_consumer_protocol(broker):
+    if not serves_consumer_protocol(broker):
         code, group = ErrorCode.UNSUPPORTED_VERSION, ConsumerGroupDescribeResponse.DescribedGroup
         names = dict.fromkeys(request.group_ids)
         refused = [group(group_id=name, error_code=code, error_message=_NOT_SERVED) for name in names]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.access.operations import authorized_operations, cluster_operations
 from semel.broker.dispatch import Pace
 from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.broker.topics.topic import Topic, check_new_partitions, check_topic_name, flat_name
 from semel.errors import ErrorCode, Refused
+from semel.machines.security.access import ResourceType
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -27,11 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_ID = uuid.UUID(int=0)
+#: To sort the names of the largest request at once would take too long.
+SORTED_AT_ONCE = 2000
 #: What Kafka reports if the client did not ask for the authorized operations.
 NOT_ASKED = -(2**31)
-#: All operations on a topic and on the cluster, as Kafka's bits.
-TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+
+
+def may_create(broker: BrokerServer, request: MetadataRequest, call: Call) -> bool:
+    """Whether a topic that is asked for and missing is created."""
+    return (request.allow_auto_topic_creation or call.version < 4) and broker.settings["auto.create.topics.enable"]
 
 
 def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Generator[None, None, Any]:
@@ -45,11 +52,11 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     if wanted is None or (not wanted and call.version == 0):
         topics = []
         for topic in list(broker.topics.topics.values()):
-            topics.append(_topic_row(broker, topic, call.version, request))
+            topics.append(_topic_row(broker, topic, call, request))
             yield
     else:
         topics, missing = yield from _requested_topics(broker, wanted, call, request)
-    host, port = broker.listening.endpoint
+    host, port = call.connection.endpoint
     node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
     response = MetadataResponse(
         brokers=[node],
@@ -57,12 +64,11 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
         controller_id=broker.node_id,
         topics=topics,
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
-    if missing and (request.allow_auto_topic_creation or call.version < 4):
-        if broker.settings["auto.create.topics.enable"]:
-            return _after_creating(broker, missing, call, response)
+    if missing and may_create(broker, request, call):
+        return _after_creating(broker, missing, call, response)
     return response
 
 
@@ -93,9 +99,9 @@ def _requested_topics(
             continue
         topic = broker.topics.by_id.get(row.topic_id) if by_id else broker.topics.topics.get(name)
         if topic is None:
-            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(name)
+            missing[name] = _unknown_id(row, version) if by_id else _unknown_name(broker, name, call, request)
         elif topic.name not in known:
-            known[topic.name] = _topic_row(broker, topic, version, request)
+            known[topic.name] = _topic_row(broker, topic, call, request)
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     could_be = [name for name, answer in missing.items() if answer.error_code == unknown]
     ids = [answer for answer in missing.values() if answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID]
@@ -109,15 +115,27 @@ def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> Meta
     )
 
 
-def _unknown_name(name: str) -> MetadataResponse.MetadataResponseTopic:
+def _unknown_name(
+    broker: BrokerServer, name: str, call: Call, request: MetadataRequest
+) -> MetadataResponse.MetadataResponseTopic:
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
         check_topic_name(name)
     except Refused as error:
         code = error.code
     return MetadataResponse.MetadataResponseTopic(
-        error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_id=NO_ID
+        error_code=code,
+        name=name,
+        is_internal=name in INTERNAL_TOPICS,
+        topic_id=NO_ID,
+        topic_authorized_operations=_operations(broker, name, call, request),
     )
+
+
+def _operations(broker: BrokerServer, name: str, call: Call, request: MetadataRequest) -> int:
+    if not request.include_topic_authorized_operations:
+        return NOT_ASKED
+    return authorized_operations(broker, call, ResourceType.TOPIC, name)
 
 
 async def _after_creating(
@@ -164,7 +182,7 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
 
 
 def _topic_row(
-    broker: BrokerServer, topic: Topic, version: int, request: MetadataRequest
+    broker: BrokerServer, topic: Topic, call: Call, request: MetadataRequest
 ) -> MetadataResponse.MetadataResponseTopic:
     node = [broker.node_id]
     row = MetadataResponse.MetadataResponsePartition
@@ -182,7 +200,7 @@ def _topic_row(
             )
             for index in range(len(topic.partitions))
         ],
-        topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED,
+        topic_authorized_operations=_operations(broker, topic.name, call, request),
     )
 
 
@@ -190,20 +208,24 @@ def describe_topic_partitions(
     broker: BrokerServer, request: DescribeTopicPartitionsRequest, call: Call
 ) -> Generator[None, None, DescribeTopicPartitionsResponse]:
     """Describe topics in name order, up to the requested number of partitions, and say where to continue."""
-    names = sorted({row.name for row in request.topics}) if request.topics else sorted(broker.topics.topics)
-    first_partition = 0
     cursor = request.cursor
-    if cursor is not None:
-        if cursor.partition_index < 0:
-            raise Refused(ErrorCode.INVALID_REQUEST, "the cursor's partition is negative")
-        names = [name for name in names if name >= cursor.topic_name]
-        if names and names[0] == cursor.topic_name:
-            first_partition = cursor.partition_index
+    if cursor is not None and cursor.partition_index < 0:
+        raise Refused(ErrorCode.INVALID_REQUEST, "the cursor's partition is negative")
+    names = [row.name for row in request.topics] if request.topics else list(broker.topics.topics)
+    runs = []
+    for start in range(0, len(names), SORTED_AT_ONCE):
+        runs.append(sorted(names[start : start + SORTED_AT_ONCE]))
+        yield
     left = max(1, min(request.response_partition_limit, 2000))
     response = DescribeTopicPartitionsResponse()
     node = [broker.node_id]
-    for name in names:
+    previous = None
+    for name in heapq.merge(*runs):
         yield
+        if name == previous or (cursor is not None and name < cursor.topic_name):
+            continue
+        first_partition = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+        previous = name
         if left <= 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
             break
@@ -214,7 +236,7 @@ def describe_topic_partitions(
             row.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             continue
         row.topic_id, row.is_internal = found.topic_id, found.internal
-        row.topic_authorized_operations = TOPIC_OPERATIONS
+        row.topic_authorized_operations = authorized_operations(broker, call, ResourceType.TOPIC, name)
         end = min(len(found.partitions), first_partition + left)
         for index in range(first_partition, end):
             row.partitions.append(
@@ -232,7 +254,6 @@ def describe_topic_partitions(
         if end < len(found.partitions):
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=end)
             break
-        first_partition = 0
     return response
 
 
@@ -246,7 +267,7 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             error_message="this endpoint serves brokers",
             endpoint_type=request.endpoint_type,
         )
-    host, port = broker.listening.endpoint
+    host, port = call.connection.endpoint
     node = DescribeClusterResponse.DescribeClusterBroker(
         broker_id=broker.node_id, host=host, port=port, rack=broker.rack
     )
@@ -255,6 +276,6 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
         controller_id=broker.node_id,
         brokers=[node],
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )

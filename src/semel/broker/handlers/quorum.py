@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from semel.broker.listeners import SERVED_PROTOCOL
 from semel.errors import ErrorCode
 from semel.log.checkpoints import topic_id_from_text
 from semel.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
@@ -37,9 +36,11 @@ def describe_quorum(
             row.high_watermark = broker.topics.metadata_changes
             row.current_voters = [_this_node(broker)]
         topics.append(DescribeQuorumResponse.TopicData(topic_name=topic.topic_name, partitions=partitions))
-    host, port = broker.listening.endpoint
-    listener = DescribeQuorumResponse.Listener(name=SERVED_PROTOCOL, host=host, port=port)
-    node = DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])
+    listeners = [
+        DescribeQuorumResponse.Listener(name=listener.name, host=listener.endpoint[0], port=listener.endpoint[1])
+        for listener in broker.listening.listeners
+    ]
+    node = DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=listeners)
     return DescribeQuorumResponse(error_message=None, topics=topics, nodes=[node])
 
 

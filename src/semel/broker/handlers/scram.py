@@ -30,7 +30,10 @@ def describe_user_scram_credentials(
     broker: BrokerServer, request: DescribeUserScramCredentialsRequest, call: Call
 ) -> Generator[None, None, DescribeUserScramCredentialsResponse]:
     """Describe mechanism and iterations of each requested user, or of all."""
-    times = Counter(row.name for row in request.users or ())
+    times: Counter[str] = Counter()
+    for row in request.users or ():
+        times[row.name] += 1
+        yield
     results = []
     for user in times or dict.fromkeys(user for user, _ in broker.stores.scram):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)

@@ -108,7 +108,7 @@ def _all_exist(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> bool
 def _add_of_a_client(
     broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call
 ) -> Generator[None, None, Any]:
-    refused = yield from _refused_partitions(broker, request)
+    refused = yield from refused_partitions(broker, request)
     return refused or _add(broker, request, call, [request.v3_and_below_transactional_id])
 
 
@@ -127,10 +127,10 @@ async def _add_to_each(broker: BrokerServer, request: AddPartitionsToTxnRequest,
     return response
 
 
-def _refused_partitions(
-    broker: BrokerServer, request: AddPartitionsToTxnRequest
+def refused_partitions(
+    broker: BrokerServer, request: AddPartitionsToTxnRequest, denied: frozenset[str] = frozenset()
 ) -> Generator[None, None, AddPartitionsToTxnResponse | None]:
-    """The refusal, if a partition does not exist or is internal; else None."""
+    """The refusal, if a partition does not exist, is internal or in a topic that is denied; else None."""
     codes: dict[tuple[str, int], ErrorCode] = {}
     for asked in request.v3_and_below_topics:
         topic = broker.topics.topics.get(asked.name)
@@ -138,7 +138,7 @@ def _refused_partitions(
         for number, index in enumerate(asked.partitions):
             if number % AT_ONCE == AT_ONCE - 1:
                 yield
-            if asked.name in INTERNAL_TOPICS:
+            if asked.name in INTERNAL_TOPICS or asked.name in denied:
                 codes[asked.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             elif topic is None or not 0 <= index < len(topic.partitions):
                 codes[asked.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

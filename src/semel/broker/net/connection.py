@@ -18,6 +18,7 @@ from typing import Any, cast
 from semel.broker.net.framing import SMALL_FRAME_BYTES, FramedProtocol
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
 from semel.broker.net.turns import Turns
+from semel.machines.security.principals import ANONYMOUS, Principal
 
 #: What is written to the socket: buffers one after the other, the length prefix included.
 Buffers = list[bytes | bytearray | memoryview]
@@ -31,6 +32,7 @@ ANSWER_BYTES_TOGETHER = 64 * 1024
 UNREAD_BYTES = 16 * 1024
 
 _NO_BUFFERS: Buffers = []
+_ANONYMOUS = str(ANONYMOUS)
 
 
 class ServerConnection(FramedProtocol):
@@ -68,6 +70,15 @@ class ServerConnection(FramedProtocol):
         self.peer: tuple[str, int] = ("", 0)
         #: The client's name and version, from ApiVersions.
         self.software = ("unknown", "unknown")
+        #: Who the client is, and the same as text for access rules. Whoever does not authenticate is ANONYMOUS.
+        self.principal = ANONYMOUS
+        self.who = _ANONYMOUS
+        #: Whether it showed a delegation token.
+        self.by_token = False
+        #: The address that this client is told to connect to: that of the listener it came by.
+        self.endpoint: tuple[str, int] = ("", 0)
+        #: The name of that listener.
+        self.listener_name = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -91,6 +102,35 @@ class ServerConnection(FramedProtocol):
     def resume_writing(self) -> None:
         self._unread.was_read(self)
         super().resume_writing()
+
+    def authenticated(self, principal: Principal) -> None:
+        """The client has shown who it is."""
+        self.principal, self.who = principal, str(principal)
+
+    def serve_by(self, serve: Callable[[ServerConnection, memoryview], Served], max_frame_bytes: int) -> None:
+        """Hand the next requests to `serve`, and take none that is larger."""
+        self._serve = serve
+        self._max_frame_bytes = max_frame_bytes
+
+    def end_with(self, answer: Buffers | None, delay_s: float) -> None:
+        """Take nothing more, hold nothing, and after a while write this answer and close."""
+        if self.closed:
+            return
+        self._busy = True
+        if not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+        self._let_go()
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._end_now, answer)
+        else:
+            self._end_now(answer)
+
+    def _end_now(self, answer: Buffers | None) -> None:
+        if not self.closed:
+            if answer is not None:
+                self._write(answer)
+            self.close()
 
     def reserve(self, size_bytes: int) -> None:
         """Count this many bytes for the answer to the current request, until it is written or the connection ends."""

@@ -28,6 +28,9 @@ KEPT_BUFFER_BYTES = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 #: With less room than this at the end of the buffer, a partial frame is moved to the front first.
 SMALL_ROOM_BYTES = 16 * 1024
+#: What a client that speaks TLS is refused with, and the first two bytes of its handshake.
+TLS_WITHOUT_TLS = "a TLS handshake, and this listener has no TLS: use another one, or take SSL out of security.protocol"
+_TLS_HANDSHAKE = 0x1603
 #: No frame of the protocol is shorter than a request header of version 0 or a response header.
 MIN_FRAME_BYTES = 4
 
@@ -187,7 +190,9 @@ class FramedProtocol(asyncio.BufferedProtocol):
             start = self._start
             length = _length_at(buffer, start)[0]
             if not MIN_FRAME_BYTES <= length <= self._max_frame_bytes:
-                self.refuse(f"a frame of {length} bytes, allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}")
+                looks_like_tls = length >> 16 == _TLS_HANDSHAKE
+                wrong = f"a frame of {length} bytes, allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}"
+                self.refuse(TLS_WITHOUT_TLS if looks_like_tls else wrong)
                 return
             frame_end = start + 4 + length
             if frame_end > end:

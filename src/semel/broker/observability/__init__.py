@@ -1,1 +1,1 @@
-"""What an operator looks at: metrics, their HTTP endpoint, request times."""
+"""What an operator looks at: metrics, their HTTP endpoint, request times, the audit log."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from semel.wire.apis import APIS
+
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
 
@@ -28,15 +30,20 @@ class Metrics:
     """What happened since the start."""
 
     __slots__ = (
+        "audit_lines_left_out",
+        "authentications",
         "bytes_in",
         "bytes_out",
         "connections_created",
         "connections_expired",
+        "denied",
+        "failed_authentications",
         "failed_fetch",
         "failed_produce",
         "messages_in",
         "quota_throttles",
         "refused",
+        "sessions_expired",
         "stalled",
     )
 
@@ -55,6 +62,15 @@ class Metrics:
         self.quota_throttles = 0
         #: Connections closed because they were idle.
         self.connections_expired = 0
+        #: By listener: who showed who they are, and who could not.
+        self.authentications: Counter[str] = Counter()
+        self.failed_authentications: Counter[str] = Counter()
+        #: Denied requests by API.
+        self.denied: Counter[int] = Counter()
+        #: Lines of the audit log that were not written because there were too many.
+        self.audit_lines_left_out = 0
+        #: Connections closed because their client did not authenticate again in time.
+        self.sessions_expired = 0
 
 
 class _Page:
@@ -86,6 +102,7 @@ def render(broker: BrokerServer) -> str:
     _traffic(page, broker)
     _requests(page, broker)
     _connections(page, broker)
+    _security(page, broker)
     _partitions(page, broker)
     _transactions(page, broker)
     _groups(page, broker)
@@ -176,6 +193,29 @@ def _connections(page: _Page, broker: BrokerServer) -> None:
     page.counter("semel_quota_throttles_total", "Times a client was above its quota.", metrics.quota_throttles)
     page.gauge(
         "kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions.", len(broker.fetch_sessions)
+    )
+
+
+def _security(page: _Page, broker: BrokerServer) -> None:
+    metrics = broker.metrics
+    for name, meaning, counted in (
+        ("successful", "Connections whose client showed who it is.", metrics.authentications),
+        ("failed", "Connections whose client could not show who it is.", metrics.failed_authentications),
+    ):
+        page.counter(
+            f"{_SOCKETS}{name}_authentication_total",
+            meaning,
+            *((f'{{listener="{listener.name}"}}', counted[listener.name]) for listener in broker.listening.listeners),
+        )
+    page.counter(
+        "semel_denied_requests_total",
+        "Requests that access rules denied, wholly or in part.",
+        *((f'{{request="{APIS[key].name}"}}', count) for key, count in sorted(metrics.denied.items())),
+    )
+    page.counter(
+        "semel_audit_lines_left_out_total",
+        "Lines of the audit log that were not written because there were too many.",
+        metrics.audit_lines_left_out,
     )
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from semel.broker.stored.entry import StoredEntry
+from semel.broker.stored.entry import StoredEntry, settings_by_name
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.config import BROKER, TOPIC, ConfigError, Setting, Values
-from semel.config.kept import is_of_one_broker, kept_setting
+from semel.config.kept import OF_ONE_BROKER, is_of_one_broker, kept_setting
+from semel.config.table import OF_A_LISTENER
 from semel.errors import ErrorCode, Refused
 
 #: The resource name of the defaults for all brokers.
@@ -38,9 +39,13 @@ DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not N
     "leader.replication.throttled.rate",
     "replica.alter.log.dirs.io.max.bytes.per.second",
 }
-#: Stored and described like the others. The broker keeps listening where it was started.
-_LISTENERS = frozenset(("listener.security.protocol.map", "listeners"))
+#: Stored and described like the others. The broker keeps listening as it was started.
+_LISTENERS = frozenset(
+    ("listener.security.protocol.map", "listeners", "sasl.enabled.mechanisms", "sasl.jaas.config")
+)
 DYNAMIC |= _LISTENERS
+#: TLS, for new connections.
+DYNAMIC |= {name for name in BROKER.rows if name.startswith("ssl.") and name in OF_ONE_BROKER}
 #: Keys and certificates belong to a listener in Kafka: without a listener's name they are refused.
 _OF_A_LISTENER = ("ssl.key.", "ssl.keystore.", "ssl.truststore.")
 _STORE_ENTRY = "broker-settings"
@@ -48,7 +53,13 @@ _STORE_ENTRY = "broker-settings"
 
 def dynamic_setting(name: str) -> Setting:
     """The row of a broker setting, with or without effect here."""
-    return kept_setting(name) or BROKER.row(name)
+    return BROKER.find(name) or kept_setting(name) or BROKER.row(name)
+
+
+def is_of_tls(name: str) -> bool:
+    """Whether it is a setting of TLS, of one listener or of all."""
+    parts = OF_A_LISTENER.fullmatch(name)
+    return (parts["setting"] if parts else name).startswith("ssl.")
 
 
 class DynamicSettings:
@@ -58,7 +69,7 @@ class DynamicSettings:
         self._entry = StoredEntry(store, _STORE_ENTRY)
         self._own = str(node_id)
         self.started_with = started_with
-        self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
+        self._changed = self._entry.read_as(settings_by_name)
 
     def overrides_of(self, name: str) -> Mapping[str, str]:
         """The changed settings of a broker, by its number, or of `ALL_BROKERS`."""
@@ -76,6 +87,22 @@ class DynamicSettings:
 
     def replace(self, name: str, overrides: dict[str, str], *, validate_only: bool = False) -> None:
         """Replace the changed settings of a broker, or of all brokers."""
+        changed = self._with(name, overrides)
+        if validate_only:
+            return
+        self._entry.replace(changed)
+        self._changed = changed
+
+    def values_with(self, name: str, overrides: dict[str, str]) -> Values:
+        """The settings as they would be with these. Refused says what is wrong with them."""
+        return self._laid_over(self._with(name, overrides))
+
+    @property
+    def changes_tls(self) -> bool:
+        """Whether any setting of TLS was changed."""
+        return any(is_of_tls(setting) for overrides in self._changed.values() for setting in overrides)
+
+    def _with(self, name: str, overrides: dict[str, str]) -> dict[str, dict[str, str]]:
         before = self.overrides_of(name)
         try:
             for setting, value in overrides.items():
@@ -89,10 +116,7 @@ class DynamicSettings:
         except ConfigError as error:
             unknown = any(setting not in BROKER and kept_setting(setting) is None for setting in overrides)
             raise Refused(ErrorCode.INVALID_CONFIG if unknown else ErrorCode.INVALID_REQUEST, str(error)) from None
-        if validate_only:
-            return
-        self._entry.replace(changed)
-        self._changed = changed
+        return changed
 
     def text(self, name: str) -> str | None:
         """The value in force as Kafka's tools print it, also of a setting without effect."""
@@ -113,7 +137,8 @@ class DynamicSettings:
 
 def _check_dynamic(name: str, setting: str) -> None:
     """Refuse what Kafka refuses to change while the broker runs, or to change for all brokers at once."""
-    if setting in BROKER and setting not in DYNAMIC:
+    parts = OF_A_LISTENER.fullmatch(setting)
+    if setting in BROKER and (parts["setting"] if parts else setting) not in DYNAMIC:
         raise Refused(ErrorCode.INVALID_REQUEST, f"{setting} cannot be changed while the broker runs")
     if setting.startswith(_OF_A_LISTENER):
         raise Refused(

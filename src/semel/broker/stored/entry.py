@@ -12,10 +12,20 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.errors import ErrorCode, Refused
+
+_Parsed = TypeVar("_Parsed")
+
+
+def settings_by_name(value: Any) -> dict[str, dict[str, str]]:
+    """A stored value of this form: settings, each as text, by whose they are. ValueError if it is of another."""
+    for name, settings in ({} if value is None else value).items():
+        if not all(isinstance(text, str) for text in settings.values()):
+            raise ValueError(f"a setting of {name!r} is not text")
+    return value or {}
 
 
 class StoredEntry:
@@ -45,6 +55,15 @@ class StoredEntry:
         """The stored value; None if there is none."""
         value, self.version = self._store.get(self._name)
         return value
+
+    def read_as(self, parse: Callable[[Any], _Parsed]) -> _Parsed:
+        """What `parse` makes of the stored value, which is None if there is none. `DamagedStore` if it cannot."""
+        value = self.read()
+        try:
+            return parse(value)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            why = f"a value in it cannot be read: {type(error).__name__}: {error}"
+            raise self._store.damage_error(self._name, why) from None
 
     def wait(self) -> None:
         """Wait for a change that is being written beside the loop. Whoever asked for it is told of a failure."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from semel.broker.stored.entry import StoredEntry
+from semel.broker.stored.entry import StoredEntry, settings_by_name
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.config import GROUP, ConfigError, Values, group_values
 from semel.errors import ErrorCode, Refused
@@ -25,7 +25,7 @@ class GroupSettingsStore:
 
     def __init__(self, store: LocalMetadataStore) -> None:
         self._entry = StoredEntry(store, _STORE_ENTRY)
-        self._changed: dict[str, dict[str, str]] = self._entry.read() or {}
+        self._changed = self._entry.read_as(settings_by_name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._changed)

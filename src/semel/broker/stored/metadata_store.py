@@ -26,6 +26,8 @@ from semel.log.files import Files
 PRODUCER_ID_BLOCK = "latest_producer_id_block"
 #: The entry that says which topics there are.
 TOPICS = "topics"
+#: The entry with the users. It may be written before a broker's first start.
+SCRAM_CREDENTIALS = "scram-credentials"
 
 
 class DamagedStore(Refused):
@@ -48,7 +50,8 @@ class LocalMetadataStore:
         self._files = files
         self._thread: ThreadPoolExecutor | None = None
         if not directory.exists():
-            directory.mkdir(parents=True)
+            # Passwords and keys may be among the settings.
+            directory.mkdir(0o700, parents=True)
             # Its entries are durable, so its own name must be durable too.
             files.sync_directory(directory.parent)
 
@@ -70,7 +73,7 @@ class LocalMetadataStore:
             if not isinstance(value, (dict, list)):
                 raise ValueError("it holds no list of values")
             return value, int(version)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.damage_error(name, str(error)) from None
 
     def update(self, name: str, value: Any, expected_version: int) -> int:

@@ -62,10 +62,10 @@ class ProducerIds:
 
     def _claim_block(self) -> None:
         while True:
-            block = self._entry.read()
+            last = self._entry.read_as(lambda block: None if block is None else int(block["block_end"]))
             if self._entry.version < self._claimed_version:
                 raise self._store.missing_error(PRODUCER_ID_BLOCK, "this broker has claimed a block")
-            start = int(block["block_end"]) + 1 if block else self._first_free()
+            start = self._first_free() if last is None else last + 1
             end = start + PRODUCER_ID_BLOCK_SIZE - 1
             if end > LAST_PRODUCER_ID:
                 why = f"producer ids are exhausted: the last block ended at {start - 1}, no id is left to hand out"

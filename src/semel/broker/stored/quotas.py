@@ -14,6 +14,7 @@ import ipaddress
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
@@ -55,9 +56,7 @@ class QuotaStore:
 
     def __init__(self, store: LocalMetadataStore) -> None:
         self._entry = StoredEntry(store, _STORE_ENTRY)
-        self._quotas: dict[Entity, dict[str, float]] = {
-            tuple((kind, name) for kind, name in row["entity"]): row["quotas"] for row in self._entry.read() or ()
-        }
+        self._quotas = self._entry.read_as(_stored_quotas)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -104,6 +103,17 @@ class QuotaStore:
 
         await self._entry.replace_beside(rows)
         self._quotas = quotas
+
+
+def _stored_quotas(rows: Any) -> dict[Entity, dict[str, float]]:
+    found: dict[Entity, dict[str, float]] = {}
+    for row in rows or ():
+        entity = tuple((kind, name) for kind, name in row["entity"])
+        quotas = {name: float(value) for name, value in row["quotas"].items()}
+        if not all(isinstance(kind, str) and (name is None or isinstance(name, str)) for kind, name in entity):
+            raise ValueError(f"{row['entity']} is nobody")
+        found[entity] = quotas
+    return found
 
 
 def checked_entity(names: Mapping[str, str | None]) -> Entity:

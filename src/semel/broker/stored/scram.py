@@ -1,27 +1,38 @@
-"""The stored SCRAM credentials of users. Nothing checks them yet: the broker has no SASL listener.
+"""The stored SCRAM credentials of users, which `broker.security.scram` checks.
 
 Guarantees:
 
 - Neither a password nor a salted password is stored, only the keys that a server needs to check it (RFC 5802). The
   password cannot be computed from them.
 - A change is in the metadata store before it is answered, and is there after a restart.
+- What a user that does not exist is shown (`shape`, `secret`) is as a real one's, also after a restart.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
+import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
 
 from semel.broker.stored.entry import StoredEntry
-from semel.broker.stored.metadata_store import LocalMetadataStore
-from semel.machines.security.scram import ScramKeys
+from semel.broker.stored.metadata_store import SCRAM_CREDENTIALS, LocalMetadataStore
+from semel.errors import Refused
+from semel.machines.security.scram import MECHANISM_NUMBERS, ScramKeys
+
+logger = logging.getLogger(__name__)
 
 #: The mechanisms by their number on the wire.
-MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+MECHANISMS = {number: name for name, number in MECHANISM_NUMBERS.items()}
 #: Bounds that Kafka has for both.
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
-_STORE_ENTRY = "scram-credentials"
-
+_SECRET_ENTRY = "scram-secret"
+#: What a salt of Kafka's own tools looks like.
+_USUAL_SALT_BYTES = 26
 
 #: A user and a mechanism.
 CredentialKey = tuple[str, int]
@@ -31,13 +42,10 @@ class ScramStore:
     """All credentials."""
 
     def __init__(self, store: LocalMetadataStore) -> None:
-        self._entry = StoredEntry(store, _STORE_ENTRY)
-        self._credentials = {
-            (row["user"], row["mechanism"]): ScramKeys(
-                row["iterations"], *(base64.b64decode(row[name]) for name in ("salt", "stored_key", "server_key"))
-            )
-            for row in self._entry.read() or ()
-        }
+        self._store = store
+        self._entry = StoredEntry(store, SCRAM_CREDENTIALS)
+        self._shapes: dict[int, tuple[int, int]] = {}
+        self._credentials = self._entry.read_as(_credentials)
 
     def __iter__(self) -> Iterator[CredentialKey]:
         return iter(self._credentials)
@@ -49,6 +57,35 @@ class ScramStore:
         """A user's credentials by mechanism."""
         keys = ((user, mechanism) for mechanism in MECHANISMS)
         return {key[1]: self._credentials[key] for key in keys if key in self._credentials}
+
+    def get(self, user: str, mechanism: int) -> ScramKeys | None:
+        """A user's credential for one mechanism."""
+        return self._credentials.get((user, mechanism))
+
+    def shape(self, mechanism: int) -> tuple[int, int]:
+        """How many iterations and how many bytes of salt most users of a mechanism have."""
+        if mechanism not in self._shapes:
+            counted = Counter(
+                (found.iterations, len(found.salt)) for (_, own), found in self._credentials.items() if own == mechanism
+            )
+            usual = (MIN_ITERATIONS, _USUAL_SALT_BYTES)
+            self._shapes[mechanism] = max(counted, key=lambda shape: (counted[shape], shape), default=usual)
+        return self._shapes[mechanism]
+
+    @cached_property
+    def secret(self) -> bytes:
+        """What the salts of users that do not exist are made from. Made once for a data directory."""
+        entry = StoredEntry(self._store, _SECRET_ENTRY)
+        stored = entry.read()
+        if isinstance(stored, list) and len(stored) == 1 and isinstance(stored[0], str):
+            with suppress(ValueError):
+                return base64.b64decode(stored[0])
+        made = secrets.token_bytes(32)
+        try:
+            entry.replace([_text(made)])
+        except Refused as error:
+            logger.warning("the salts of users that do not exist will change with a restart: %s", error)
+        return made
 
     async def replace(self, changes: Mapping[CredentialKey, ScramKeys | None]) -> None:
         """Set credentials and, where there is None, remove them. One write, one at a time."""
@@ -72,6 +109,19 @@ class ScramStore:
 
         await self._entry.replace_beside(rows)
         self._credentials = credentials
+        self._shapes.clear()
+
+
+def _credentials(rows: Any) -> dict[CredentialKey, ScramKeys]:
+    return dict(map(_credential, rows or ()))
+
+
+def _credential(row: Any) -> tuple[CredentialKey, ScramKeys]:
+    user, mechanism, iterations = row["user"], row["mechanism"], row["iterations"]
+    if not isinstance(user, str) or mechanism not in MECHANISMS or type(iterations) is not int:
+        raise ValueError(f"{row} is no credential")
+    salt, stored_key, server_key = (base64.b64decode(row[name]) for name in ("salt", "stored_key", "server_key"))
+    return (user, mechanism), ScramKeys(iterations, salt, stored_key, server_key)
 
 
 def _text(data: bytes) -> str:

@@ -13,6 +13,7 @@ from semel.broker.stored.producer_ids import ProducerIds
 from semel.broker.stored.quotas import QuotaStore
 
 if TYPE_CHECKING:
+    from semel.broker.stored.delegation_tokens import DelegationTokenStore
     from semel.broker.stored.scram import ScramStore
     from semel.config import Values
 
@@ -25,6 +26,7 @@ class Stores:
     ) -> None:
         """`settings`: what the broker was started with."""
         self.metadata = metadata
+        self._settings = settings
         self.producer_ids = ProducerIds(metadata, node_id, highest_producer_id)
         self.broker_settings = DynamicSettings(metadata, node_id, settings)
         self.group_settings = GroupSettingsStore(metadata)
@@ -36,3 +38,16 @@ class Stores:
         from semel.broker.stored.scram import ScramStore
 
         return ScramStore(self.metadata)
+
+    @cached_property
+    def delegation_tokens(self) -> DelegationTokenStore:
+        """Delegation tokens, read when somebody asks for them."""
+        from semel.broker.stored.delegation_tokens import DelegationTokenStore
+        from semel.machines.security.delegation_tokens import DelegationTokens, TokenLimits
+
+        settings = self._settings
+        secret = settings["delegation.token.secret.key"]
+        limits = TokenLimits(settings["delegation.token.max.lifetime.ms"], settings["delegation.token.expiry.time.ms"])
+        return DelegationTokenStore(
+            self.metadata, DelegationTokens(None if secret is None else secret.encode(), limits)
+        )

@@ -247,14 +247,13 @@ class TopicRegistry:
         for partition in self.all_partitions():
             partition.give_up(why)
 
-    def give_up_removed_partitions(self) -> None:
-        """Take partitions offline whose files were removed."""
-        for partition in self.all_partitions():
-            log = partition.open_log
-            if log is not None and log.failed is None and self._logs.are_gone(log):
-                why = DirectoryGone(log.directory)
-                logger.error("%s-%d is offline: %s", partition.topic.name, partition.index, why.why)
-                partition.give_up(why)
+    def give_up_if_removed(self, partition: Partition) -> None:
+        """Take a partition offline whose files were removed."""
+        log = partition.open_log
+        if log is not None and log.failed is None and self._logs.are_gone(log):
+            why = DirectoryGone(log.directory)
+            logger.error("%s-%d is offline: %s", partition.topic.name, partition.index, why.why)
+            partition.give_up(why)
 
     def _refuse_if_gone(self) -> None:
         if self.gone is not None:

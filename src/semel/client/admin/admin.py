@@ -1,15 +1,17 @@
-"""The admin client: puts its parts for topics, settings, groups and transactions together."""
+"""The admin client: puts its parts for topics, settings, groups, transactions, users and access rules together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from semel.client.admin.acls import AclAdmin
 from semel.client.admin.configs import ConfigAdmin
 from semel.client.admin.groups import GroupAdmin
 from semel.client.admin.requests import AdminRequests
 from semel.client.admin.topics import TopicAdmin
 from semel.client.admin.transactions import TransactionAdmin
+from semel.client.admin.users import UserAdmin
 from semel.client.argument_lists import as_values
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.connection import Connection
@@ -44,6 +46,7 @@ class AsyncAdmin:
         requests = AdminRequests(self.cluster, self.config)
         self._topics, self._configs = TopicAdmin(requests), ConfigAdmin(requests)
         self._groups, self._transactions = GroupAdmin(requests), TransactionAdmin(requests)
+        self._users, self._acls = UserAdmin(requests), AclAdmin(requests)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
@@ -72,6 +75,14 @@ class AsyncAdmin:
     describe_producers = method_of("_transactions", TransactionAdmin.describe_producers)
     abort_transaction = method_of("_transactions", TransactionAdmin.abort_transaction)
     fence_producers = method_of("_transactions", TransactionAdmin.fence_producers)
+
+    describe_scram_credentials = method_of("_users", UserAdmin.describe_scram_credentials)
+    set_scram_credentials = method_of("_users", UserAdmin.set_scram_credentials)
+    delete_scram_credentials = method_of("_users", UserAdmin.delete_scram_credentials)
+
+    create_acls = method_of("_acls", AclAdmin.create_acls)
+    describe_acls = method_of("_acls", AclAdmin.describe_acls)
+    delete_acls = method_of("_acls", AclAdmin.delete_acls)
 
     async def __aenter__(self) -> AsyncAdmin:
         return self

@@ -41,6 +41,14 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ScramCredential:
+    """What can be known of a user's credential."""
+
+    mechanism: str
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupListing:
     """A group in a list of groups."""
 

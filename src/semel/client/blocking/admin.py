@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from semel.client.admin.admin import AsyncAdmin
+from semel.client.admin.users import ITERATIONS
 from semel.client.admin.values import (
     ClusterDescription,
     ConfigEntry,
@@ -12,6 +13,7 @@ from semel.client.admin.values import (
     GroupListing,
     NewTopic,
     ProducerDescription,
+    ScramCredential,
     TransactionDescription,
     TransactionListing,
 )
@@ -20,17 +22,21 @@ from semel.client.cluster.metadata import TopicMetadata
 from semel.client.offset_arguments import Offsets, PartitionLike
 from semel.client.offset_requests import OffsetAndTimestamp
 from semel.config import Values
+from semel.machines.security.acl_bindings import AclBinding
 from semel.machines.transactions.producer import OffsetAndMetadata
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 
 class Admin(BlockingClient):
-    """Creates, changes, describes and deletes topics, groups and transactions.
+    """Creates, changes, describes and deletes topics, groups, transactions and users.
 
     >>> with Admin({"bootstrap.servers": broker}) as admin:
     ...     admin.create_topic("orders", partitions=3)
     ...     len(admin.describe_topics(["orders"])["orders"].partitions)
+    ...     admin.set_scram_credentials("alice", "wonderland")
+    ...     admin.describe_scram_credentials(["alice"])
     3
+    {'alice': (ScramCredential(mechanism='SCRAM-SHA-512', iterations=8192),)}
 
     A call is retried until default.api.timeout.ms is over. An argument of the wrong type raises TypeError, everything
     else that goes wrong a `semel.errors.KafkaError`.
@@ -169,6 +175,71 @@ class Admin(BlockingClient):
     def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, ProducerIdentity]:
         """Fence the producers of these transactional ids: abort what they have open and refuse what they send."""
         return self._thread.run(self._admin.fence_producers(transactional_ids))
+
+    def describe_scram_credentials(
+        self, users: Iterable[str] | None = None
+    ) -> dict[str, tuple[ScramCredential, ...]]:
+        """The credentials of these users, or of all users: mechanism and iterations. Nobody can read the password."""
+        return self._thread.run(self._admin.describe_scram_credentials(users))
+
+    def set_scram_credentials(
+        self, user: str, password: str, mechanism: str = "SCRAM-SHA-512", *, iterations: int = ITERATIONS
+    ) -> None:
+        """Let a user authenticate with this password. A credential that the user has for the mechanism is replaced."""
+        self._thread.run(self._admin.set_scram_credentials(user, password, mechanism, iterations=iterations))
+
+    def delete_scram_credentials(self, user: str, mechanism: str = "SCRAM-SHA-512") -> None:
+        """Remove a user's credential for a mechanism. Connections that are open stay open until they end."""
+        self._thread.run(self._admin.delete_scram_credentials(user, mechanism))
+
+    def create_acls(self, acls: Iterable[AclBinding]) -> None:
+        """Add access rules. One that is there already stays as it is.
+
+        The first that is refused raises its error; the others are added all the same.
+
+        >>> rule = semel.AclBinding("User:alice", "read", "topic", "payments")
+        >>> security = semel.Security(users=["root"], super_users=["root"])
+        >>> with semel.Broker(security=security) as guarded:
+        ...     with Admin(guarded.client_settings("root")) as admin:
+        ...         admin.create_acls([rule])
+        ...         print(*admin.describe_acls(principal="User:alice"))
+        ...         admin.delete_acls([rule]) == [rule]
+        allow User:alice to READ on topic payments
+        True
+        """
+        self._thread.run(self._admin.create_acls(acls))
+
+    def describe_acls(
+        self,
+        *,
+        principal: str | None = None,
+        host: str | None = None,
+        operation: str | None = None,
+        resource_type: str | None = None,
+        resource_name: str | None = None,
+        pattern_type: str | None = None,
+        permission: str | None = None,
+    ) -> list[AclBinding]:
+        """The access rules that match. What is not given matches everything.
+
+        With `pattern_type="match"` and the name of a resource: all rules that can decide about this name, also those
+        for a prefix of it and for `*`.
+        """
+        return self._thread.run(
+            self._admin.describe_acls(
+                principal=principal,
+                host=host,
+                operation=operation,
+                resource_type=resource_type,
+                resource_name=resource_name,
+                pattern_type=pattern_type,
+                permission=permission,
+            )
+        )
+
+    def delete_acls(self, acls: Iterable[AclBinding]) -> list[AclBinding]:
+        """Remove exactly these access rules. Returns those that were there."""
+        return self._thread.run(self._admin.delete_acls(acls))
 
     def close(self) -> None:
         """Close the connections."""

@@ -50,11 +50,13 @@ class Authentication:
                 f"{address} asks nobody to authenticate: set security.protocol to PLAINTEXT or SSL",
             )
         _check(answer, address, "the handshake")
+        # Before the exchange, whose failures are the broker's: this one is the provider's.
+        token = await asyncio.to_thread(self._token) if mechanism == "OAUTHBEARER" else ""
         try:
             if mechanism == "PLAIN":
                 last = await self._plain(exchange, address)
             elif mechanism == "OAUTHBEARER":
-                last = await self._bearer(exchange, address)
+                last = await self._bearer(exchange, address, token)
             else:
                 last = await self._scram(exchange, address)
         except Disconnected as error:
@@ -83,8 +85,7 @@ class Authentication:
             raise AuthenticationFailed(ErrorCode.SASL_AUTHENTICATION_FAILED, f"{address}: {error}") from None
         return last
 
-    async def _bearer(self, exchange: Exchange, address: str) -> Any:
-        token = await asyncio.to_thread(self._token)
+    async def _bearer(self, exchange: Exchange, address: str, token: str) -> Any:
         parts = [f"auth=Bearer {token}", *(f"{name}={value}" for name, value in self._credentials.extensions)]
         answer = await _step(exchange, ("n,,\x01" + "\x01".join(parts) + "\x01\x01").encode(), address)
         if answer.auth_bytes:

@@ -34,6 +34,7 @@ from semel.machines.groups.registry import (
     GroupRegistry,
     GroupSettings,
     GroupTimeouts,
+    MaySee,
     TopicInfo,
     TopicsView,
 )
@@ -148,8 +149,12 @@ class GroupCoordinator:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
+        may_see: MaySee | None = None,
     ) -> Decision[JoinGroupResponse]:
-        """Join a member. `new_member_id` returns the unique part of a member id, a UUID."""
+        """Join a member. `new_member_id` returns the unique part of a member id, a UUID.
+
+        `may_see` says which topics the client may see; None where that is all of them.
+        """
         self._now_ms = now_ms
         out = DecisionDraft()
         try:
@@ -163,7 +168,7 @@ class GroupCoordinator:
             existing = self._registry.groups.get(request.group_id)
             if isinstance(existing, ConsumerGroup) and existing.members:
                 mixed = self._classic_members.join(
-                    existing, request, version, now_ms, client_id, client_host, new_member_id, out
+                    existing, request, version, now_ms, client_id, client_host, new_member_id, out, may_see
                 )
                 return cast("Decision[JoinGroupResponse]", out.decision(mixed))
             created = not isinstance(existing, ClassicGroup)
@@ -241,6 +246,7 @@ class GroupCoordinator:
         client_id: str,
         client_host: str,
         new_member_id: Callable[[], str],
+        may_see: MaySee | None = None,
     ) -> Decision[ConsumerGroupHeartbeatResponse]:
         self._now_ms = now_ms
         out = DecisionDraft()
@@ -248,7 +254,9 @@ class GroupCoordinator:
             if not request.group_id:
                 raise Refused(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
             self._registry.require_served(request.group_id)
-            reply = self._consumer.heartbeat(request, version, now_ms, client_id, client_host, new_member_id, out)
+            reply = self._consumer.heartbeat(
+                request, version, now_ms, client_id, client_host, new_member_id, out, may_see
+            )
         except Refused as refused:
             return Decision(ConsumerGroupHeartbeatResponse(error_code=refused.code, error_message=refused.why))
         return cast("Decision[ConsumerGroupHeartbeatResponse]", out.decision(reply))

@@ -7,7 +7,7 @@ while that partition is loaded.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -66,6 +66,8 @@ class TopicInfo(NamedTuple):
 
 #: All topics of the cluster by name.
 TopicsView = Mapping[str, TopicInfo]
+#: Whether the client of a request may see a topic.
+MaySee = Callable[[str], bool]
 
 Group = ClassicGroup | ConsumerGroup
 

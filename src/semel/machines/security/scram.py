@@ -23,8 +23,10 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: The mechanisms, with the hash each one uses and its number in Kafka's requests.
+#: The mechanisms, with the hash each one uses.
 DIGESTS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+#: Kafka's number of each mechanism in its requests.
+MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 #: Iterations that a client agrees to. Fewer make a password easy to guess; more let a false server keep a client busy.
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 1_000_000
 #: In bytes. What is larger is not a SCRAM message of anybody we know.
@@ -42,6 +44,10 @@ _SERVER_FINAL = re.compile(rf"(?:v=(?P<signature>{_BASE64})|e=(?P<error>[^,]+)){
 
 class ScramError(Exception):
     """An exchange that cannot go on. The text is for the log; a peer is told nothing that helps it to guess."""
+
+
+class WrongAuthorizationId(ScramError):
+    """The client asks to be somebody else than the user whose password it has."""
 
 
 class ScramKeys(NamedTuple):
@@ -140,7 +146,7 @@ def read_client_first(data: bytes) -> ClientFirst:
     user = unescape_name(inner["user"])
     authorization_id = unescape_name(outer["authzid"] or "")
     if authorization_id not in ("", user):
-        raise ScramError("the authorization id is not the user's own name")
+        raise WrongAuthorizationId("the authorization id is not the user's own name")
     extensions = dict(part.split("=", 1) for part in inner["extensions"].split(",") if part)
     header = f"{outer['binding']},{'' if outer['authzid'] is None else 'a=' + outer['authzid']},"
     return ClientFirst(
@@ -199,13 +205,16 @@ class ScramServer:
         return b"v=" + base64.b64encode(hmac.digest(self._keys.server_key, message, self._digest))
 
 
-def keys_of_nobody(mechanism: str, user: str, secret: bytes, iterations: int = MIN_ITERATIONS) -> ScramKeys:
+def keys_of_nobody(
+    mechanism: str, user: str, secret: bytes, iterations: int = MIN_ITERATIONS, salt_bytes: int = 26
+) -> ScramKeys:
     """Keys for a user that does not exist: the same for each attempt, and no password leads to them.
 
-    `secret` is the server's own. Without it nobody can tell these salts from real ones.
+    `secret` is the server's own. Without it nobody can tell these salts from real ones, if `iterations` and
+    `salt_bytes` are those of real users.
     """
     digest = DIGESTS[mechanism]
-    salt = hmac.digest(secret, b"salt " + user.encode(), "sha256")[:26]
+    salt = hashlib.shake_256(hmac.digest(secret, b"salt " + user.encode(), "sha256")).digest(salt_bytes)
     return ScramKeys(
         iterations,
         salt,

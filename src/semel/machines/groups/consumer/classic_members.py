@@ -16,7 +16,7 @@ from semel.machines.groups.classic.rebalance import MEMBER_ID_REQUIRED_SINCE, re
 from semel.machines.groups.consumer.group import ClassicSide, ConsumerGroup, ConsumerMember, ConsumerMemberState
 from semel.machines.groups.consumer.heartbeat import ConsumerGroupDraft, ConsumerRebalance
 from semel.machines.groups.migration import encode_owned, owned_of, read_embedded
-from semel.machines.groups.registry import DecisionDraft, GroupRegistry
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry, MaySee
 from semel.wire.consumer_protocol import read_subscription
 from semel.wire.messages.groups import (
     HeartbeatRequest,
@@ -48,10 +48,11 @@ class ClassicMembers:
         client_host: str,
         new_member_id: Callable[[], str],
         out: DecisionDraft,
+        may_see: MaySee | None = None,
     ) -> JoinGroupResponse:
         """Join a member. A refusal does not repeat the member id, as in Kafka."""
         try:
-            return self._join(group, request, version, now_ms, client_id, client_host, new_member_id, out)
+            return self._join(group, request, version, now_ms, client_id, client_host, new_member_id, out, may_see)
         except Refused as refused:
             out.records.clear()
             return refuse_join(refused.code, version)
@@ -66,6 +67,7 @@ class ClassicMembers:
         client_host: str,
         new_member_id: Callable[[], str],
         out: DecisionDraft,
+        may_see: MaySee | None = None,
     ) -> JoinGroupResponse:
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
         unknown = not request.member_id
@@ -92,7 +94,7 @@ class ClassicMembers:
             classic=ClassicSide(request.session_timeout_ms, protocols),
         )
         said = owned_of(subscription, self._registry.topics or {})
-        after = self._consumer.advance(group, draft, before, member, said, now_ms, out)
+        after = self._consumer.advance(group, draft, before, member, said, now_ms, out, may_see)
         session = self._consumer.sessions.heard_from(group.group_id, after, now_ms)
         session.next_step_by_ms = None
         self._consumer.sessions.expect_next(group.group_id, after, session, now_ms)

@@ -31,7 +31,7 @@ from semel.machines.groups.consumer.records import ConsumerRecords
 from semel.machines.groups.consumer.sessions import ConsumerSessions
 from semel.machines.groups.migration import to_classic_group, to_consumer_group
 from semel.machines.groups.records import group_tombstone
-from semel.machines.groups.registry import DecisionDraft, GroupRegistry, Timer, TopicsView
+from semel.machines.groups.registry import DecisionDraft, GroupRegistry, MaySee, Timer, TopicsView
 from semel.machines.name_pattern import NamePattern
 from semel.wire.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
@@ -89,6 +89,7 @@ class ConsumerRebalance:
         client_host: str,
         new_member_id: Callable[[], str],
         out: DecisionDraft,
+        may_see: MaySee | None = None,
     ) -> ConsumerGroupHeartbeatResponse:
         self._check(request, version)
         if request.member_epoch in (LEAVE_EPOCH, LEAVE_STATIC_EPOCH):
@@ -104,7 +105,7 @@ class ConsumerRebalance:
         draft = ConsumerGroupDraft(group)
         before = self._member(group, draft, member_id, request, said, out)
         member = _member_after_request(before, request, client_id, client_host)
-        after = self.advance(group, draft, before, member, said, now_ms, out)
+        after = self.advance(group, draft, before, member, said, now_ms, out, may_see)
         self.sessions.heard_from(group.group_id, after, now_ms)
         reply = ConsumerGroupHeartbeatResponse(
             member_id=member_id,
@@ -131,10 +132,11 @@ class ConsumerRebalance:
         said: Said | None,
         now_ms: int,
         out: DecisionDraft,
+        may_see: MaySee | None = None,
     ) -> ConsumerMember:
         """Apply a member's subscription, assign again if the group changed, and reconcile the member."""
         records = self.records_of(group.group_id)
-        self._subscribe(group, draft, before, member, records, now_ms, out)
+        self._subscribe(group, draft, before, member, records, now_ms, out, may_see)
         target_epoch = group.target_epoch
         if draft.epoch > target_epoch:
             self._assign(draft, records, now_ms, out)
@@ -292,6 +294,7 @@ class ConsumerRebalance:
         records: ConsumerRecords,
         now_ms: int,
         out: DecisionDraft,
+        may_see: MaySee | None,
     ) -> None:
         """Write a changed subscription. A new epoch begins if the topics of the group changed."""
         if member != before or member.member_id not in draft.members:
@@ -302,7 +305,7 @@ class ConsumerRebalance:
             # Refuses an invalid expression before anything is written.
             NamePattern(member.subscribed_topic_regex)
         looked_again = group.checked_topics is not topics
-        regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out)
+        regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out, may_see)
         regex_changed |= member.subscribed_topic_regex != before.subscribed_topic_regex
         bump = regex_changed or member.subscribed_topic_names != before.subscribed_topic_names
         if not bump and not looked_again:
@@ -314,9 +317,18 @@ class ConsumerRebalance:
         group.checked_topics = topics
 
     def _resolve_regexes(
-        self, draft: ConsumerGroupDraft, records: ConsumerRecords, again: bool, now_ms: int, out: DecisionDraft
+        self,
+        draft: ConsumerGroupDraft,
+        records: ConsumerRecords,
+        again: bool,
+        now_ms: int,
+        out: DecisionDraft,
+        may_see: MaySee | None,
     ) -> bool:
-        """Match the members' expressions with the topics. Returns whether any result changed."""
+        """Match the members' expressions with the topics. Returns whether any result changed.
+
+        An expression finds what this client may see, as in Kafka: the members that share one share what it found.
+        """
         used = {member.subscribed_topic_regex for member in draft.members.values() if member.subscribed_topic_regex}
         for expression in sorted(draft.regexes.keys() - used):
             del draft.regexes[expression]
@@ -327,7 +339,9 @@ class ConsumerRebalance:
             if known is not None and not again:
                 continue
             pattern = NamePattern(expression)
-            found = frozenset(name for name in self._topics if pattern.matches(name))
+            found = frozenset(
+                name for name in self._topics if pattern.matches(name) and (may_see is None or may_see(name))
+            )
             if known is None or known.topics != found:
                 version = 1 if known is None else known.version + 1
                 draft.regexes[expression] = ResolvedRegex(found, version, now_ms)

@@ -1,0 +1,1 @@
+"""Who a client is: the SASL mechanisms of each listener, and the gate that a connection has to pass."""
