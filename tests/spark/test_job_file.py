@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,13 @@ def test_what_init_writes_has_no_mistake_and_is_never_overwritten(tmp_path: Path
 def test_every_commented_key_of_the_template_is_a_key(tmp_path: Path) -> None:
     CliRunner().invoke(pipeline, ["init", str(tmp_path)])
     text = (tmp_path / "pipeline.toml").read_text().replace("available_now = true", "")
-    lines = [
-        line[2:] if line.startswith("# ") and " = " in line.partition("#")[2] else line for line in text.splitlines()
-    ]
+    lines = [line[2:] if re.match(r"# (\[\w+\]$|.* = )", line) else line for line in text.splitlines()]
     lines = [line for line in lines if not line.startswith(("One of", "Where the rows"))]
     found = read_pipeline(written(tmp_path, "\n".join(lines)), {"KAFKA_PASSWORD": "pssst"})
     assert found.arguments["compression"] == "zstd"
     assert found.trigger == {"processingTime": "10 seconds"}
     assert found.kafka["sasl.password"] == "pssst"
+    assert found.dead_letters is not None and found.dead_letters.topic == "payments.dead"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,16 @@ def test_every_commented_key_of_the_template_is_a_key(tmp_path: Path) -> None:
          "transform.sql_file", 12, "cannot be read"),
         (('sql = "select key, value from payments"', 'function = "transform"'),
          "transform.function", 12, "must be module:function"),
+        (("[transform]", "[dead_letters]\nwhen = 'true'\n[transform]"), "dead_letters.topic", 11, "is missing"),
+        (("[transform]", "[dead_letters]\ntopic = 'dead'\n[transform]"), "dead_letters", 11, "give when"),
+        (("[transform]", "[dead_letters]\ntopic = 'dead'\nwhen = 'a'\nfunction = 'a:b'\n[transform]"),
+         "dead_letters", 11, "not both"),
+        (("[transform]", "[dead_letters]\ntopic = 'ledger'\nwhen = 'true'\n[transform]"),
+         "dead_letters.topic", 12, "is the topic of an output, too"),
+        (("[transform]", "[dead_letters]\ntopic = 'dead'\nwhere = 'true'\n[transform]"),
+         "dead_letters.where", 13, "did you mean when?"),
+        (("[transform]", "[source.other]\nsubscribe = 'o'\n[dead_letters]\ntopic = 'dead'\nwhen = 'a'\n[transform]"),
+         "dead_letters", 13, "rows of one source"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_key_its_line_and_what_to_do(

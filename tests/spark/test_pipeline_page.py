@@ -35,5 +35,5 @@ def test_every_key_and_every_exit_code_is_on_the_page() -> None:
     from semel.spark.job.running import Exit
 
     named = set(re.findall(r"`\[?(\w+)", PAGE.read_text()))
-    assert {*file._TOP, *file._TRANSFORM, *file._OUTPUT, *file._TRIGGER} - named == set()
+    assert {*file._TOP, *file._TRANSFORM, *file._OUTPUT, *file._DEAD_LETTERS, *file._TRIGGER} - named == set()
     assert all(f"\n| {int(code)} | " in PAGE.read_text() for code in Exit)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..dead_letters import DeadLetters
 from ..frames import keeps_state
 from ..pipeline import register
+from ..preflight import PipelineMistake
 from .file import Mistake, PipelineFile
 
 #: A micro-batch becomes the rows of one output.
@@ -43,6 +45,8 @@ class Plan:
 
     frame: Any
     parts: dict[str, Part | None]
+    #: Taken out of the frame before the outputs get their parts.
+    dead_letters: DeadLetters | None = None
 
 
 def make_session(file: PipelineFile) -> Any:
@@ -117,6 +121,8 @@ def build(file: PipelineFile, spark: Any, frames: dict[str, Any]) -> Plan:
     parts = {output.name: _part_of(file, output.name, output.sql, output.function) for output in file.outputs}
     if not isinstance(made, dict):
         _require_streaming_frame(file, "transform.function", made)
+        if file.dead_letters is not None:
+            return _without_dead_letters(file, frames, made, parts)
         if len(parts) > 1:
             return Plan(made, parts)
         ((name, part),) = parts.items()
@@ -125,6 +131,46 @@ def build(file: PipelineFile, spark: Any, frames: dict[str, Any]) -> Plan:
         given, wanted = (", ".join(map(str, names)) or "nothing" for names in (made, parts))
         raise BuildMistakes(file.mistake("transform.function", f"returned {given}, and the outputs are {wanted}"))
     return _split_by_function(file, frames, made)
+
+
+def _without_dead_letters(file: PipelineFile, frames: dict[str, Any], made: Any, parts: dict[str, Part | None]) -> Plan:
+    """The transform is applied to the good rows of each micro-batch, so it can keep no state."""
+    if keeps_state(made):
+        raise BuildMistakes(
+            file.mistake(
+                "dead_letters",
+                "are taken out of each micro-batch before the transform, and this transform keeps state over all of "
+                "them: sort the bad rows out in a pipeline of their own, and let a second one read its good rows",
+            )
+        )
+    ((name, source),) = frames.items()
+
+    def of_good_rows(part: Part | None) -> Part:
+        def rows(batch: Any) -> Any:
+            result = _transformed(file, batch.sparkSession, {name: batch})
+            return result if part is None else part(result)
+
+        return rows
+
+    return Plan(source, {output: of_good_rows(part) for output, part in parts.items()}, _dead_letters_of(file, source))
+
+
+def _dead_letters_of(file: PipelineFile, source: Any) -> DeadLetters | None:
+    """The dead letters of the file, tried with the columns of the source."""
+    table = file.dead_letters
+    if table is None:
+        return None
+    key = "dead_letters.when" if table.function is None else "dead_letters.function"
+    when = table.when if table.function is None else _find_function(file, key, table.function)
+    try:
+        found = DeadLetters(table.topic, when)
+        found.split(source)
+    except PipelineMistake as error:
+        raise BuildMistakes(file.mistake(key, str(error).removeprefix("dead_letters: "))) from None
+    except Exception as error:  # a user's function, or Spark's analysis of what it says
+        why = sentence_of(error) if table.function is None else _with_place(error, file)
+        raise BuildMistakes(file.mistake(key, why)) from None
+    return found
 
 
 def _split_by_function(file: PipelineFile, frames: dict[str, Any], made: dict[str, Any]) -> Plan:
@@ -150,7 +196,7 @@ def _split_by_function(file: PipelineFile, frames: dict[str, Any], made: dict[st
     def part(name: str) -> Part:
         return lambda batch: function(batch)[name]
 
-    return Plan(source, {name: part(name) for name in made})
+    return Plan(source, {name: part(name) for name in made}, _dead_letters_of(file, source))
 
 
 def _transformed(file: PipelineFile, spark: Any, frames: dict[str, Any]) -> Any:

@@ -88,8 +88,12 @@ async def _look_at_the_brokers(file: PipelineFile, found: Findings) -> PipelineP
         for source in file.sources:
             await _look_at_a_source(file, source, found)
         limits = await broker_settings(cluster, "transaction.max.timeout.ms", "auto.create.topics.enable")
+        made_on_demand = limits.get("auto.create.topics.enable") == "true"
         for output in file.outputs:
-            await _look_at_an_output(file, cluster, output, limits.get("auto.create.topics.enable"), found)
+            await _look_at_an_output(file, cluster, f"output.{output.name}", output.topic, made_on_demand, found)
+        if file.dead_letters is not None:
+            dead = file.dead_letters.topic
+            await _look_at_an_output(file, cluster, "dead_letters", dead, made_on_demand, found)
         _look_at_the_timeout(file, limits.get("transaction.max.timeout.ms"), found)
         return await _look_at_the_coordinators(file, cluster, found)
     finally:
@@ -153,21 +157,20 @@ def _servers(source: SourceTable) -> str:
 
 
 async def _look_at_an_output(
-    file: PipelineFile, cluster: Cluster, output: OutputTable, creates_topics: str | None, found: Findings
+    file: PipelineFile, cluster: Cluster, key: str, name: str, made_on_demand: bool, found: Findings
 ) -> None:
-    key = f"output.{output.name}"
-    why, topic = await _topic(cluster, output.topic)
+    why, topic = await _topic(cluster, name)
     if topic is None:
-        if creates_topics == "true" and why.startswith("there is no"):
-            found.facts.append((key, f"topic {output.topic} is not there yet: the brokers make it when it is written"))
+        if made_on_demand and why.startswith("there is no"):
+            found.facts.append((key, f"topic {name} is not there yet: the brokers make it when it is written"))
         else:
             found.mistakes.append(file.mistake(f"{key}.topic", f"{file.bootstrap_servers}: {why}"))
     elif topic.is_internal:
-        found.mistakes.append(file.mistake(f"{key}.topic", f"'{output.topic}' is one of the brokers' own topics"))
+        found.mistakes.append(file.mistake(f"{key}.topic", f"'{name}' is one of the brokers' own topics"))
     elif not _may(topic, _WRITE):
-        found.mistakes.append(file.mistake(f"{key}.topic", f"this user may not write topic '{output.topic}'"))
+        found.mistakes.append(file.mistake(f"{key}.topic", f"this user may not write topic '{name}'"))
     else:
-        found.facts.append((key, f"topic {output.topic}: {len(topic.partitions)} partitions"))
+        found.facts.append((key, f"topic {name}: {len(topic.partitions)} partitions"))
 
 
 def _look_at_the_timeout(file: PipelineFile, longest: str | None, found: Findings) -> None:
@@ -272,7 +275,7 @@ def _look_at_the_plan(file: PipelineFile, spark: Any, found: Findings) -> None:
 
 def _look_at_the_columns(file: PipelineFile, output: OutputTable, plan: Plan, where: str, found: Findings) -> None:
     part = plan.parts[output.name]
-    key = where if part is None else f"output.{output.name}.{'sql' if output.sql else 'function'}"
+    key = f"output.{output.name}.{'sql' if output.sql else 'function'}" if output.sql or output.function else where
     try:
         rows = plan.frame if part is None else part(plan.frame)
         check_columns(rows, output.topic)

@@ -34,13 +34,15 @@ HIDDEN = "[hidden]"
 
 _TOP = (
     "transactional_id", "checkpoint", "output_mode", "transaction_timeout_ms", "attempts", "writers", "compression",
-    "marker_topic", "query_name", "metrics_port", "kafka", "source", "transform", "output", "trigger", "spark",
+    "marker_topic", "query_name", "metrics_port", "kafka", "source", "transform", "output", "dead_letters", "trigger",
+    "spark",
 )  # fmt: skip
-_TABLES = ("kafka", "source", "transform", "output", "trigger", "spark")
+_TABLES = ("kafka", "source", "transform", "output", "dead_letters", "trigger", "spark")
 #: Options of the source that a query without an end cannot have.
 _SOURCE = tuple(option for option in SOURCE_OPTIONS if not option.startswith("ending"))
 _TRANSFORM = ("sql", "sql_file", "function")
 _OUTPUT = ("topic", "sql", "function")
+_DEAD_LETTERS = ("topic", "when", "function")
 _TRIGGER = ("available_now", "processing_time")
 #: For looking at the options of a source where the settings of its clients are wrong.
 _ANY_BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -94,6 +96,15 @@ class OutputTable:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLettersTable:
+    """`[dead_letters]`: a topic, and which rows of the source go there, by SQL or by a function."""
+
+    topic: str
+    when: str | None = None
+    function: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineFile:
     """A pipeline.toml without mistakes, as far as the file alone can tell."""
 
@@ -107,6 +118,7 @@ class PipelineFile:
     spark: dict[str, str] = field(repr=False)
     sql: str | None = None
     function: str | None = None
+    dead_letters: DeadLettersTable | None = None
     trigger: dict[str, Any] | None = None
     #: The arguments of `semel.spark.start` that are numbers and words.
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +130,12 @@ class PipelineFile:
     def bootstrap_servers(self) -> str:
         """The addresses of the brokers that the outputs are on."""
         return self.kafka["bootstrap.servers"]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that are written."""
+        dead = () if self.dead_letters is None else (self.dead_letters.topic,)
+        return (*(output.topic for output in self.outputs), *dead)
 
     def hide(self, text: str) -> str:
         """The text without any secret of the file."""
@@ -179,6 +197,9 @@ class _Reader:
         sources = tuple(self._sources(given.get("source", {}), kafka))
         sql, function = self._transform("transform", given.get("transform", {}))
         outputs = tuple(self._outputs(given.get("output", {})))
+        dead_letters = self._dead_letters(given["dead_letters"], outputs) if "dead_letters" in given else None
+        if dead_letters is not None and len(sources) > 1:
+            self._wrong("dead_letters", "are rows of one source, and the file has several: give each a pipeline")
         if sql is None and function is None and len(sources) > 1 and not self._has("transform"):
             self._wrong("transform", "is missing: several sources need a sql or a function that makes them one")
         transactional_id = self._text(given, "transactional_id", required="it is the pipeline's name on the broker")
@@ -192,7 +213,7 @@ class _Reader:
         sink = {name: value for name, value in kafka.items() if _knows(PRODUCER, name)}
         return PipelineFile(
             self._path, transactional_id, self._location(checkpoint), sources, outputs, sink, spark, sql, function,
-            trigger, arguments, port, frozenset(self.secrets), self._lines,
+            dead_letters, trigger, arguments, port, frozenset(self.secrets), self._lines,
         )  # fmt: skip
 
     # --- the tables -----------------------------------------------------------------------------------------------
@@ -264,12 +285,25 @@ class _Reader:
             if "sql" in table and "function" in table:
                 self._wrong(key, "has sql and function: give one of them")
             topic = self._text(table, "topic", key) or name
-            if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-                self._wrong(f"{key}.topic", f"'{topic}' is no name of a topic: letters, digits, '.', '_' and '-'")
+            self._check_topic(key, topic)
             if topic in topics.values():
                 self._wrong(f"{key}.topic", f"'{topic}' is the topic of another output, too")
             yield OutputTable(name, topic, self._text(table, "sql", key, substitute=False), self._function(key, table))
             topics[name] = topic
+
+    def _dead_letters(self, given: dict[str, Any], outputs: tuple[OutputTable, ...]) -> DeadLettersTable | None:
+        key = "dead_letters"
+        self._refuse_unknown(key, given, _DEAD_LETTERS)
+        if ("when" in given) == ("function" in given):
+            self._wrong(key, "give when (SQL: true, or the error as text), or function, and not both")
+        topic = self._text(given, "topic", key, required="it is where the bad rows go")
+        when, function = self._text(given, "when", key, substitute=False), self._function(key, given)
+        if topic is None:
+            return None
+        self._check_topic(key, topic)
+        if topic in (output.topic for output in outputs):
+            self._wrong(f"{key}.topic", f"'{topic}' is the topic of an output, too: give dead letters one of their own")
+        return DeadLettersTable(topic, when, function)
 
     def _trigger(self, given: dict[str, Any]) -> dict[str, Any] | None:
         self._refuse_unknown("trigger", given, _TRIGGER)
@@ -404,6 +438,10 @@ class _Reader:
             self._wrong(f"{within}.{name}" if within else name, f"must be a whole number from {least} to {most}")
             return None
         return value
+
+    def _check_topic(self, key: str, topic: str) -> None:
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            self._wrong(f"{key}.topic", f"'{topic}' is no name of a topic: letters, digits, '.', '_' and '-'")
 
     def _function(self, key: str, given: dict[str, Any]) -> str | None:
         name = self._text(given, "function", key)

@@ -98,7 +98,7 @@ def run_pipeline(file: PipelineFile, screen: Screen) -> Exit:
         spark = make_session(file)
         signals.install()
         plan = build(file, spark, load_sources(file, spark))
-        topics = ", ".join(output.topic for output in file.outputs)
+        topics = ", ".join(file.topics)
         for again in range(_SLOW_STARTS):
             query = start_plan(file, plan, screen.observe)
             signals.is_running = True
@@ -134,6 +134,7 @@ def start_plan(file: PipelineFile, plan: Plan, observer: Observer) -> Any:
         checkpoint=file.checkpoint,
         topic=file.outputs[0].topic if is_one else None,
         outputs=None if is_one else {output.topic: plan.parts[output.name] or _all for output in file.outputs},
+        dead_letters=plan.dead_letters,
         trigger=file.trigger,
         kafka={name: value for name, value in file.kafka.items() if name != "bootstrap.servers"},
         metrics_port=file.metrics_port,

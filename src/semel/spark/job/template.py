@@ -48,6 +48,12 @@ function = "transform:ledger"
 [output.ledger]
 topic = "ledger"
 
+# Rows of the source that cannot be processed go to a topic of their own, in the same transaction. when is SQL over the
+# source's columns: true, or the error as text. In its place, a function may return such a condition.
+# [dead_letters]
+# topic = "payments.dead"
+# when = "value is null"
+
 # Without a trigger, one micro-batch follows the other.
 [trigger]
 available_now = true                # read what is there, and end
