@@ -1,4 +1,4 @@
-# Every target prepares what it needs: a virtual environment in .venv, and Apache Kafka's jars in .cache.
+# Every target prepares what it needs: a virtual environment in .venv, jars of Apache Kafka and others in .cache.
 # Nothing is installed outside this directory, except Java, Maven and Go by apt-get where that is allowed (Debian, root).
 
 PYTHON     ?= python3
@@ -6,6 +6,7 @@ WORKERS    ?= 2
 VENV       := .venv
 BIN        := $(VENV)/bin
 KAFKA_LIBS := .cache/kafka-libs
+ZOOKEEPER  := .cache/zookeeper-libs
 CONNECTOR  := .cache/spark-connector
 TESTS      ?=
 BENCH      ?=
@@ -13,7 +14,7 @@ TARGET     ?=
 FUZZ_RUNS  ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench soak fuzz states setup java go kafka connector clean
+.PHONY: help demo test quick check pytest bench soak fuzz states setup java go kafka zookeeper connector clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
@@ -44,7 +45,7 @@ check: setup
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_imports.py
 
 # Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
-pytest: setup java kafka connector go
+pytest: setup java kafka zookeeper connector go
 ifeq ($(TESTS),)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/spark
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark
@@ -55,7 +56,7 @@ endif
 bench: setup java kafka connector
 	$(BIN)/python -m bench $(BENCH)
 
-soak: setup java kafka connector
+soak: setup java kafka zookeeper connector
 	$(BIN)/python -m pytest -m soak -rP --timeout 3600 $(TESTS)
 
 # atheris is installed for this target alone: nothing else needs it.
@@ -83,6 +84,13 @@ kafka: $(KAFKA_LIBS)/.complete
 
 $(KAFKA_LIBS)/.complete: tests/support/kafka-jars.xml scripts/fetch-jars
 	@scripts/fetch-jars "Apache Kafka" tests/support/kafka-jars.xml $(KAFKA_LIBS)
+	@touch $@
+
+# For the tests of the cluster.
+zookeeper: $(ZOOKEEPER)/.complete
+
+$(ZOOKEEPER)/.complete: tests/support/zookeeper-jars.xml scripts/fetch-jars
+	@scripts/fetch-jars "Apache ZooKeeper" tests/support/zookeeper-jars.xml $(ZOOKEEPER)
 	@touch $@
 
 # Spark's own Kafka connector, for the tests and the bench that put ours beside it.

@@ -41,11 +41,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machines.reading": {"errors", "config", "wire", "records", "machines.values", "machines.table"},
     # What the driver of a pipeline decides. It asks in the messages of a transactional client.
     "machines.pipeline": {"errors", "wire", "records", "machines.values", "machines.transactions.requests"},
+    # What the cluster keeps in ZooKeeper: paths, values and changes.
+    "machines.znodes": {"errors", "machines.values"},
     "log": {"errors", "config", "wire", "records", "machines"},
     "broker": {"errors", "config", "properties", "wire", "records", "machines", "log", "security"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
     "broker.net": {"errors", "config", "wire", "records", "machines.security"},
     "broker.stored": {"errors", "config", "properties", "wire", "records", "machines", "log"},
+    # What makes several brokers one cluster. It knows no broker.
+    "cluster": {"errors", "config", "wire", "records", "machines"},
+    "simulation.zookeeper": {"machines.znodes", "cluster.session"},
+    "simulation": {"errors", "config", "wire", "records", "machines", "log", "broker", "client", "cluster", "testing"},
     # Keys, certificates and credentials.
     "security": {"errors", "config"},
     "client": {"errors", "config", "wire", "records", "machines", "security"},

@@ -25,6 +25,12 @@ def connector_jars() -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
+def zookeeper_jars() -> list[Path]:
+    """ZooKeeper's jars; `SEMEL_ZOOKEEPER_LIBS` names another directory."""
+    folder = Path(os.environ.get("SEMEL_ZOOKEEPER_LIBS") or CHECKOUT / ".cache" / "zookeeper-libs")
+    return sorted(folder.glob("*.jar"))
+
+
 def missing(why: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(why, pytrace=False)
@@ -49,6 +55,12 @@ def require_kafka() -> None:
     require_java()
     if not any(kafka_libs().glob("kafka_2.13-*.jar")):
         missing(f"Apache Kafka's jars are not in {kafka_libs()}: make kafka")
+
+
+def require_zookeeper() -> None:
+    require_java()
+    if not zookeeper_jars():
+        missing("Apache ZooKeeper's jars are not in .cache/zookeeper-libs: make zookeeper")
 
 
 def require_spark() -> None:

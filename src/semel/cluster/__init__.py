@@ -1,0 +1,1 @@
+"""What makes several brokers one cluster. ZooKeeper is the truth; brokers watch it."""

@@ -1,0 +1,1 @@
+"""What the cluster keeps in ZooKeeper: paths, values and changes, as pure values."""
