@@ -9,6 +9,7 @@ import pytest
 
 from semel import AclBinding, Broker, Security
 from semel.broker.security_notes import security_summary, security_warnings
+from semel.config import ConfigError
 
 AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 SCRAM = {"sasl.enabled.mechanisms": "SCRAM-SHA-512"}
@@ -98,3 +99,42 @@ def test_the_summary_names_listeners_mechanisms_rules_and_super_users() -> None:
         assert list(security_warnings(broker.server)) == []
     with Broker(security=Security(protocol="SSL")) as broker:
         assert security_summary(broker.server).endswith("no access rules: everybody who gets in may do everything")
+
+
+def test_settings_of_rules_without_an_authorizer_are_told_to_have_no_effect() -> None:
+    (warning,) = told({**PLAIN, **ROOT, "listeners": "SASL_PLAINTEXT://127.0.0.1:0"})
+    assert warning.startswith("super.users: no effect, because authorizer.class.name is not set")
+
+
+def test_a_super_user_that_nobody_can_be_is_told() -> None:
+    settings = {**PLAIN, **AUTHORIZER, "listeners": "SASL_PLAINTEXT://127.0.0.1:0", "super.users": "User:root;user:bob"}
+    (warning,) = told(settings)
+    assert "user:bob, which is nobody" in warning
+
+
+def test_a_listener_that_does_not_speak_what_its_name_says_is_told() -> None:
+    (warning,) = told({"listeners": "SASL_SSL://127.0.0.1:0", "listener.security.protocol.map": "SASL_SSL:PLAINTEXT"})
+    assert "makes listener SASL_SSL speak PLAINTEXT" in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({**AUTHORIZER, "super.users": "User:a, User:b"}, "super.users: .*put semicolons between principals"),
+        ({"listeners": "PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}, "there are 2 listeners PLAINTEXT"),
+        ({"listeners": "A://127.0.0.1:0,A://[::1]:0,A://127.0.0.2:0", "listener.security.protocol.map": "A:PLAINTEXT"},
+         "there are 3 listeners A"),
+        ({"advertised.listeners": "PLAINTEXT://a:1,PLAINTEXT://b:1"}, "advertised.listeners: there are 2"),
+        ({"principal.builder.class": "com.example.Builder"}, "principal.builder.class: Java classes cannot be loaded"),
+        ({"listener.name.plaintext.principal.builder.class": "com.example.Builder"}, "Java classes cannot be loaded"),
+        ({"ssl.engine.factory.class": "com.example.Engine"}, "ssl.engine.factory.class: Java classes cannot be loaded"),
+    ],
+)
+def test_what_would_make_somebody_else_of_a_client_is_refused(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Broker(settings=settings).start()
+
+
+def test_kafkas_own_principal_builder_is_what_is_done_here() -> None:
+    builder = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
+    assert told({"principal.builder.class": builder}) == []

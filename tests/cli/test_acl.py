@@ -165,6 +165,29 @@ def test_check_says_why_not_and_the_command_it_names_changes_that(types: Types) 
     until(lambda: checked(types, *QUESTION)["allowed"], what="it to be allowed again")
 
 
+@pytest.mark.parametrize(
+    ("operation", "resource", "said"),
+    [
+        ("alter_configs", ("--topic", "payments"), "ALTER_CONFIGS topic payments"),
+        ("delete", ("--group", "billing"), "DELETE group billing"),
+        ("two_phase_commit", ("--transactional-id", "till"), "TWO_PHASE_COMMIT transactional id till"),
+        ("describe", ("--delegation-token", "abc"), "DESCRIBE delegation token abc"),
+        ("create_tokens", ("--user-principal", "bob"), "CREATE_TOKENS user User:bob"),
+        ("idempotent_write", ("--cluster",), "IDEMPOTENT_WRITE the cluster"),
+    ],
+)
+def test_check_answers_for_every_resource_type(
+    types: Types, operation: str, resource: tuple[str, ...], said: str
+) -> None:
+    told = types("check", "carol", operation, *resource)
+    assert told.exit_code == 1, told.output
+    assert f"no: User:carol may not {said}" in told.output
+    added = types("add", "carol", "--operation", operation, *resource)
+    assert added.exit_code == 0, added.output
+    allowed = f"yes: User:carol may {said}"
+    until(lambda: allowed in types("check", "carol", operation, *resource).output, what="the rule to decide")
+
+
 def test_check_takes_a_producer_or_a_consumer_as_one_question(types: Types) -> None:
     asked = ("alice", "--consumer", "--topic", "payments", "--group", "billing")
     assert types("check", *asked).output.count("no: ") == 3
@@ -210,10 +233,16 @@ def test_super_users_are_known_or_it_is_said_that_they_are_not(types: Types, fil
         (("add", "", "--operation", "read", "--topic", "t"), "is not a principal"),
         (("add", "alice", "--operation", "read", "--topic", ""), "--topic: the name is empty"),
         (("add", "alice", "--operation", "read", "--topic", "t", "--host", ""), "--host: the address is empty"),
+        (("add", "alice", "--operation", "read", "--topic", "t", "--host", "example.com"), "is not an address"),
+        (("add", "alice", "--operation", "read", "--topic", "t", "--host", "10.0.0.0/8"), "is not an address"),
+        (("add", "user:alice", "--operation", "read", "--topic", "t"), "the type is written User, as in User:alice"),
+        (("add", "alice", "--operation", "read", "--topic", "*", "--prefixed"), "* is all names already"),
+        (("add", "alice", "--operation", "read", "--topic", "a/b"), "'a/b' is no name of a topic"),
+        (("check", "alice", "read", "--topic", "t", "--host", "example.com"), "is not an address"),
         (("remove",), "which rules?"),
         (("remove", "alice", "--allow", "--deny"), "give one of --allow and --deny"),
         (("check", "alice", "read"), "which resource"),
-        (("check", "alice", "--topic", "t"), "Give --operation"),
+        (("check", "alice", "--topic", "t"), "Give OPERATION, --producer"),
         (("check", "alice", "fly", "--topic", "t"), "operation is 'fly'"),
     ],
 )  # fmt: skip

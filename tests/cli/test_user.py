@@ -37,6 +37,20 @@ def test_a_user_is_created_with_a_password_that_is_asked_for(broker: Broker) -> 
     ]
 
 
+@pytest.mark.parametrize("name", ["a\nb", " alice", "alice ", "\u200b", "a\0b"])
+def test_a_name_that_clients_would_not_send_as_it_is_is_refused(broker: Broker, name: str) -> None:
+    made = types(broker, "create", name, "--generate")
+    assert made.exit_code == 2
+    assert "choose another" in made.output
+
+
+def test_without_a_terminal_it_is_told_how_to_give_the_password(broker: Broker) -> None:
+    made = types(broker, "create", "alice", answer="")
+    assert made.exit_code == 1
+    assert "give --password-file - to read it from standard input" in made.output
+    assert "GetPassWarning" not in made.output
+
+
 def test_two_passwords_that_differ_are_asked_for_again(broker: Broker) -> None:
     made = types(broker, "create", "alice", answer="one\ntwo\n")
     assert made.exit_code == 1

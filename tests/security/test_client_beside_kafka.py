@@ -120,6 +120,16 @@ def test_plaintext_on_a_tls_port_is_told_what_to_set(locked_kafka: Locks) -> Non
     assert "speaks TLS: set security.protocol to SSL or SASL_SSL" in text
 
 
+@pytest.mark.parametrize(("listener", "protocol"), [("SASL_PLAINTEXT", "PLAINTEXT"), ("SASL_SSL", "SSL")])
+def test_no_credentials_where_they_are_asked_for_are_told_at_once(
+    locked_kafka: Locks, listener: str, protocol: str
+) -> None:
+    settings = {**locked_kafka.settings(listener), "security.protocol": protocol}
+    took_s, text = seconds_of(lambda: ask(settings), AuthenticationFailed)
+    assert took_s < 30
+    assert f"set it to {listener}" in text
+
+
 def test_tls_on_a_plaintext_port_is_told_what_to_look_at(locked_kafka: Locks) -> None:
     settings = {**locked_kafka.settings("SSL"), "bootstrap.servers": locked_kafka.plaintext}
     _, text = seconds_of(lambda: ask({**settings, "default.api.timeout.ms": 3000}), Exception)

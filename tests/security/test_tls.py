@@ -106,6 +106,11 @@ def test_the_name_is_not_checked_only_where_that_is_asked_for(authority: Develop
             "ssl_endpoint_identification_algorithm": algorithm,
         }
         asyncio.run(handshake(server, context(**settings)))
+    checked = context(
+        ssl_truststore_certificates=authority.certificate_pem, ssl_endpoint_identification_algorithm="HTTPS"
+    )
+    with pytest.raises(TlsFailed, match="is for another name"):
+        asyncio.run(handshake(server, checked))
 
 
 @pytest.mark.parametrize("form", ["pem", "inline", "pkcs12", "two files"])
@@ -148,6 +153,7 @@ def test_every_mistake_names_its_setting_and_no_secret(authority: DevelopmentAut
     both, certificate = held.write(tmp_path, "client")
     (tmp_path / "client.p12").write_bytes(as_pkcs12(held, authority, SECRET))
     (tmp_path / "empty.pem").write_text("nothing here")
+    (tmp_path / "noise").write_bytes(bytes(range(128, 256)))
     (tmp_path / "old.jks").write_bytes(b"\xfe\xed\xfe\xed" + bytes(20))
     key = load_pem_private_key(held.key_pem.encode(), None)
     from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
@@ -157,6 +163,11 @@ def test_every_mistake_names_its_setting_and_no_secret(authority: DevelopmentAut
         ({"ssl.ca.location": str(tmp_path / "absent")}, "ssl.truststore.location: cannot read"),
         ({"ssl.ca.location": str(tmp_path / "empty.pem")}, "ssl.truststore.location: .* holds no certificate"),
         ({"ssl.ca.location": str(tmp_path / "old.jks")}, "is a Java key store"),
+        ({"ssl.ca.location": str(tmp_path / "noise")}, "ssl.truststore.location: .* holds no certificate"),
+        ({"ssl.ca.location": "a\0b"}, "ssl.truststore.location: .* is no path"),
+        ({"ssl.ca.location": "/dev/zero"}, "ssl.truststore.location: /dev/zero is larger than"),
+        ({"ssl.keystore.location": "/dev/zero"}, "ssl.keystore.location: /dev/zero is larger than"),
+        ({"ssl.ca.pem": "\u0444"}, "ssl.truststore.certificates: is not a certificate"),
         ({"ssl.ca.pem": "nonsense"}, "ssl.truststore.certificates: is not a certificate"),
         ({"ssl.keystore.location": str(tmp_path / "absent")}, "ssl.keystore.location: cannot read"),
         ({"ssl.keystore.location": str(certificate)}, "no private key"),

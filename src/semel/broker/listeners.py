@@ -90,7 +90,25 @@ def client_listeners(settings: Values, setting: str = "listeners") -> list[Liste
         found.append(replace(listener, protocol=protocol))
     if setting == "listeners" and not found:
         raise ConfigError("listeners: none is for clients; add for example PLAINTEXT://:9092")
+    _check_distinct(found, setting)
     return found
+
+
+def _check_distinct(listeners: list[Listener], setting: str) -> None:
+    """Refuse two listeners of one name: settings and advertised addresses are found by it.
+
+    As in Kafka they may share it where one port is listened on by IPv4 and by IPv6.
+    """
+    by_name: dict[str, list[Listener]] = {}
+    for one in listeners:
+        by_name.setdefault(one.name, []).append(one)
+    for name, same in by_name.items():
+        both_families = len(same) == 2 and len({":" in one.host for one in same}) == 2
+        if len(same) > 1 and not (both_families and same[0].port == same[1].port and setting == "listeners"):
+            raise ConfigError(
+                f"{setting}: there are {len(same)} listeners {name}; give each a name of its own, and its protocol in "
+                "listener.security.protocol.map"
+            )
 
 
 def advertised_listener(settings: Values, listener: Listener, bound_port: int) -> tuple[str, int]:

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 512
+#: Settings that name a class of who runs the broker, and the class that Kafka has for it.
+_CLASSES_OF_KAFKA = {
+    "principal.builder.class": "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
+    "ssl.engine.factory.class": "org.apache.kafka.common.security.ssl.DefaultSslEngineFactory",
+}
+_INSTEAD = {
+    "principal.builder.class": "ssl.principal.mapping.rules and sasl.oauthbearer.sub.claim.name say who a client is",
+    "ssl.engine.factory.class": "ssl.keystore.* and ssl.truststore.* say what a listener shows and trusts",
+}
 
 
 class Listening:
@@ -52,6 +61,7 @@ class Listening:
         settings = self._broker.settings
         listeners = client_listeners(settings)
         _check_names(settings, listeners)
+        _check_classes(settings)
         self._tls = TlsListeners(listeners)
         self._tls.use(self._tls.read(settings))
         for listener in listeners:
@@ -182,3 +192,11 @@ def _check_names(settings: Values, listeners: list[Listener]) -> None:
             raise ConfigError(f"{setting}: write the listener's name in lower case, listener.name.{name.lower()}.")
         if name.upper() not in names:
             logger.warning("%s: there is no listener %s; it has no effect", setting, name.upper())
+
+
+def _check_classes(settings: Values) -> None:
+    """Refuse Java classes that decide who a client is: without them, it would be somebody else."""
+    for setting, value in settings.passed_by.items():
+        name = next((name for name in _CLASSES_OF_KAFKA if setting.endswith(name)), None)
+        if name is not None and value.strip() not in ("", _CLASSES_OF_KAFKA[name]):
+            raise ConfigError(f"{setting}: Java classes cannot be loaded; {_INSTEAD[name]}")

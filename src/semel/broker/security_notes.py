@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from semel.broker.listeners import Listener, address_text
 from semel.config import listener_settings
-from semel.machines.security.principals import ANONYMOUS, parse_principals
+from semel.config.security import SECURITY_PROTOCOLS
+from semel.machines.security.principals import ANONYMOUS, USER, parse_principal, parse_principals
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
+
+#: Settings that only an authorizer reads.
+_OF_RULES = ("super.users", "allow.everyone.if.no.acl.found")
 
 
 def security_summary(broker: BrokerServer) -> str:
@@ -37,8 +41,16 @@ def security_warnings(broker: BrokerServer) -> Iterator[str]:
     for one in listeners:
         if one.protocol == "SASL_PLAINTEXT" and not _is_loopback(one.host):
             yield f"{_where(one)} does not encrypt: others on the network can read what is sent; use SASL_SSL"
+        if one.name in SECURITY_PROTOCOLS and one.protocol != one.name:
+            yield (
+                f"listener.security.protocol.map makes listener {one.name} speak {one.protocol}: its name says "
+                "something else"
+            )
     if broker.access is not None:
         yield from _about_rules(broker, open_ones)
+    elif set(_OF_RULES) & broker.settings.explicit:
+        named = ", ".join(name for name in _OF_RULES if name in broker.settings.explicit)
+        yield f"{named}: no effect, because authorizer.class.name is not set: everybody who gets in may do everything"
     doors = broker.listening.doors.values()
     if doors and all(name.startswith("SCRAM-") for door in doors for name in door.mechanisms) and not open_ones:
         if not any(True for _ in broker.stores.scram):
@@ -51,6 +63,9 @@ def security_warnings(broker: BrokerServer) -> Iterator[str]:
 def _about_rules(broker: BrokerServer, open_ones: list[Listener]) -> Iterator[str]:
     assert broker.access is not None
     super_users = parse_principals(broker.settings["super.users"])
+    for one in sorted(super_users):
+        if parse_principal(one).kind != USER:
+            yield f"super.users has {one}, which is nobody: every client is {USER}:NAME here"
     if open_ones and str(ANONYMOUS) in super_users:
         yield f"super.users has {ANONYMOUS}: whoever comes to {_where(open_ones[0])} may do everything"
     elif len(open_ones) == len(broker.listening.listeners):

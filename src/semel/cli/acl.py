@@ -10,6 +10,8 @@ import click
 from semel.cli.acl_check import answer, in_words, read_authorizer_settings, read_rules
 from semel.cli.acl_options import (
     binding,
+    check_can_match,
+    is_address,
     read_operation,
     read_principal,
     resource_options,
@@ -17,7 +19,7 @@ from semel.cli.acl_options import (
     wanted_by,
 )
 from semel.cli.connecting import Brokers, admin_at, common_options
-from semel.cli.output import errors_for_people, show
+from semel.cli.output import errors_for_people, printable, show
 from semel.machines.security.access import WILDCARD, Operation
 from semel.machines.security.acl_bindings import AclBinding
 
@@ -78,6 +80,8 @@ def add(
         )
         for host in hosts or (WILDCARD,)
     ]
+    for rule in rules:
+        check_can_match(rule)
     with errors_for_people(), admin_at(brokers) as admin:
         admin.create_acls(rules)
     _show(rules, as_json=as_json)
@@ -186,14 +190,18 @@ def check(
     The exit code is 0 if all that is asked about is allowed, and 1 if not.
     """
     operations = () if operation is None else (operation,)
-    questions = wanted_by(operations, take_resources(options), producer=producer, consumer=consumer)
+    if host is not None and not is_address(host):
+        raise click.UsageError(f"--host: {host!r} is not an address")
+    questions = wanted_by(
+        operations, take_resources(options), producer=producer, consumer=consumer, operation_is="OPERATION"
+    )
     with errors_for_people(), admin_at(brokers) as admin:
         settings = read_authorizer_settings(admin)
         answers = [answer(principal, one, host, read_rules(admin, one), settings) for one in questions]
     if as_json:
         click.echo(json.dumps(answers, indent=2))
     else:
-        click.echo("\n".join(map(in_words, answers)))
+        click.echo("\n".join(printable(line) for one in answers for line in in_words(one).split("\n")))
     if not all(one["allowed"] for one in answers):
         raise SystemExit(1)
 

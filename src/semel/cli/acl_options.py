@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -71,6 +73,10 @@ def resource_options(command: Command) -> Command:
     return command
 
 
+#: What a topic's name may be made of.
+_TOPIC_CHARACTERS = re.compile(r"[a-zA-Z0-9._-]+")
+
+
 def take_resources(options: dict[str, Any]) -> list[Resource]:
     """The resources that the options name. They are taken out of `options`."""
     found = []
@@ -82,6 +88,8 @@ def take_resources(options: dict[str, Any]) -> list[Resource]:
         for name in given:
             if not name:
                 raise click.UsageError(f"{RESOURCE_OPTIONS[kind]}: the name is empty")
+            if kind is ResourceType.USER and ":" not in name and name != WILDCARD:
+                name = f"User:{name}"
             found.append(Resource(kind, name))
     return list(dict.fromkeys(found))
 
@@ -103,16 +111,46 @@ def read_principal(_: click.Context, __: click.Parameter, given: str | None) -> 
     kind, colon, name = given.partition(":")
     if not given or (colon and not (kind and name)):
         raise click.UsageError(f"{given!r} is not a principal: expected a user's name, or TYPE:NAME")
+    if kind != "User" and kind.lower() == "user" and colon:
+        raise click.UsageError(f"{given!r} is nobody: the type is written User, as in User:{name}")
     return given if colon else f"User:{given}"
 
 
+def is_address(text: str) -> bool:
+    """Whether this is an address that a client can come from."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_can_match(acl: AclBinding) -> None:
+    """Refuse a rule that no client could ever meet: whoever adds one believes that it protects something."""
+    if acl.host != WILDCARD and not is_address(acl.host):
+        raise click.UsageError(
+            f"--host: {acl.host!r} is not an address; a broker knows clients by their IP address, not by a name or a "
+            "network"
+        )
+    prefixed, name = acl.pattern_type == "prefixed", acl.resource_name
+    if prefixed and name == WILDCARD:
+        raise click.UsageError("--prefixed: * is all names already; without --prefixed it means that")
+    if acl.resource_type == "topic" and name != WILDCARD and not _TOPIC_CHARACTERS.fullmatch(name):
+        raise click.UsageError(f"--topic: {name!r} is no name of a topic: letters, digits, '.', '_' and '-' are")
+
+
 def wanted_by(
-    operations: Iterable[Operation], resources: Iterable[Resource], *, producer: bool, consumer: bool
+    operations: Iterable[Operation],
+    resources: Iterable[Resource],
+    *,
+    producer: bool,
+    consumer: bool,
+    operation_is: str = "--operation",
 ) -> list[Wanted]:
     """Every operation on every resource that a command is about. Refuses what makes no sense."""
     operations, resources = list(operations), list(resources)
     if not (operations or producer or consumer):
-        raise click.UsageError("what is it about? Give --operation, --producer or --consumer")
+        raise click.UsageError(f"what is it about? Give {operation_is}, --producer or --consumer")
     if not resources:
         known = ", ".join(RESOURCE_OPTIONS.values())
         raise click.UsageError(f"which resource is it about? Give one or more of {known}")

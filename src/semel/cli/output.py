@@ -30,7 +30,22 @@ def show(
         click.echo("  ".join(padded).rstrip(), err=err)
 
 
+def printable(text: str) -> str:
+    """Text that cannot act on a terminal: others choose the names of topics, groups and clients.
+
+    >>> printable("a\\x1b[2Jb\\nc é")
+    'a\\\\x1b[2Jb\\\\nc é'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def _text(value: object) -> str:
+    return printable(_plain_text(value))
+
+
+def _plain_text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={one}" for name, one in value.items())
     if isinstance(value, list | tuple):

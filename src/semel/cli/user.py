@@ -3,9 +3,11 @@ still."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +138,11 @@ def create(
         raise click.UsageError("give one of --generate, --password-file and --password-env")
     if not name:
         raise click.UsageError("the name of the user is empty")
+    if name != name.strip() or not name.isprintable():
+        raise click.UsageError(
+            f"{name!r}: a user's name with spaces around it, or with characters that cannot be seen, is sent by some "
+            "clients and not by others; choose another"
+        )
     with users_at(brokers, data, is_new=True) as users:
         password = secrets.token_urlsafe(_GENERATED_BYTES) if generate else _password(name, password_file, password_env)
         users.set_password(name, password, mechanisms or MECHANISMS, iterations)
@@ -154,8 +161,7 @@ def _password(name: str, file: str | None, variable: str | None) -> str:
             raise click.ClickException(f"--password-env: {variable} is not set, or empty")
         return found
     if file is None:
-        password: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
-        return password
+        return _asked_for(name)
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -168,6 +174,21 @@ def _password(name: str, file: str | None, variable: str | None) -> str:
         raise click.ClickException(f"--password-file: {file} is empty")
     if "\n" in password:
         raise click.ClickException(f"--password-file: {file} has more than one line")
+    return password
+
+
+def _asked_for(name: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", getpass.GetPassWarning)  # it says that there is no terminal
+            password: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.ClickException(
+            "there is no terminal to ask for the password: give --password-file - to read it from standard input, or "
+            "--password-env, or --generate"
+        ) from None
     return password
 
 

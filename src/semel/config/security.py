@@ -75,7 +75,7 @@ CLIENT_SECURITY = [
     *STORES,
     Setting("ssl.endpoint.identification.algorithm", "string", "https",
             "https: the broker's certificate must be for the name we connect to; empty or none: any name will do.",
-            choices=("https", "none", "")),
+            choices=("https", "HTTPS", "none", "")),
     Setting("enable.ssl.certificate.verification", "bool", True,
             "Whether the broker's certificate is checked at all. Turn it off only to try things out."),
     Setting("sasl.mechanism", "string", None, "How we say who we are.", upper=True),

@@ -99,6 +99,9 @@ def client_credentials(settings: SecuritySettings) -> Credentials | None:
     options = {} if jaas is None else jaas.options
     if mechanism == "OAUTHBEARER":
         return _bearer(settings, options)
+    for name, option in (("sasl.username", "username"), ("sasl.password", "password")):
+        if settings[name] and option in options and settings[name] != options[option]:
+            raise ConfigError(f"{name}: sasl.jaas.config has another {option}; give one of them")
     username = settings["sasl.username"] or options.get("username")
     password = settings["sasl.password"] or options.get("password")
     for name, found in (("sasl.username", username), ("sasl.password", password)):

@@ -20,7 +20,6 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from semel.config import ConfigError
@@ -29,6 +28,8 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 _PKCS12_TYPES = ("PKCS12", "PFX")
 _PKCS12_SUFFIXES = (".p12", ".pfx", ".pkcs12")
 _NEEDS_CRYPTOGRAPHY = "needs the package `cryptography`: pip install 'semel[security]'"
+#: A file of keys and certificates is smaller. A system's whole trust store has a quarter of a megabyte.
+MAX_FILE_BYTES = 4 * 1024 * 1024
 _JKS_HEAD = b"\xfe\xed\xfe\xed"
 #: The suites of TLS 1.3 that OpenSSL uses unless it is told otherwise.
 _TLS_1_3_SUITES = ("TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256")
@@ -50,7 +51,7 @@ def client_context(settings: SecuritySettings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _set_protocols(context, settings)
-    if settings["ssl.endpoint.identification.algorithm"] != "https":
+    if settings["ssl.endpoint.identification.algorithm"].lower() != "https":
         context.check_hostname = False
     if not settings["enable.ssl.certificate.verification"]:
         context.check_hostname = False
@@ -158,7 +159,7 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
     if text:
         try:
             context.load_verify_locations(cadata=_as_lines(text))
-        except (ssl.SSLError, ValueError):
+        except (ssl.SSLError, ValueError, TypeError):
             raise ConfigError("ssl.truststore.certificates: is not a certificate in PEM form") from None
         return True
     if not location:
@@ -172,7 +173,7 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
         data = b"".join(certificates)
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "replace"))
-    except (ssl.SSLError, ValueError):
+    except (ssl.SSLError, ValueError, TypeError):
         raise ConfigError(f"ssl.truststore.location: {location} holds no certificate in PEM form") from None
     return True
 
@@ -309,6 +310,12 @@ def _refuse_jks(location: str) -> NoReturn:
 
 def _read(setting: str, location: str) -> bytes:
     try:
-        return Path(location).read_bytes()
+        with open(location, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{setting}: cannot read {location}: {error.strerror or error}") from None
+    except ValueError:  # a zero byte in it
+        raise ConfigError(f"{setting}: {location!r} is no path") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{setting}: {location} is larger than {MAX_FILE_BYTES} bytes: it holds no keys")
+    return data

@@ -41,6 +41,8 @@ NO_TLS = "no TLS handshake"
 REQUEST_WITHOUT_TLS = "a request without TLS; a client of this listener needs security.protocol=SSL or SASL_SSL"
 #: The first byte of a handshake.
 _HANDSHAKE = 0x16
+#: TLS's own word for "this is not what I expect": fatal, unexpected_message. Clients know from it that we speak TLS.
+_ALERT = b"\x15\x03\x03\x00\x02\x02\x0a"
 
 
 class TlsBuffer:
@@ -113,7 +115,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._tls is None:
             if self._scratch[0] != _HANDSHAKE:
                 # A request begins with its length, of which the first byte is nearly always 0.
-                self._connection.refuse(NO_TLS if self._scratch[0] else REQUEST_WITHOUT_TLS)
+                if self._scratch[0]:
+                    self._connection.refuse(NO_TLS)
+                else:
+                    self._close_with(_ALERT, REQUEST_WITHOUT_TLS)
                 return
             self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -181,13 +186,18 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._read(tls)
 
     def _turn_away(self, why: str) -> None:
-        """Close, after the client was told by an alert. It has until the deadline to read that."""
+        """Close, after the client was told by an alert of OpenSSL's."""
+        if self._turned_away is not None:
+            self._turned_away(why)
+        self._close_with(self._outgoing.read(), why)
+
+    def _close_with(self, last_words: bytes, why: str) -> None:
+        """Close. The client has until the deadline to read the last words."""
         self._is_closing = True
         self._connection.closed = True
         self._connection.refused(why)
-        if self._turned_away is not None:
-            self._turned_away(why)
-        self._flush()
+        if last_words:
+            self._raw.write(last_words)
         self._raw.close()
 
     def _too_late(self) -> None:

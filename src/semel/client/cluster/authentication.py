@@ -29,6 +29,18 @@ _RENEW_FROM, _RENEW_TO = 0.85, 0.95
 Exchange = Callable[[Any], Awaitable[Any]]
 
 
+def check_sasl_is_not_asked_for(answer: Any, address: str, protocol: str) -> None:
+    """Raise `AuthenticationFailed` if the answer to a handshake without a mechanism says that there must be one."""
+    if answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+        offered = ", ".join(answer.mechanisms) or "none"
+        wanted = "SASL_SSL" if protocol == "SSL" else "SASL_PLAINTEXT"
+        raise AuthenticationFailed(
+            ErrorCode.ILLEGAL_SASL_STATE,
+            f"{address} asks who we are, and security.protocol={protocol} says nothing: set it to {wanted}, with "
+            f"sasl.mechanism (offered: {offered}), sasl.username and sasl.password",
+        )
+
+
 class Authentication:
     """One client's way to authenticate."""
 

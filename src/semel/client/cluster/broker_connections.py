@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from semel.client.cluster.authentication import Authentication
+from semel.client.cluster.authentication import Authentication, check_sasl_is_not_asked_for
 from semel.client.cluster.connection import Connection
 from semel.client.cluster.response_errors import check
 from semel.client.cluster.throttling import Throttles
@@ -25,6 +25,7 @@ from semel.wire import Malformed
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.features import ApiVersionsRequest
+from semel.wire.messages.security import SaslHandshakeRequest
 
 #: The last versions that name topics. Later ones use topic ids, which callers do not fill in.
 LAST_VERSION_BY_NAME = {
@@ -71,6 +72,8 @@ class BrokerConnections:
         self._authentication = authentication
         self._slots: dict[tuple[int, str], _ConnectionSlot] = {}
         self._versions: dict[int, dict[int, tuple[int, int]]] = {}
+        #: Addresses of brokers that were asked, and want no SASL.
+        self._without_sasl: set[tuple[str, int]] = set()
 
     def least_busy(self, lane: str) -> int | None:
         """The node whose open connection has the fewest waiting requests; None if no connection is open.
@@ -105,9 +108,15 @@ class BrokerConnections:
         correlation_id = connection.next_correlation_id()
         parts = request_frame(api.key, version, correlation_id, self._client_id, message)
         unanswered = api.key == ApiKey.PRODUCE and message.acks == 0
-        frame = await connection.send(parts, None if unanswered else correlation_id)
+        try:
+            frame = await connection.send(parts, None if unanswered else correlation_id)
+        except Disconnected:
+            if self._authentication is None and not connection.has_served:
+                await self._check_no_sasl(node_id, lane)
+            raise
         if unanswered:
             return None
+        connection.has_served = True
         response = _parse_response(connection, api.key, version, frame)
         self.throttles.note(node_id, lane, api.key, version, response)
         return response
@@ -214,6 +223,29 @@ class BrokerConnections:
         renew_in_s = await self._authentication.run(exchange, connection.address)
         if renew_in_s is not None:
             slot.renew_at = asyncio.get_running_loop().time() + renew_in_s
+
+    async def _check_no_sasl(self, node_id: int, lane: str) -> None:
+        """Raise `AuthenticationFailed` if the broker wants SASL. It answers ApiVersions, and hangs up on all else."""
+        try:
+            address = self._address_of(node_id)
+            if address in self._without_sasl:
+                return
+            connection = await self._connect(*address)
+            try:
+                await self._learn_versions(connection, node_id, lane)
+                # Only to be refused. It is not sent by `exchange`, which would come here again.
+                correlation_id = connection.next_correlation_id()
+                asked = SaslHandshakeRequest(mechanism="")
+                frame = await connection.send(
+                    request_frame(ApiKey.SASL_HANDSHAKE, 1, correlation_id, self._client_id, asked), correlation_id
+                )
+                answer = _parse_response(connection, ApiKey.SASL_HANDSHAKE, 1, frame)
+            finally:
+                connection.close()
+        except Disconnected:
+            return  # It is away, or something else is wrong: what the request met is told.
+        check_sasl_is_not_asked_for(answer, connection.address, self.config["security.protocol"])
+        self._without_sasl.add(address)
 
     async def _renew(self, slot: _ConnectionSlot, node_id: int, lane: str) -> None:
         """Authenticate again on an open connection. Requests of this lane wait for it; answers still come in order."""

@@ -59,6 +59,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: str) -> None:
         self.address = address
         self.closed = False
+        #: Whether anything but ApiVersions was answered on it.
+        self.has_served = False
         self._loop = asyncio.get_running_loop()
         self._used_at = self._loop.time()
         self._transport: asyncio.Transport | None = None
