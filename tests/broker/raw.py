@@ -187,6 +187,7 @@ def fetch_request(
     session_id: int = 0,
     session_epoch: int = -1,
     current_leader_epoch: int = -1,
+    last_fetched_epoch: int = -1,
     replica_id: int = -1,
     forgotten: dict[str, list[int]] | None = None,
 ) -> FetchRequest:
@@ -198,6 +199,7 @@ def fetch_request(
                 fetch_offset=offset,
                 partition_max_bytes=partition_max_bytes,
                 current_leader_epoch=current_leader_epoch,
+                last_fetched_epoch=last_fetched_epoch,
             )
         )
     return FetchRequest(

@@ -129,6 +129,7 @@ def open_log(
     partition: int = 0,
     recovery_point: int | None = None,
     unsynced_may_be_lost: bool = False,
+    is_replicated: bool = False,
     **changes: object,
 ) -> PartitionLog:
     return open_partition_log(
@@ -141,6 +142,7 @@ def open_log(
         files=files or InlineFiles(),
         recovery_point=recovery_point,
         unsynced_may_be_lost=unsynced_may_be_lost,
+        is_replicated=is_replicated,
     )
 
 

@@ -12,6 +12,7 @@ from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.records.batch import build
 from semel.records.layout import checksum
+from semel.wire.messages.fetch import OffsetForLeaderEpochRequest
 from tests.broker.raw import Raw, now_ms, stored_batches
 from tests.broker.test_topics import delete_records, list_offset
 from tests.support.apache_kafka import ApacheKafka
@@ -217,6 +218,43 @@ def sequences(raw: Raw, now: int) -> list[object]:
     return said
 
 
+def ends_of_leader_epochs(raw: Raw, now: int) -> list[object]:
+    raw.create("epochs")
+    written(raw, "epochs", of_times(now, now))
+    written(raw, "epochs", of_times(now))
+    said: list[object] = []
+    for version in (2, 3, 4):
+        for topic, partition, current, epoch in (
+            *(("epochs", 0, -1, epoch) for epoch in (-2, -1, 0, 1, 9)),
+            ("epochs", 0, 0, 0),
+            ("epochs", 0, 5, 0),
+            ("epochs", 7, -1, 0),
+            ("nowhere", 0, -1, 0),
+        ):
+            row = OffsetForLeaderEpochRequest.OffsetForLeaderPartition(
+                partition=partition, current_leader_epoch=current, leader_epoch=epoch
+            )
+            asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=topic, partitions=[row])
+            request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[asked])
+            answer = raw.ask(request, version).topics[0].partitions[0]
+            code = ErrorCode(answer.error_code).name
+            said.append((version, topic, partition, current, epoch, code, answer.leader_epoch, answer.end_offset))
+    return said
+
+
+def fetches_that_know_their_last_epoch(raw: Raw, now: int) -> list[object]:
+    raw.create("parting")
+    written(raw, "parting", of_times(now, now))
+    said: list[object] = []
+    for version in (11, 12):
+        for offset, epoch in ((0, -1), (0, 0), (2, 0), (1, 0), (3, 0), (9, 0), (2, 1), (0, 7)):
+            answer = raw.fetch("parting", offset=offset, last_fetched_epoch=epoch, max_wait_ms=0, version=version)
+            parts_at = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
+            code = ErrorCode(answer.error_code).name
+            said.append((version, offset, epoch, code, parts_at, answer.high_watermark, bool(answer.records)))
+    return said
+
+
 CASES: list[Callable[[Raw, int], list[object]]] = [
     times_of_every_kind,
     largest_times_that_are_not,
@@ -227,6 +265,8 @@ CASES: list[Callable[[Raw, int], list[object]]] = [
     the_brokers_clock,
     offsets_by_time,
     sequences,
+    ends_of_leader_epochs,
+    fetches_that_know_their_last_epoch,
 ]
 
 

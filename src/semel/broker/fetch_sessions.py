@@ -40,6 +40,7 @@ class FetchedPartition:
         "current_leader_epoch",
         "fetch_offset",
         "high_watermark",
+        "last_fetched_epoch",
         "log_start_offset",
         "partition",
         "partition_max_bytes",
@@ -61,6 +62,7 @@ class FetchedPartition:
         self.fetch_offset = asked.fetch_offset
         self.partition_max_bytes = asked.partition_max_bytes
         self.current_leader_epoch = asked.current_leader_epoch
+        self.last_fetched_epoch = asked.last_fetched_epoch
 
     def denied(self) -> FetchedPartition:
         """A copy for one request of a client that may not read it."""

@@ -108,8 +108,9 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest epoch that is not above `epoch`, its end offset); (-1, -1) where there is none."""
-        if epoch < 0 or not self._epochs or epoch > self.latest:
+        """(the largest epoch that is not above `epoch`, its end offset). As Kafka: before the first epoch, `epoch`
+        itself and the log's start; after the last one, or for no epoch (-1), (-1, -1)."""
+        if epoch == -1 or not self._epochs or epoch > self.latest:
             return -1, -1
         if epoch == self.latest:
             return epoch, log_end_offset

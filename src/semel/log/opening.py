@@ -35,12 +35,14 @@ def open_partition_log(
     producer_id_expiration_ms: int = DEFAULT_PRODUCER_ID_EXPIRATION_MS,
     unsynced_may_be_lost: bool = False,
     expected: manifest.Marks | None = None,
+    is_replicated: bool = False,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
 
     `clean`: the data directory was closed in order, so nothing has to be scanned.
     `unsynced_may_be_lost`: the machine went down, and nothing was promised before its fsync.
     `expected`: the files as the last clean stop left them.
+    `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)
@@ -94,10 +96,15 @@ def open_partition_log(
         raise
     if expected is not None:
         manifest.remove_expected(files, path)
-    log = PartitionLog(path, topic, partition, files, config, loaded)
+    high_watermark = None
+    if is_replicated:
+        high_watermark = checkpoints.read_offsets(files, parent, checkpoints.HIGH_WATERMARKS).get(name, 0)
+    log = PartitionLog(path, topic, partition, files, config, loaded, high_watermark=high_watermark)
     log.producer_id_expiration_ms = producer_id_expiration_ms
     log.flusher.is_created = fresh
     log.log_start_offset = max(log.log_start_offset, log_start_offset)
+    log.high_watermark = max(log.high_watermark, log.log_start_offset)
+    log.high_watermark_follows_end = not is_replicated
     if loaded.leader_epochs_changed:
         log.write_leader_epochs()
     try:

@@ -12,6 +12,7 @@ The log itself appends. Its parts do the rest, each in a file of its own:
 - `log.flusher` (flusher.py): fsync, the recovery point and the snapshots
 - `log.retention` (retention.py): removes old segments
 - `log.cleaner` (compaction.py): plans rounds of compaction
+- `log.following` (following.py): what a follower does with its leader's batches; truncation.py cuts a log back
 - `log.producers` (machines/producing/producer_state.py): sequences, epochs and open transactions
 
 Everything here is synchronous and belongs to one thread. The slow parts (fsync, compaction) are handed out as
@@ -21,7 +22,6 @@ callables that may run elsewhere.
 from __future__ import annotations
 
 import logging
-import os
 from random import randrange
 from typing import NamedTuple
 
@@ -33,13 +33,15 @@ from semel.log.checkpoints import LeaderEpochs
 from semel.log.compaction import Cleaner
 from semel.log.files import Files
 from semel.log.flusher import LogFlusher
-from semel.log.indexes import AbortedTransaction
+from semel.log.following import Following
+from semel.log.producer_recovery import aborted
 from semel.log.reader import LogReader
 from semel.log.retention import Retention
 from semel.log.segment import Segment
 from semel.log.segments import Segments
 from semel.log.snapshots import encode_snapshot
 from semel.log.timestamps import TimestampSearch
+from semel.log.truncation import Truncation
 from semel.machines.producing.producer_state import Guard, ProducerStates
 from semel.records.batch import Batch, place
 from semel.records.layout import TRANSACTIONAL, parts_in_place
@@ -64,8 +66,17 @@ class PartitionLog:
     """The log of one partition."""
 
     def __init__(
-        self, directory: str, topic: str, partition: int, files: Files, config: Values, loaded: recovery.Loaded
+        self,
+        directory: str,
+        topic: str,
+        partition: int,
+        files: Files,
+        config: Values,
+        loaded: recovery.Loaded,
+        *,
+        high_watermark: int | None = None,
     ) -> None:
+        """`high_watermark`: what is known of it, if the partition has other replicas; None: the end of the log."""
         self.directory = directory
         self.topic = topic
         self.partition = partition
@@ -75,11 +86,16 @@ class PartitionLog:
         self.flusher = LogFlusher(self)
         self.retention = Retention(self)
         self.cleaner = Cleaner(self)
+        self.following = Following(self)
         self.adopt(loaded)
-        self.high_watermark = loaded.end_offset
-        self.producers.replicated_to(self.high_watermark)
         self.log_start_offset = loaded.segments[0].base_offset
+        self.high_watermark = loaded.end_offset
+        if high_watermark is not None:
+            self.high_watermark = max(min(high_watermark, loaded.end_offset), self.log_start_offset)
+        self.producers.replicated_to(self.high_watermark)
         self.leader_epoch = max(loaded.leader_epochs.latest, 0)
+        #: Whether the checkpoint of leader epochs has the current one, durably.
+        self.epoch_is_on_disk = self.leader_epoch == loaded.leader_epochs.latest
         self.topic_id = checkpoints.NO_TOPIC_ID
         self.producer_id_expiration_ms = DEFAULT_PRODUCER_ID_EXPIRATION_MS
         #: Whether the high watermark is always the end of the log: true for a partition that has no other replica and
@@ -224,21 +240,16 @@ class PartitionLog:
         )
         completed = self.producers.completes(producer_id, offset, commit)
         try:
-            segment = self._segment_for(len(data), offset, now_ms, now_ms)
-            if self.leader_epoch != self.leader_epochs.latest:
-                self._begin_epoch_if_new(offset)
+            segment = self.segment_for(len(data), offset, now_ms, now_ms)
+            if not self.epoch_is_on_disk:
+                self._settle_epoch(offset)
             segment.write(data, len(data), offset, now_ms, self._index_interval_bytes)
             # From here on the offset is used, whatever happens. The transaction ends only once an abort is in the
             # index: until then the last stable offset must not move (K-7866).
             self.end_offset = offset + 1
             if completed is not None and completed.aborted:
                 segment.transaction_index.load(self.files)
-                segment.transaction_index.append(
-                    self.files,
-                    AbortedTransaction(
-                        producer_id, completed.first_offset, offset, completed.last_stable_offset
-                    ),
-                )
+                segment.transaction_index.append(self.files, aborted(completed))
         except OSError as error:
             self.fail(error)
             raise self.refusal() from error
@@ -259,9 +270,9 @@ class PartitionLog:
             if data.readonly:
                 data = memoryview(bytearray(data))
         try:
-            segment = self._segment_for(size, last_offset, timestamp_ms, now_ms)
-            if self.leader_epoch != self.leader_epochs.latest:
-                self._begin_epoch_if_new(offset)
+            segment = self.segment_for(size, last_offset, timestamp_ms, now_ms)
+            if not self.epoch_is_on_disk:
+                self._settle_epoch(offset)
             position = segment.size_bytes
             if data.readonly:
                 parts = parts_in_place(data, offset, self.leader_epoch)
@@ -299,16 +310,21 @@ class PartitionLog:
 
     # Segments
 
-    def _segment_for(self, size: int, last_offset: int, timestamp_ms: int, now_ms: int) -> Segment:
+    def segment_for(self, size: int, last_offset: int, timestamp_ms: int, now_ms: int) -> Segment:
+        """The segment that the next batch goes into."""
         active = self.segments.active
         if active.size_bytes == 0 and last_offset - active.base_offset < 2**31:
             return active
-        if (
-            active.has_room_for(size, last_offset, self._segment_bytes, self._index_bytes)
-            and active.age_ms(timestamp_ms, now_ms) <= self._roll_after_ms
-        ):
+        if self.fits(active, size, last_offset, timestamp_ms, now_ms):
             return active
         return self.roll(now_ms)
+
+    def fits(self, segment: Segment, size: int, last_offset: int, timestamp_ms: int, now_ms: int) -> bool:
+        """Whether so much more may go into a segment."""
+        return (
+            segment.has_room_for(size, last_offset, self._segment_bytes, self._index_bytes)
+            and segment.age_ms(timestamp_ms, now_ms) <= self._roll_after_ms
+        )
 
     def _draw_roll_age_ms(self) -> int:
         """How old a segment may get: a little less than allowed, at random, so that many logs do not roll at once."""
@@ -351,55 +367,15 @@ class PartitionLog:
             self.high_watermark = min(offset, self.end_offset)
             self.producers.replicated_to(self.high_watermark)
 
-    # Truncating
+    # Following
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Remove everything from `offset` on, then load the log again as after a crash.
-
-        K-12153: producer state is put right before any watermark: no watermark may rest on what is gone.
-        """
-        if offset >= self.end_offset:
-            return
-        try:
-            self._truncate_to(offset, now_ms)
-        except OSError as error:
-            self.fail(error)
-            raise self.refusal() from error
-
-    def _truncate_to(self, offset: int, now_ms: int) -> None:
-        files = self.files
-        files.drain()
-        number = self.segments.index(self.segments.starting_with(offset)[0])
-        for removed in reversed(self.segments.replace(number + 1, len(self.segments) - number - 1, [])):
-            for path in removed.paths():
-                files.remove(path)
-        segment = self.segments.active
-        placed = segment.locate(offset)
-        if placed is not None:
-            segment.size_bytes = placed.position
-            segment.cut_unfinished()
-        segment.close()
-        self.leader_epochs.truncate_from_end(offset)
-        data_directory, name = os.path.dirname(self.directory), (self.topic, self.partition)
-        start_offset = min(self.log_start_offset, offset)
-        if start_offset < self.log_start_offset:
-            checkpoints.set_offsets(files, data_directory, checkpoints.LOG_START_OFFSETS, {name: start_offset})
-        compacted_to = checkpoints.read_offsets(files, data_directory, checkpoints.CLEANER_OFFSETS)
-        context = recovery.LoadContext(
-            clean=False,
-            now_ms=now_ms,
-            index_interval_bytes=self._index_interval_bytes,
-            producer_id_expiration_ms=self.producer_id_expiration_ms,
-            recovery_point=min(self.flusher.recovery_point, segment.base_offset),
-            contiguous_from=compacted_to.get(name, 0),
-            compacted="compact" in self.config["cleanup.policy"],
-            log_start_offset=start_offset,
-        )
-        self.adopt(recovery.load(files, self.directory, self.leader_epochs, context))
-        self.high_watermark = min(self.high_watermark, self.end_offset)
-        self.producers.replicated_to(self.high_watermark)
-        self.log_start_offset = start_offset
-        self.write_leader_epochs()
+        """Remove everything from `offset` on. `log.following` does the same in pieces."""
+        while offset < self.end_offset:
+            truncation = Truncation(self, offset, now_ms)
+            truncation.run()
+            if truncation.apply():
+                return
 
     # Failure
 
@@ -424,21 +400,26 @@ class PartitionLog:
     # Leader epochs
 
     def begin_leader_epoch(self, epoch: int) -> None:
-        """This broker leads the partition under `epoch` from now on."""
+        """This broker leads the partition under `epoch` from now on.
+
+        Rule R4: the epoch gets its entry at once, even if nothing is ever written under it. Otherwise a follower of a
+        later leader could not be told where it ended (K-6361).
+        """
         if epoch > self.leader_epoch:
             self.leader_epoch = epoch
+            self.leader_epochs.assign(epoch, self.end_offset)
+            self.write_leader_epochs(durable=False)
 
-    def _begin_epoch_if_new(self, offset: int) -> None:
-        if self.leader_epochs.assign(self.leader_epoch, offset):
-            self.write_leader_epochs()
+    def _settle_epoch(self, offset: int) -> None:
+        """Before the first batch of an epoch: a batch of an epoch that the checkpoint does not know is damage."""
+        self.leader_epochs.assign(self.leader_epoch, offset)
+        self.write_leader_epochs()
 
-    def write_leader_epochs(self) -> None:
-        """Store the leader epochs durably. Done before the first batch of a new epoch: a batch of an unknown epoch is
-        damage."""
-        self.files.replace(
-            f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}",
-            checkpoints.encode_leader_epochs(self.leader_epochs.entries),
-        )
+    def write_leader_epochs(self, *, durable: bool = True) -> None:
+        """Store the leader epochs."""
+        path = f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
+        self.files.replace(path, checkpoints.encode_leader_epochs(self.leader_epochs.entries), durable=durable)
+        self.epoch_is_on_disk = durable and self.leader_epoch == self.leader_epochs.latest
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) of this epoch, or of the last one before it."""

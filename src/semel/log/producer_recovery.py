@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from semel.errors import Refused
 from semel.log.damage import DamagedLog
 from semel.log.file_names import SNAPSHOT_SUFFIX, file_stem, snapshot_path
+from semel.log.indexes import AbortedTransaction
 from semel.log.partition_files import PartitionFiles
 from semel.log.segment import Segment
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
@@ -34,6 +35,13 @@ def replay(producers: ProducerStates, batch: Batch, heard_ms: int) -> CompletedT
         batch.producer_id, batch.producer_epoch, marker.coordinator_epoch, batch.base_offset, batch.max_timestamp
     )
     return completed
+
+
+def aborted(completed: CompletedTransaction) -> AbortedTransaction:
+    """The entry of an aborted transaction in the index of the segment that holds its marker."""
+    return AbortedTransaction(
+        completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
+    )
 
 
 class ProducerLoader:

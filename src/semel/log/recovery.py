@@ -41,7 +41,7 @@ from semel.log.indexes import (
 )
 from semel.log.manifest import Marks, check_segments, is_as_left, known_crc
 from semel.log.partition_files import PartitionFiles
-from semel.log.producer_recovery import ProducerLoader, replay
+from semel.log.producer_recovery import ProducerLoader, aborted, replay
 from semel.log.segment import Segment
 from semel.log.tails import set_aside, valid_batch_after
 from semel.machines.producing.producer_state import ProducerStates
@@ -285,14 +285,7 @@ class _Loader:
                 raise DamagedLog(segment.log_path, position, impossible)
             completed = replay(self.state.producers, batch, heard_ms) if batch.base_offset >= replay_from else None
             if completed is not None and completed.aborted:
-                aborts.append(
-                    AbortedTransaction(
-                        completed.producer_id,
-                        completed.first_offset,
-                        completed.last_offset,
-                        completed.last_stable_offset,
-                    )
-                )
+                aborts.append(aborted(completed))
             if batch.leader_epoch >= 0 and self.epochs.assign(batch.leader_epoch, batch.base_offset):
                 self.epochs_changed = True
             interval = self.context.index_interval_bytes

@@ -31,6 +31,7 @@ from semel.broker.fetch_sessions import (
 from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
+from semel.log.partition_log import PartitionLog
 from semel.log.reader import NO_LIMIT, Extent
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 
@@ -358,7 +359,9 @@ def _read(
             first = round_.size_bytes == 0
             limit_bytes = min(one.partition_max_bytes, left_bytes)
             data.log_start_offset = log.log_start_offset
-            if limit_bytes > 0 or first:
+            if one.last_fetched_epoch >= 0 and _diverges(log, one, data):
+                round_.failed = True
+            elif limit_bytes > 0 or first:
                 read = log.reader.read(
                     one.fetch_offset, max(0, limit_bytes), isolation, at_least_one=first, at_once_bytes=at_once_bytes
                 )
@@ -390,6 +393,20 @@ def _read(
     return True
 
 
+def _diverges(log: PartitionLog, one: FetchedPartition, data: FetchResponse.PartitionData) -> bool:
+    """Whether the reader's last batch is not in this log. Then the answer says where the logs part, at once, and
+    nothing else: the reader has to cut its own log first (KIP-595)."""
+    epoch, end_offset = log.offset_for_leader_epoch(one.last_fetched_epoch)
+    if epoch < 0 or one.fetch_offset < log.log_start_offset:
+        raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE, f"where epoch {one.last_fetched_epoch} ended is not known here")
+    if epoch >= one.last_fetched_epoch and end_offset >= one.fetch_offset:
+        return False
+    data.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    data.high_watermark = log.high_watermark
+    data.last_stable_offset = log.last_stable_offset
+    return True
+
+
 def _response(
     broker: BrokerServer, call: Call, round_: _Round, session: FetchSession | None, incremental: bool
 ) -> FetchResponse:
@@ -415,6 +432,7 @@ def _fill(
         if session is not None:
             has_data = bool(data.records)
             same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
+            same = same and data.diverging_epoch.epoch < 0
             if incremental and not has_data and same and data.error_code == ErrorCode.NONE:
                 continue
             # After an error the partition must be in the next answer, even if nothing has changed.
