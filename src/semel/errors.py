@@ -116,7 +116,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_COMMIT_OFFSET_SIZE = 28, _MISUSE, "the offset commit is too large"
     TOPIC_AUTHORIZATION_FAILED = 29, _MISUSE, "not allowed on this topic"
     GROUP_AUTHORIZATION_FAILED = 30, _MISUSE, "not allowed on this group"
-    CLUSTER_AUTHORIZATION_FAILED = 31, _FATAL, "not allowed on this cluster"
+    CLUSTER_AUTHORIZATION_FAILED = 31, _MISUSE, "not allowed on this cluster"
     INVALID_TIMESTAMP = 32, _MISUSE, "a record's timestamp is outside what the topic accepts"
     UNSUPPORTED_SASL_MECHANISM = 33, _FATAL, "the broker does not offer this SASL mechanism"
     ILLEGAL_SASL_STATE = 34, _FATAL, "the request does not fit the state of the authentication"
@@ -138,7 +138,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_TRANSACTION_TIMEOUT = 50, _FATAL, "the transaction timeout is above what the broker allows"
     CONCURRENT_TRANSACTIONS = 51, _RETRY, "the previous step of this transaction is still being done"
     TRANSACTION_COORDINATOR_FENCED = 52, _FATAL, "a newer transaction coordinator has written already"
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, _FATAL, "not allowed to use this transactional id"
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, _MISUSE, "not allowed to use this transactional id"
     SECURITY_DISABLED = 54, _MISUSE, "the broker runs without an authorizer"
     OPERATION_NOT_ATTEMPTED = 55, _ABORT, "not tried, because another part of the request failed"
     KAFKA_STORAGE_ERROR = 56, _RETRY, "the broker's disk failed"
@@ -464,6 +464,8 @@ _LEAVES: dict[ErrorCode, type[KafkaError]] = {
         AuthorizationFailed: (
             _E.TOPIC_AUTHORIZATION_FAILED,
             _E.GROUP_AUTHORIZATION_FAILED,
+            _E.CLUSTER_AUTHORIZATION_FAILED,
+            _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             _E.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
         ),
         SecurityDisabled: (_E.SECURITY_DISABLED,),

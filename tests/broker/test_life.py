@@ -209,6 +209,26 @@ def test_a_properties_file_is_overruled_by_set_and_listen(tmp_path: Path) -> Non
     assert (settings["listeners"], settings["log.dirs"]) == (("PLAINTEXT://127.0.0.1:0",), ("/here",))
 
 
+@pytest.mark.parametrize(
+    ("listen", "data", "sets", "file", "why"),
+    [
+        (None, "/here", ["log.dirs=/a,/b"], "", r"--data /here and --set log\.dirs=/a,/b say the same thing"),
+        (None, "/here", ["log.dir=/a"], "", r"--data /here and --set log\.dir=/a say the same thing"),
+        ("127.0.0.1:0", None, ["listeners=PLAINTEXT://:1"], "", "--listen 127.0.0.1:0 and --set listeners=PLAINTEXT"),
+        (None, "/here", [], "log.dirs=/a,/b", r"has several log\.dirs; change them there"),
+    ],
+)
+def test_what_is_said_twice_is_refused_and_nothing_is_ignored(
+    tmp_path: Path, listen: str | None, data: str | None, sets: list[str], file: str, why: str
+) -> None:
+    from semel.cli.broker import gather_settings
+
+    path = tmp_path / "server.properties"
+    path.write_text(file)
+    with pytest.raises(ConfigError, match=why):
+        gather_settings(listen, data, str(path), sets)
+
+
 def test_the_help_names_the_nouns() -> None:
     shown = semel_command("--help").stdout
     assert "broker" in shown

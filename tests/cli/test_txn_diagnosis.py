@@ -71,6 +71,8 @@ def test_it_says_who_since_when_and_how_much_is_held_back() -> None:
     assert "open since offset 42, last sequence 17" in text
     assert "Ongoing, epoch 3" in text and "timeout 1 min, partitions: ledger-0" in text
     assert "aborts it in 35 s at the latest" in text
+    one = replace(judged(ONGOING), high_watermark=43)
+    assert "the log goes on to 43, so 1 offset is held back." in explain(one)
 
 
 def test_one_whose_producer_wrote_nothing_for_minutes_is_not_said_to_be_as_it_should_be() -> None:

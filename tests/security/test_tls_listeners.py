@@ -24,7 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 import semel
 from semel.broker.embedded import Broker
-from semel.config import ConfigError
+from semel.broker.listeners import Listener
+from semel.broker.tls_listeners import TlsListeners
+from semel.config import BROKER, ConfigError
 from semel.machines.security.distinguished_names import valid_until
 from semel.security.development import Certificate
 from semel.wire.messages.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
@@ -340,6 +342,27 @@ def test_an_expired_certificate_of_our_own_is_a_warning(
     caplog.clear()
     with Broker(settings=tls_settings(locks)):
         assert "expired" not in caplog.text
+
+
+def test_a_certificate_that_ends_while_the_broker_runs_is_told_a_week_before_and_at_its_end(
+    locks: Locks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = datetime.now(UTC)
+    held = locks.authority.issue("broker", hosts=["localhost"], begins=now, lifetime=timedelta(days=30))
+    file, _ = held.write(tmp_path, "short")
+    settings = tls_settings(locks) | {"ssl.keystore.location": str(file)}
+    listeners = TlsListeners([Listener("SSL", "127.0.0.1", 0, "SSL")])
+    listeners.use(listeners.read(BROKER.parse(settings)))
+    told = []
+    for days in (1, 22, 24, 25, 29, 31, 32):
+        caplog.clear()
+        listeners.warn_of_ends(now + timedelta(days=days))
+        told += [(days, "expired" in one.message) for one in caplog.records]
+    assert told == [(24, False), (31, True)]
+    listeners.use(listeners.read(BROKER.parse(tls_settings(locks))))
+    caplog.clear()
+    listeners.warn_of_ends(now)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("year", [2026, 2049, 2050, 2120])

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,8 @@ class Listening:
 
     def look_after_files(self) -> None:
         """Read keys and certificates again if their files have changed. A timer calls this."""
+        if self._tls:
+            self._tls.warn_of_ends(datetime.now(UTC))
         if self._tls and not self._is_reading_files and (changed := self._tls.changed()):
             self._is_reading_files = True
             self._broker.spawn(self._read_again(changed))

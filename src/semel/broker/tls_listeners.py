@@ -6,6 +6,7 @@ Guarantees:
 - When a file has changed, new connections get what is in it now, and connections that are open stay as they are. A file
   that cannot be used changes nothing: the log says once what is wrong with it. A file that is being written is left
   alone until it rests.
+- The log tells a week before its own certificate ends, and when it has ended, also while the broker runs.
 - A listener asks its clients for certificates as `ssl.client.auth` says. On a SASL_SSL listener, where clients say
   otherwise who they are, that holds only if it is set for this listener, as in Kafka.
 """
@@ -17,7 +18,7 @@ import os
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from semel.broker.listeners import Listener
 from semel.broker.net.connection import ServerConnection
@@ -27,6 +28,9 @@ from semel.machines.security.principals import USER, MappingRule, Principal, map
 from semel.security.tls import files_of, server_context
 
 logger = logging.getLogger(__name__)
+
+#: How long before its end a certificate is warned of.
+SOON = timedelta(days=7)
 
 #: Which file is there, by device, number, size and time of its last change; None where there is none.
 Stamp = tuple[int, int, int, int] | None
@@ -65,6 +69,8 @@ class TlsListeners:
         #: The files of each listener as they were at the last look, and when they were last read with no success.
         self._looked: dict[str, Mapping[str, Stamp]] = {}
         self._failed: dict[str, Mapping[str, Stamp]] = {}
+        #: Of which listeners it was told that the certificate ends soon (False) or has ended (True).
+        self._told: dict[str, bool] = {}
 
     def __getitem__(self, listener_name: str) -> TlsSide:
         return self._sides[listener_name]
@@ -82,13 +88,30 @@ class TlsListeners:
     def use(self, sides: Mapping[str, TlsSide]) -> None:
         """Let new connections have these."""
         for name, side in sides.items():
-            if side.expires <= datetime.now(UTC):
+            self._sides[name] = side
+            self._failed.pop(name, None)
+            self._told.pop(name, None)
+        self.warn_of_ends(datetime.now(UTC))
+
+    def warn_of_ends(self, now: datetime) -> None:
+        """Tell once that a certificate ends soon, and once that it has ended."""
+        for name, side in self._sides.items():
+            if side.expires - SOON > now:
+                continue
+            has_ended = side.expires <= now
+            if self._told.get(name) is has_ended:
+                continue
+            self._told[name] = has_ended
+            if has_ended:
                 logger.warning(
                     "listener %s: its certificate has expired at %s; clients that check it will not connect",
                     name, side.expires.isoformat(),
                 )
-            self._sides[name] = side
-            self._failed.pop(name, None)
+            else:
+                logger.warning(
+                    "listener %s: its certificate expires at %s; put a new one in its place, it is read without a "
+                    "restart", name, side.expires.isoformat(),
+                )
 
     def changed(self) -> list[Listener]:
         """The listeners whose files are others than those that were read, and have not changed since the last look."""

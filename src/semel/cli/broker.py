@@ -62,7 +62,14 @@ def gather_settings(listen: str | None, data: str | None, config_file: str | Non
         if not sign:
             # What follows the name may be a password.
             raise ConfigError(f"--set {re.split('[^a-zA-Z0-9._-]', pair)[0]}: expected name=value")
-        given[name.strip()] = value.strip()
+        name = name.strip()
+        option, other = ("--listen", listen) if name == "listeners" else ("--data", data)
+        if name in ("listeners", "log.dirs", "log.dir") and other is not None:
+            raise ConfigError(f"{option} {other} and --set {name}={value.strip()} say the same thing: give one of them")
+        given[name] = value.strip()
+    if data is not None and len(str(given.get("log.dirs", "")).split(",")) > 1:
+        # It would be opened without what lies in the others.
+        raise ConfigError(f"--data {data}: {config_file} has several log.dirs; change them there")
     if listen is not None or "listeners" not in given:
         given["listeners"] = (f"PLAINTEXT://{listen or DEFAULT_LISTEN}",)
     older = given.pop("log.dir", None)  # Kafka's name for one directory, used if log.dirs is not set
@@ -129,12 +136,10 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
 def _tell_about_security(broker: BrokerServer) -> None:
     """Who can come in where, if not everybody everywhere, and what leaves a door open."""
     from semel.broker.listeners import PLAINTEXT
-
-    if broker.access is None and all(one.protocol == PLAINTEXT for one in broker.listening.listeners):
-        return
     from semel.broker.security_notes import security_summary, security_warnings
 
-    print(security_summary(broker), flush=True)
+    if broker.access is not None or any(one.protocol != PLAINTEXT for one in broker.listening.listeners):
+        print(security_summary(broker), flush=True)
     for warning in security_warnings(broker):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
 

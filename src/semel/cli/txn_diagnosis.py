@@ -262,12 +262,13 @@ def advice(finding: Finding) -> str:
 def explain(finding: Finding) -> str:
     """The whole finding as text."""
     opened, coordinated = finding.opened, finding.coordinated
-    held_back = finding.high_watermark - finding.last_stable_offset
+    count = finding.high_watermark - finding.last_stable_offset
+    held_back = "1 offset is" if count == 1 else f"{count} offsets are"
     lines = [f"{finding.partition}: {finding.verdict.value}"]
     if finding.holds_readers:
         lines.append(
             f"  Readers of committed data stop at offset {finding.last_stable_offset}; the log goes on to "
-            f"{finding.high_watermark}, so {held_back} offsets are held back."
+            f"{finding.high_watermark}, so {held_back} held back."
         )
     else:
         lines.append(f"  Also open, behind the offset at which readers stop ({finding.last_stable_offset}).")

@@ -147,6 +147,22 @@ def test_whether_a_topic_exists_is_not_told(rules: AccessRules, raw: Raw) -> Non
     assert answers("theirs") == answers("nowhere")
 
 
+def test_a_topic_that_is_deleted_behind_the_guard_is_not_created_again_without_the_right(
+    broker: Broker, rules: AccessRules, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(rules, (TOPIC, "gone", Operation.DESCRIBE))
+    # To the guard it is a topic that is there.
+    monkeypatch.setattr("semel.broker.access.guards.metadata.may_create", lambda *_: False)
+    asked = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name="gone")], allow_auto_topic_creation=True
+    )
+    assert raw.ask(asked, 12).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "gone" not in broker.server.topics.topics
+    grant(rules, (TOPIC, "gone", Operation.CREATE))
+    assert raw.ask(asked, 12).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "gone" in broker.server.topics.topics
+
+
 def test_a_right_that_is_taken_away_ends_in_a_fetch_session(rules: AccessRules, raw: Raw) -> None:
     """Later fetches of a session do not name its partitions."""
     grant(rules, (TOPIC, "theirs", Operation.READ))

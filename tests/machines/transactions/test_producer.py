@@ -393,6 +393,26 @@ def test_an_identity_that_is_not_allowed_may_be_asked_for_again_once_it_is(
     assert manager.state is ProducerState.READY
 
 
+@pytest.mark.parametrize(
+    "code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
+)
+def test_a_right_that_is_lost_in_a_transaction_ends_the_producer(code: ErrorCode) -> None:
+    """As the Java client has it: for a request it is a refusal, for the producer it is the end."""
+    for lose in (
+        lambda manager: manager.fail(error_for(code)),
+        lambda manager: answer(manager, ask(manager).message, code),
+    ):
+        manager = ready(version=1)
+        manager.begin()
+        manager.write(P0)
+        lose(manager)
+        assert manager.state is ProducerState.FATAL_ERROR
+        assert type(manager.error) is Fatal
+        assert manager.error.code is code
+        with pytest.raises(Fatal):
+            manager.abort()
+
+
 def test_an_abort_called_in_the_middle_of_a_commit_is_refused_and_changes_nothing() -> None:
     manager = ready(version=1)
     manager.begin()

@@ -13,7 +13,7 @@ from semel.broker.dispatch import Pace
 from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.broker.topics.topic import Topic, check_new_partitions, check_topic_name, flat_name
 from semel.errors import ErrorCode, Refused
-from semel.machines.security.access import ResourceType
+from semel.machines.security.access import Operation, ResourceType
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -160,6 +160,8 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
         await pace.rest()
         if name in broker.topics.topics:
             continue  # another request has created it
+        if not _is_allowed(broker, call, name):
+            continue  # when the guard looked, the topic was there
         try:
             if name in INTERNAL_TOPICS:
                 broker.internal_topics.get(name)
@@ -179,6 +181,15 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
         except Refused as error:
             if broker.topics.gone is None:
                 logger.warning("%d topics were asked for and cannot be created: %s", len(planned), error)
+
+
+def _is_allowed(broker: BrokerServer, call: Call, name: str) -> bool:
+    access = broker.access
+    return (
+        access is None
+        or access.allows_on_cluster(call, Operation.CREATE, logged=False)
+        or access.allows(call, Operation.CREATE, ResourceType.TOPIC, name)
+    )
 
 
 def _topic_row(

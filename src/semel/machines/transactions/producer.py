@@ -318,8 +318,7 @@ class TransactionManager:
             self.not_before_ms = now_ms + backoff_ms
             self._step(ProducerEvent.NOT_ALLOWED)
         else:
-            error = error_for(code, what)
-            self._fatal(Fatal(code, what) if isinstance(error, AbortTransaction) else error)
+            self._fatal(error_for(code, what))
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -384,6 +383,9 @@ class TransactionManager:
         self._step(ProducerEvent.ABORTABLE)
 
     def _fatal(self, error: KafkaError) -> None:
+        if isinstance(error, (AbortTransaction, AuthorizationFailed)):
+            # That is what it is for a request. The producer cannot go on.
+            error = Fatal(error.code, error.why)
         if self.state is not ProducerState.FATAL_ERROR:
             self.error = error
         self._pending_offsets.clear()

@@ -126,6 +126,11 @@ _RENEWED_BY_ABORT = {
     ErrorCode.UNKNOWN_PRODUCER_ID: ProducerVerdict.ABORTABLE,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProducerVerdict.FATAL,
 }
+#: As in the Java client: whoever may use the id no longer must not go on with a transaction that was begun.
+_FORBIDDEN = {
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ProducerVerdict.FATAL,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: ProducerVerdict.FATAL,
+}
 _MEMBER_MOVED_ON = {
     ErrorCode.FENCED_INSTANCE_ID: ProducerVerdict.ABORTABLE,
     ErrorCode.UNKNOWN_MEMBER_ID: ProducerVerdict.ABORTABLE,
@@ -141,10 +146,12 @@ PRODUCER_VERDICTS: dict[type, dict[ErrorCode, ProducerVerdict]] = {
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED: ProducerVerdict.NOT_ALLOWED,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING: ProducerVerdict.FATAL,
     },
-    AddPartitionsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
-    AddOffsetsToTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT},
-    TxnOffsetCommitRequest: {**_FENCED, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
-    EndTxnRequest: {**_FENCED, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: ProducerVerdict.FATAL},
+    AddPartitionsToTxnRequest: {**_FENCED, **_FORBIDDEN, **_RENEWED_BY_ABORT},
+    AddOffsetsToTxnRequest: {**_FENCED, **_FORBIDDEN, **_RENEWED_BY_ABORT},
+    TxnOffsetCommitRequest: {**_FENCED, **_FORBIDDEN, **_RENEWED_BY_ABORT, **_MEMBER_MOVED_ON},
+    EndTxnRequest: {
+        **_FENCED, **_FORBIDDEN, **_RENEWED_BY_ABORT, ErrorCode.INVALID_TXN_STATE: ProducerVerdict.FATAL
+    },
 }
 
 
