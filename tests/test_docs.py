@@ -117,7 +117,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def test_the_blocks_of_a_page_are_of_a_kind_that_is_looked_at(page: Path) -> None:
     for block in blocks_of(page):
         place = f"{name_of(page)}:{block.line}"
-        assert block.language in ("", "console", "diff", "mermaid", "properties", "python", "sh"), place
+        assert block.language in ("", "console", "diff", "mermaid", "properties", "python", "sh", "toml"), place
         if block.language == "python":
             compile(block.text, place, "exec")
         elif block.language == "sh":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.requirements import CHECKOUT, require_spark
+from tests.support.requirements import CHECKOUT, connector_jars, require_spark
 
 #: No test takes this long, and none has given up by then: a query is waited for 150 s.
 _TOO_LONG_S = 120
@@ -60,6 +60,8 @@ def spark() -> Iterator[Any]:
         .config("spark.python.authenticate.socketTimeout", "120s")
         # Short runs gain nothing from the second compiler, and two cores have better things to do.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        # Spark's own Kafka connector, for the tests that put it beside ours.
+        .config("spark.jars", ",".join(map(str, connector_jars())))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -29,6 +29,15 @@ def test_the_session_of_the_page_does_what_it_says(tmp_path: Path, monkeypatch: 
                 session.run(block)
 
 
+def test_what_the_page_shows_of_a_file_has_no_mistake(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from semel.spark.job.file import read_pipeline
+    from tests.spark.test_job_file import GOOD, written
+
+    parts = [block.text for block in blocks_of(PAGE) if block.language == "toml"]
+    assert len(parts) == 1 and all(read_pipeline(written(tmp_path, GOOD + part)).dead_letters for part in parts)
+
+
 def test_every_key_and_every_exit_code_is_on_the_page() -> None:
     pytest.importorskip("pyspark")
     from semel.spark.job import file

@@ -95,6 +95,11 @@ def test_a_record_without_headers_has_none(stage: Stage) -> None:
     assert [(record.value, record.headers) for record in stage.seen("copies")] == [(b"plain", ())]
 
 
+def test_a_batch_of_an_empty_topic_has_no_rows(stage: Stage) -> None:
+    stage.create_topics(events=2)
+    assert read(stage, subscribe="events").collect() == []
+
+
 def test_a_batch_reads_between_offsets_timestamps_and_patterns(stage: Stage) -> None:
     stage.create_topics(events=2, eventual=1, other=1)
     put_at(stage, "events", 0, [1000, 2000, 3000])

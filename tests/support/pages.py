@@ -7,6 +7,7 @@ What a block's language means:
 - `python` whose first line is `# name.py`: a program. It is written to that file, and a `console` block runs it.
 - `properties` whose first line is `# name.properties`: a file of settings. It is written likewise.
 - `diff`: a change to the sources, applied to a copy of them in which the page's `console` blocks then run.
+- `toml`: part of a pipeline.toml, of docs/pipeline.md; `tests/spark/test_pipeline_page.py` reads it.
 - `sh`: commands that are not run; the tests look whether what they name is there.
 """
 

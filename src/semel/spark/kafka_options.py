@@ -25,6 +25,17 @@ _FILES = ("ssl.keystore.location", "ssl.key.location", "ssl.truststore.location"
 #: Settings of both clients: how to connect, wait and authenticate.
 _COMMON = frozenset(CONSUMER.rows) & frozenset(PRODUCER.rows)
 
+_NO_JAVA = "there is no Java client here that could call them: use DataFrame functions"
+
+#: Settings of a consumer that a source cannot follow. Spark's own source refuses the same.
+_NOT_OF_A_SOURCE = {
+    "auto.offset.reset": "Spark's checkpoint keeps the offsets",
+    "enable.auto.commit": "Spark's checkpoint keeps the offsets",
+    "key.deserializer": "the column key is binary, and DataFrame functions decode it",
+    "value.deserializer": "the column value is binary, and DataFrame functions decode it",
+    "interceptor.classes": _NO_JAVA,
+}
+
 #: Settings of a producer that this sink cannot follow, and what to do instead.
 _NOT_OF_A_SINK = {
     "bootstrap.servers": "give it as the argument bootstrap_servers",
@@ -35,6 +46,9 @@ _NOT_OF_A_SINK = {
     "retries": "requests are repeated until delivery.timeout.ms: set that, or leave it out",
     "max.in.flight.requests.per.connection": "the batches of a partition are sent one by one: leave it out",
     "partitioner.ignore.keys": "give the rows a column 'partition' instead",
+    "key.serializer": "the column key is text or binary, and is written as it is: leave it out",
+    "value.serializer": "the column value is text or binary, and is written as it is: leave it out",
+    "interceptor.classes": _NO_JAVA,
     "semel.exit.timeout.ms": "a task ends when all is acknowledged: leave it out",
 }
 #: Settings that must have one value in a transaction.
@@ -122,9 +136,9 @@ def source_settings(kafka: Mapping[str, str], client_id: str) -> tuple[ClientSet
     """The settings of a source from its options without `kafka.`; `ConfigError` for what cannot be meant."""
     if "bootstrap.servers" not in kafka:
         raise ConfigError("bootstrap.servers is missing: name at least one broker as host:port")
-    for refused in ("auto.offset.reset", "enable.auto.commit"):
+    for refused, why in _NOT_OF_A_SOURCE.items():
         if refused in kafka:
-            raise ConfigError(f"{refused} has no meaning here: Spark's checkpoint keeps the offsets")
+            raise ConfigError(f"{refused} has no meaning here: {why}")
     kafka = {"client.id": client_id, "max.partition.fetch.bytes": str(4 << 20), **kafka}
     values = CONSUMER.parse(kafka)
     check_addresses(values)
@@ -167,6 +181,9 @@ def sink_settings(
 
     `compression` is the argument of that name. Raises `ConfigError` for what cannot be meant, or would have no effect.
     """
+    for name in ("key.serializer", "value.serializer", "interceptor.classes"):
+        if name in kafka:
+            raise ConfigError(f"{name}: {_NOT_OF_A_SINK[name]}")
     given = PRODUCER.parse(kafka)
     for name in given.explicit:
         if name in _NOT_OF_A_SINK:

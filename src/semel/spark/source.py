@@ -34,7 +34,7 @@ from semel.machines.values import TopicPartition
 from .connections import cluster_of, connect
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, read_range
-from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
+from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions, kafka_mistake
 from .source_plan import (
     SparkOffsets,
     as_spark,
@@ -125,7 +125,7 @@ async def _check_topics(options: SourceOptions) -> None:
     try:
         cluster = await connect(options.client_settings)
     except ConfigError as error:
-        raise OptionError(f"kafka.{error}") from None
+        raise OptionError(kafka_mistake(error)) from None
     try:
         assigned = options.assigned or ()
         counts = {}
@@ -209,7 +209,8 @@ class _RangeReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range as Arrow record batches. Runs in a task."""
-        assert isinstance(partition, OffsetRange)
+        if not isinstance(partition, OffsetRange):
+            return iter(())  # for a batch without ranges Spark makes up a partition, and runs a task
         return read_range(partition, self._options)
 
 

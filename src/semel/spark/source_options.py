@@ -34,6 +34,12 @@ KNOWN = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
 )
+#: Options of Spark's own source that this one has no use for, and what to do instead.
+REFUSED = {
+    "fetchOffset.numRetries": "offsets are asked for until kafka.default.api.timeout.ms has passed: set that, or leave "
+    "it out",
+    "fetchOffset.retryIntervalMs": "the pause between two tries is kafka.retry.backoff.ms: set that, or leave it out",
+}
 _ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
 EARLIEST, LATEST = -2, -1
@@ -103,6 +109,9 @@ class SourceOptions:
         """
         given = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in KNOWN}
+        for name, why in REFUSED.items():
+            if name.lower() in given:
+                raise OptionError(f"{name}: {why}")
         for name in given:
             if name not in known and not name.startswith("kafka.") and name != "path":
                 raise OptionError(f"unknown option '{name}' of format('semel'); known are {', '.join(KNOWN)}, kafka.*")
@@ -141,8 +150,14 @@ def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
     try:
         settings, values = source_settings(kafka, given.get("groupidprefix", "semel-source"))
     except ConfigError as error:
-        raise OptionError(f"kafka.{error}") from None
+        raise OptionError(kafka_mistake(error)) from None
     return settings, values["isolation.level"]
+
+
+def kafka_mistake(error: ConfigError) -> str:
+    """What is wrong with a kafka.* option. An error that begins with the setting's name begins with the option's."""
+    text = str(error)
+    return f"kafka.{text}" if re.match(r"[a-z]+\.[a-z.]+\b", text) else f"kafka.*: {text}"
 
 
 def _start(given: Mapping[str, str], streaming: bool | None) -> Bound:
