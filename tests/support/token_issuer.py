@@ -1,14 +1,16 @@
-"""A tiny identity provider on 127.0.0.1: it signs JWTs, publishes its keys (JWKS), and trades client credentials for
-tokens."""
+"""A tiny identity provider on 127.0.0.1, with TLS where it is given a certificate: it signs JWTs, publishes its keys
+(JWKS), and trades client credentials for tokens."""
 
 from __future__ import annotations
 
 import base64
 import http.server
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -91,13 +93,17 @@ def sign(key: SigningKey, header: str, content: dict[str, object] | str) -> str:
 class TokenIssuer:
     """The identity provider: `jwks_url`, and `token_url` for client credentials (any id, the secret `s3cret`)."""
 
-    def __init__(self, keys: list[SigningKey] | None = None, *, lifetime_s: float = 3600) -> None:
+    def __init__(
+        self, keys: list[SigningKey] | None = None, *, lifetime_s: float = 3600, certificate: Path | None = None
+    ) -> None:
         self.keys = keys if keys is not None else [SigningKey("first")]
         self.lifetime_s = lifetime_s
         #: What was asked, one path for each request.
         self.asked: list[str] = []
         #: Set to give another answer to a request for the keys: status and body.
         self.answer: Callable[[], tuple[int, bytes]] = lambda: (200, self.jwks())
+        #: Headers of every answer.
+        self.headers: dict[str, str] = {}
         issuer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -122,6 +128,8 @@ class TokenIssuer:
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
+                for name, value in issuer.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -129,7 +137,14 @@ class TokenIssuer:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            # The handshake is for the thread of the connection.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"{'http' if certificate is None else 'https'}://127.0.0.1:{self._server.server_port}"
         self.jwks_url, self.token_url = f"{self.url}/keys", f"{self.url}/token"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

@@ -11,45 +11,21 @@ Guarantees:
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
 
 from semel.config import ConfigError
+from semel.security.bounded_http import ask
 
 _TIMEOUT_S = 10.0
 _LARGEST_ANSWER = 1 << 20
 _SETTING = "sasl.oauthbearer.token.endpoint.url"
 #: As Kafka's system property org.apache.kafka.sasl.oauthbearer.allowed.urls: addresses with commas between them.
 ALLOWED_URLS = "SEMEL_ALLOWED_TOKEN_URLS"
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
-def without_redirects() -> urllib.request.OpenerDirector:
-    """Asks an address, and no other."""
-    return urllib.request.build_opener(_NoRedirects)
-
-
-def read_bounded(response: Any, most_bytes: int, timeout_s: float) -> bytes:
-    """An answer of at most so many bytes, that comes within this time."""
-    until_s = time.monotonic() + timeout_s
-    data = bytearray()
-    while part := response.read1(65536):
-        data += part
-        if len(data) > most_bytes:
-            raise ConnectionError(f"the answer has more than {most_bytes} bytes")
-        if time.monotonic() > until_s:
-            raise ConnectionError(f"the answer took more than {timeout_s:g} s")
-    return bytes(data)
 
 
 class TokenEndpoint:
@@ -85,11 +61,10 @@ class TokenEndpoint:
             },
         )
         try:
-            with without_redirects().open(request, timeout=_TIMEOUT_S) as response:
-                answer = json.loads(read_bounded(response, _LARGEST_ANSWER, _TIMEOUT_S))
+            answer = json.loads(ask(request, most_bytes=_LARGEST_ANSWER, timeout_s=_TIMEOUT_S))
         except urllib.error.HTTPError as error:
             raise PermissionError(f"the token endpoint {self._url} answered {error.code} {error.reason}") from None
-        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConnectionError(f"the token endpoint {self._url} gave no token: {error}") from None
         token = answer.get("access_token") if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token:

@@ -282,11 +282,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._is_closing or tls is None:
             return
         buffers = list_of_data if isinstance(list_of_data, (list, tuple)) else list(list_of_data)
-        if len(buffers) == 1 and 0 < len(buffers[0]) <= RECORD_BYTES and not self._backlog:
-            # Most answers are small and alone.
-            if raw.get_write_buffer_size() < AHEAD_BYTES:
-                tls.write(buffers[0])
-                raw.write(self._outgoing.read())
+        if not self._backlog and raw.get_write_buffer_size() < AHEAD_BYTES:
+            size = sum(map(len, buffers))
+            if size <= RECORD_BYTES:
+                # Most answers are small: one record, without a way through the backlog.
+                if size:
+                    tls.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+                    raw.write(self._outgoing.read())
                 return
         for data in buffers:
             if len(data):

@@ -19,14 +19,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from semel.config import ConfigError
+from semel.security.bounded_http import ask
 from semel.security.signing_keys import KeysError, SigningKey, read_keys
-from semel.security.token_endpoint import read_bounded, without_redirects
 
 if TYPE_CHECKING:
     from semel.broker.security.doors import MechanismSettings
@@ -179,12 +178,9 @@ def fetch(url: str) -> bytes:
     """What is at this address. It blocks."""
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     try:
-        with without_redirects().open(request, timeout=FETCH_TIMEOUT_S) as response:
-            return read_bounded(response, MAX_ANSWER_BYTES, FETCH_TIMEOUT_S)
+        return ask(request, most_bytes=MAX_ANSWER_BYTES, timeout_s=FETCH_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         raise ConnectionError(f"it answered {error.code} {error.reason}") from None
-    except (ValueError, HTTPException) as error:
-        raise ConnectionError(f"it gave no answer that can be used: {error}") from None
 
 
 async def _on_a_thread(work: Callable[[], bytes]) -> bytes:
