@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -61,3 +62,26 @@ def test_building_the_package_prints_no_deprecation_warning(tmp_path: Path) -> N
     assert "eprecat" not in built.stdout + built.stderr
     (metadata,) = tmp_path.glob("*.dist-info/METADATA")
     assert "License-Expression: Apache-2.0" in metadata.read_text()
+
+
+def test_the_configuration_for_wheels_is_understood_by_cibuildwheel() -> None:
+    options = ["--print-build-identifiers", "--platform", "linux", "--archs", "x86_64,aarch64"]
+    asked = subprocess.run(
+        [sys.executable, "-m", "cibuildwheel", *options, str(CHECKOUT)], capture_output=True, text=True, timeout=50
+    )
+    assert asked.returncode == 0, asked.stderr
+    pythons = [version.rpartition(" ")[2] for version in PROJECT["project"]["classifiers"] if ":: 3." in version]
+    wanted = {
+        f"cp{version.replace('.', '')}-manylinux_{machine}" for version in pythons for machine in ("x86_64", "aarch64")
+    }
+    assert set(asked.stdout.split()) == wanted
+    command = PROJECT["tool"]["cibuildwheel"]["test-command"]
+    assert (CHECKOUT / command.partition("{project}/")[2]).exists()
+
+
+def test_the_check_of_a_wheel_is_not_satisfied_with_the_source() -> None:
+    checked = subprocess.run(
+        [sys.executable, str(CHECKOUT / "scripts" / "check-wheel")],
+        capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(CHECKOUT / "src")},
+    )  # fmt: skip
+    assert checked.returncode == 1 and "this is the source, not a wheel" in checked.stdout

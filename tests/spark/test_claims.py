@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -92,3 +93,24 @@ def test_a_row_is_refused_though_the_driver_does_not_answer(server: ClaimServer)
     server.close()
     with pytest.raises(RowRefused, match="too large"):
         refuse_row(server.desk, EPOCH, "a row is too large")
+
+
+def test_executors_with_uncompiled_loops_are_told_of_once(
+    server: ClaimServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("semel.records._select.COMPILED", True)
+    server.desk.claim(EPOCH, "ledger", 0)
+    assert caplog.messages == []
+    monkeypatch.setattr("semel.records._select.COMPILED", False)
+    for partition in (1, 2, 3):
+        server.desk.claim(EPOCH, "ledger", partition)
+    (said,) = caplog.messages
+    assert "the executor at 127.0.0.1 runs the record loops in plain Python" in said and "--archives" in said
+
+
+def test_a_stranger_cannot_make_the_driver_warn(server: ClaimServer, caplog: pytest.LogCaptureFixture) -> None:
+    question = {"secret": "guess", "epoch": list(EPOCH), "topic": "ledger", "partition": 0, "compiled": False}
+    with socket.create_connection((server.desk.host, server.desk.port), timeout=10) as connection:
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        assert b"does not come from a task" in connection.recv(4096)
+    assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""Apache Kafka itself, one broker in KRaft combined mode, for tests that compare and for the bench."""
+"""Apache Kafka itself, in KRaft combined mode, for tests that compare and for the bench: one broker, or three."""
 
 from __future__ import annotations
 
@@ -74,11 +74,14 @@ class ApacheKafka:
         self.format()
         self.launch()
         try:
-            self.running.wait_for_line("Kafka Server started", within_s=within_s)
+            self.wait_until_started(within_s=within_s)
         except BaseException:
             self.close()  # nobody else would: the caller has no hold on a broker that never came up
             raise
         return self
+
+    def wait_until_started(self, *, within_s: float = 60.0) -> None:
+        self.running.wait_for_line("Kafka Server started", within_s=within_s)
 
     def format(self) -> None:
         if not (self.data / "meta.properties").exists():
@@ -106,6 +109,52 @@ class ApacheKafka:
 
     def __enter__(self) -> ApacheKafka:
         return self.start() if self.process is None else self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ThreeApacheKafkas:
+    """A cluster of three nodes, each broker and controller. All topics have three replicas, two of them in sync."""
+
+    def __init__(self) -> None:
+        small = {
+            "default.replication.factor": 3,
+            "min.insync.replicas": 2,
+            "offsets.topic.replication.factor": 3,
+            "offsets.topic.num.partitions": 3,
+            "transaction.state.log.replication.factor": 3,
+            "transaction.state.log.min.isr": 2,
+            "transaction.state.log.num.partitions": 3,
+            # A node that is dead is noticed soon.
+            "broker.session.timeout.ms": 4000,
+            "broker.heartbeat.interval.ms": 500,
+        }
+        jvm = ("-Xmx256m", "-Xms64m", *SMALL_JVM[2:])
+        self.nodes = {number: ApacheKafka(settings={**small, "node.id": number}, jvm=jvm) for number in (1, 2, 3)}
+        voters = ",".join(f"{number}@127.0.0.1:{node.controller_port}" for number, node in self.nodes.items())
+        for node in self.nodes.values():
+            node.set_properties({"controller.quorum.voters": voters})
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(node.bootstrap_servers for node in self.nodes.values())
+
+    def __enter__(self) -> ThreeApacheKafkas:
+        try:
+            for node in self.nodes.values():
+                node.format()
+                node.launch()
+            for node in self.nodes.values():
+                node.wait_until_started(within_s=180)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

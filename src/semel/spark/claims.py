@@ -3,6 +3,8 @@
 The rules are in `machines/pipeline/claims.py`. Here are the socket, the secret that keeps strangers out, and the lock:
 many tasks ask at once.
 
+A task says with each question whether its record loops are compiled; the driver warns once if they are not.
+
 A task that meets a row which can never be written reports it here too. Spark would wrap the error in stack traces, and
 the driver could not tell such a row from a broken connection.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import socket
 import socketserver
@@ -22,6 +25,9 @@ from types import TracebackType
 from typing import NoReturn, cast
 
 from semel.machines.pipeline.claims import ClaimBook, ClaimRefused, Epoch, RowRefused
+from semel.records import _select
+
+log = logging.getLogger("semel.spark")
 
 _ANSWER_TIMEOUT_S = 60.0
 _LONGEST_COMPLAINT = 4000
@@ -49,7 +55,7 @@ class ClaimDesk:
 
     def _ask(self, question: dict[str, object]) -> str | None:
         """The driver's refusal, or an empty string for a yes; None if the connection was closed without an answer."""
-        question = {"secret": self.secret, **question}
+        question = {"secret": self.secret, "compiled": _select.COMPILED, **question}
         with socket.create_connection((self.host, self.port), timeout=_ANSWER_TIMEOUT_S) as connection:
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as answers:
@@ -82,6 +88,7 @@ class ClaimServer:
         self._book_lock = threading.Lock()
         self._on_claim = on_claim
         self._adding = threading.Lock()
+        self._has_warned = False
         secret = secrets.token_hex(16)
         answer = self._answer
 
@@ -91,7 +98,8 @@ class ClaimServer:
             def handle(self) -> None:
                 line = self.rfile.readline(65536)
                 if line:
-                    self.wfile.write(json.dumps({"refused": answer(line)}).encode() + b"\n")
+                    refused = answer(line, str(self.client_address[0]))
+                    self.wfile.write(json.dumps({"refused": refused}).encode() + b"\n")
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
@@ -125,7 +133,7 @@ class ClaimServer:
         with self._book_lock:
             return self._book.claimed
 
-    def _answer(self, line: bytes) -> str:
+    def _answer(self, line: bytes, asked_by: str) -> str:
         try:
             question = json.loads(line)
             secret, (producer_id, producer_epoch, write_number) = question["secret"], question["epoch"]
@@ -136,6 +144,8 @@ class ClaimServer:
         if not hmac.compare_digest(str(secret), self.desk.secret):
             return "this claim does not come from a task of this query"
         epoch = (producer_id, producer_epoch, write_number)
+        if question.get("compiled") is False:
+            self._warn_of_slow_loops(asked_by)
         with self._book_lock:
             if mistake is not None:
                 self._book.complain(epoch, str(mistake))
@@ -148,6 +158,18 @@ class ClaimServer:
                 except Exception as error:  # the task must get an answer whatever went wrong, instead of waiting
                     return f"{topic}-{partition} could not join the transaction: {error}"
         return refusal
+
+    def _warn_of_slow_loops(self, host: str) -> None:
+        """Once for a query: it is the same for every task of an executor, and says nothing new the second time."""
+        with self._book_lock:
+            if self._has_warned:
+                return
+            self._has_warned = True
+        log.warning(
+            "the executor at %s runs the record loops in plain Python, which is several times slower: install Semel's "
+            "wheel there (--archives), not only its sources (--py-files); see docs/spark-cluster.md",
+            host,
+        )
 
     def close(self) -> None:
         """Stop answering."""
