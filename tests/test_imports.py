@@ -14,6 +14,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: A room within a room that has an entry of its own is held to that; the others to the entry of the room around them.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    # Clocks, chance, ids and threads: the rooms that do are given them.
+    "environment": set(),
     "config": {"errors"},
     "properties": set(),
     "wire": {"errors", "config"},
@@ -43,34 +45,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machines.pipeline": {"errors", "wire", "records", "machines.values", "machines.transactions.requests"},
     # What the cluster keeps in ZooKeeper: paths, values and changes.
     "machines.znodes": {"errors", "machines.values"},
-    "log": {"errors", "config", "wire", "records", "machines"},
-    "broker": {"errors", "config", "properties", "wire", "records", "machines", "log", "security"},
+    "log": {"errors", "config", "environment", "wire", "records", "machines"},
+    "broker": {"errors", "config", "environment", "properties", "wire", "records", "machines", "log", "security"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
-    "broker.net": {"errors", "config", "wire", "records", "machines.security"},
-    "broker.stored": {"errors", "config", "properties", "wire", "records", "machines", "log"},
+    "broker.net": {"errors", "config", "environment", "wire", "records", "machines.security"},
+    "broker.stored": {"errors", "config", "environment", "properties", "wire", "records", "machines", "log"},
     # What makes several brokers one cluster. It knows no broker.
     "cluster": {"errors", "config", "wire", "records", "machines"},
     "simulation.zookeeper": {"machines.znodes", "cluster.session"},
-    "simulation": {"errors", "config", "wire", "records", "machines", "log", "broker", "client", "cluster", "testing"},
     # Keys, certificates and credentials.
     "security": {"errors", "config"},
-    "client": {"errors", "config", "wire", "records", "machines", "security"},
+    "client": {"errors", "config", "environment", "wire", "records", "machines", "security"},
     # The way to the brokers is used by producer, consumer and admin, and knows none of them.
-    "client.cluster": {"errors", "config", "wire", "records", "machines", "security", "client.forking"},
+    "client.cluster": {"errors", "config", "environment", "wire", "records", "machines", "security", "client.forking"},
     # The asyncio clients know the cluster, but neither each other nor the blocking clients that are built on them.
     "client.group": {"errors", "config", "machines", "client.cluster"},
     "client.consumer": {
-        "errors", "config", "wire", "records", "machines", "client.cluster", "client.group", "client.arguments",
-        "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.delegation",
-        "client.finalizers",
+        "errors", "config", "environment", "wire", "records", "machines", "client.cluster", "client.group",
+        "client.arguments", "client.argument_lists", "client.offset_arguments", "client.offset_requests",
+        "client.delegation", "client.finalizers",
     },
     "client.producer": {
-        "errors", "config", "wire", "records", "machines", "client.cluster", "client.arguments",
+        "errors", "config", "environment", "wire", "records", "machines", "client.cluster", "client.arguments",
         "client.argument_lists", "client.offset_arguments", "client.delegation", "client.finalizers", "client.forking",
     },
     "client.admin": {
-        "errors", "config", "wire", "machines", "client.cluster", "client.arguments", "client.argument_lists",
-        "client.offset_arguments", "client.offset_requests", "client.delegation", "client.finalizers",
+        "errors", "config", "environment", "wire", "machines", "client.cluster", "client.arguments",
+        "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.delegation",
+        "client.finalizers",
     },
     # Checks of what a caller hands over, and requests that several clients send: they know no client.
     "client.arguments": {"errors", "machines"},
@@ -86,7 +88,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"errors", "config", "wire", "records", "broker"},
     "cli": {
         "", "errors", "config", "properties", "wire", "records", "machines", "log", "broker", "client", "spark",
-        "security",
+        "security", "simulation",
+    },
+    # The world that everything else can be put into: it knows all, and nobody knows it.
+    "simulation": {
+        "errors", "config", "environment", "wire", "records", "machines", "log", "broker", "client", "cluster",
+        "testing",
     },
     "__main__": {"cli"},
     "": {"errors", "config", "machines.values", "machines.security", "broker", "client", "spark"},

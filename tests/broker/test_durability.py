@@ -228,7 +228,7 @@ class LazyDisk(Files):
 def test_librdkafka_may_abort_at_once_after_a_commit(tmp_path: Path) -> None:
     """Its AddPartitionsToTxn and its abort meet the markers of the commit, which are still on their way to the disk."""
     broker = Broker(tmp_path, settings={"semel.durability": "fsync"})
-    broker.server._files = LazyDisk()
+    broker.server.files = LazyDisk()
     with broker, Raw(broker) as raw:
         raw.create("t", partitions=3)
         producer = Producer(

@@ -528,7 +528,7 @@ class FullDisk(Files):
 
 def test_what_the_disk_refuses_has_not_happened(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk()
-    monkeypatch.setattr("semel.broker.server.Files", lambda: disk)
+    monkeypatch.setattr("semel.broker.server.Files", lambda _threads: disk)
     with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.create(topic)
         disk.full = True

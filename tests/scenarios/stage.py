@@ -109,7 +109,7 @@ class Stage:
         data = data or self.new_directory()
         broker = Broker(data, settings={**SMALL, **named})
         if disk is not None:
-            broker.server._files = disk
+            broker.server.files = disk
         scene = Scene(broker, settings, disk)
         self._scenes.append(scene)
         return scene
@@ -129,7 +129,7 @@ class Stage:
 
         def copy() -> None:
             # Nothing may rename files while they are copied: a copy is not made in one moment, as a kill is.
-            scene.broker.server._files.drain()
+            scene.broker.server.files.drain()
             shutil.copytree(scene.broker.data_dir, data, ignore=ignore)
 
         scene.on_loop(copy)

@@ -126,7 +126,7 @@ class Background:
     async def _each(self, what: str, work: Callable[[Partition], object]) -> None:
         """Do the work for one partition after the other. A failure is logged."""
         async for partition in self._partitions():
-            if partition.open_log is None and (partition.offline is not None or not partition.directory.exists()):
+            if partition.open_log is None and (partition.offline is not None or not partition.has_files):
                 continue  # being offline was logged once; the next request tries to open it again
             try:
                 work(partition)

@@ -12,12 +12,10 @@ Guarantees:
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 from crc32c import crc32c
 
@@ -49,40 +47,46 @@ class DataDirectoryInUse(Exception):
     """Another broker owns the data directory."""
 
 
-def new_id() -> str:
+def new_id(new_uuid: Callable[[], UUID]) -> str:
     """A new id as Kafka writes it: base64 of a UUID, without a leading dash, which would look like an option."""
     while True:
-        text = topic_id_text(uuid.uuid4())
+        text = topic_id_text(new_uuid())
         if not text.startswith("-"):
             return text
 
 
-def partition_directories(path: Path) -> Iterator[Path]:
+def partition_directories(files: Files, path: Path) -> Iterator[Path]:
     """The directories of partitions, recognised by their names and by the log files in them."""
-    for entry in sorted(path.iterdir()):
-        if _PARTITION.fullmatch(entry.name) and entry.is_dir() and any(entry.glob("*.log")):
-            yield entry
+    for name in sorted(files.names(path)):
+        entry = path / name
+        if _PARTITION.fullmatch(name) and files.is_directory(entry):
+            if any(file.endswith(".log") for file in files.names(entry)):
+                yield entry
 
 
-def lock_directory(path: Path) -> int:
+def lock_directory(files: Files, path: Path) -> int:
     """Make the directory if it is missing, and lock it. Closing the descriptor that is returned releases the lock."""
-    path.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    missing = [parent for parent in (path, *path.parents) if not files.exists(parent)]
+    files.make_directory(path)
+    for made in reversed(missing):
+        # What is fsynced in it is not safe before its own name is.
+        files.sync_directory(made.parent)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock(path / ".lock")
     except BlockingIOError:
-        os.close(lock)
         raise DataDirectoryInUse(f"{path} is in use by another broker") from None
-    return lock
 
 
 class DataDirectory:
     """A locked data directory and the identity stored in it."""
 
-    def __init__(self, path: Path, node_id: int, cluster_id: str | None, files: Files) -> None:
+    def __init__(
+        self, path: Path, node_id: int, cluster_id: str | None, files: Files, new_uuid: Callable[[], UUID]
+    ) -> None:
         self.path = path
         self._files = files
-        self._lock = lock_directory(path)
+        self._new_uuid = new_uuid
+        self._lock = lock_directory(files, path)
         try:
             self.cluster_id, self.directory_id = self._identity(node_id, cluster_id)
         except BaseException:
@@ -91,7 +95,7 @@ class DataDirectory:
 
     def _identity(self, node_id: int, cluster_id: str | None) -> tuple[str, str]:
         path = self.path / META_PROPERTIES
-        if path.exists():
+        if self._files.exists(path):
             stored = self._read_meta_properties(path)
             if int(stored.get("node.id", node_id)) != node_id:
                 raise ConfigError(f"{self.path} belongs to node {stored['node.id']}, this broker is node {node_id}")
@@ -102,7 +106,7 @@ class DataDirectory:
             cluster_id = stored.get("cluster.id", cluster_id)
         if cluster_id is None and self._holds_data():
             raise DamagedStore(path, "is missing or names no cluster.id, but the directory holds data", _NEW_IDENTITY)
-        cluster, directory = cluster_id or new_id(), new_id()
+        cluster, directory = cluster_id or new_id(self._new_uuid), new_id(self._new_uuid)
         lines = (f"cluster.id={cluster}", f"directory.id={directory}", f"node.id={node_id}", "version=1", "")
         body = "\n".join(lines).encode()
         # A comment for Kafka; for us it detects a changed character.
@@ -127,14 +131,15 @@ class DataDirectory:
     def _holds_data(self) -> bool:
         """Whether something in it belongs to an identity. Users that were stored before the first start do not."""
         stored = self.path / METADATA
-        entries = {path.name for path in stored.iterdir() if path.suffix != ".tmp"} if stored.exists() else set()
+        is_there = self._files.exists(stored)
+        entries = {name for name in self._files.names(stored) if not name.endswith(".tmp")} if is_there else set()
         only_users = entries == {SCRAM_CREDENTIALS}
-        return (stored.exists() and not only_users) or any(partition_directories(self.path))
+        return (is_there and not only_users) or any(partition_directories(self._files, self.path))
 
     @property
     def was_closed_cleanly(self) -> bool:
         """Whether the last stop was clean. Valid until `open_for_writing`."""
-        return (self.path / CLEAN_SHUTDOWN).exists()
+        return self._files.exists(self.path / CLEAN_SHUTDOWN)
 
     def manifest(self) -> Manifest | None:
         """What the last stop left, if it was clean and by Semel: Apache Kafka does not update the manifest."""
@@ -142,11 +147,9 @@ class DataDirectory:
 
     def is_there(self) -> bool:
         """Whether the directory that was opened is still there: it may have been removed or replaced."""
-        try:
-            ours, now = os.fstat(self._lock), os.stat(self.path / ".lock")
-            return (ours.st_dev, ours.st_ino) == (now.st_dev, now.st_ino) and (self.path / META_PROPERTIES).exists()
-        except OSError:
-            return False
+        return self._files.is_open_as(self._lock, self.path / ".lock") and self._files.exists(
+            self.path / META_PROPERTIES
+        )
 
     def open_for_writing(self) -> bool:
         """Remove the marks of a clean stop, and return whether there was one. Only `close_cleanly` sets them again."""
@@ -161,5 +164,5 @@ class DataDirectory:
     def unlock(self) -> None:
         """Release the lock."""
         if self._lock >= 0:
-            os.close(self._lock)
+            self._files.close(self._lock)
             self._lock = -1

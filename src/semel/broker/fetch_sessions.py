@@ -10,7 +10,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import random
 import uuid
 from copy import copy
 from typing import TYPE_CHECKING, ClassVar
@@ -104,7 +103,7 @@ class FetchSession:
 class FetchSessions:
     """All sessions of this broker."""
 
-    def __init__(self, slots: int, now_ms: Callable[[], int], draw: Callable[[int, int], int] = random.randint) -> None:
+    def __init__(self, slots: int, now_ms: Callable[[], int], draw: Callable[[int, int], int]) -> None:
         self._slots = slots
         self._now_ms = now_ms
         self._draw = draw

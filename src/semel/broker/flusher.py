@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ logger = logging.getLogger(__name__)
 class Flusher:
     """Turns many waits for durability into few fsyncs."""
 
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        self._wanted: set[Partition] = set()
+    def __init__(self, threads: Callable[[int, str], Executor]) -> None:
+        self._new_threads = threads
+        self._threads: Executor | None = None
+        #: In the order in which they were asked for.
+        self._wanted: dict[Partition, None] = {}
         self._next: asyncio.Task[frozenset[Partition]] | None = None
         self._one_at_a_time = asyncio.Lock()
         self.rounds = 0
@@ -36,29 +38,30 @@ class Flusher:
 
         A partition that is deleted meanwhile has not failed: nothing of it is left to flush.
         """
+        partitions = list(partitions)
         mine = frozenset(partitions)
         if not mine:
             return mine
-        self._wanted |= mine
+        self._wanted.update(dict.fromkeys(partitions))
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._round())
         return mine & await asyncio.shield(self._next)
 
     async def _round(self) -> frozenset[Partition]:
         async with self._one_at_a_time:
-            wanted, self._wanted, self._next = self._wanted, set(), None
+            wanted, self._wanted, self._next = self._wanted, {}, None
             self.rounds += 1
             logs = {partition: partition.open_log for partition in wanted}
             jobs = _prepare_jobs(logs)
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-fsync")
+                self._threads = self._new_threads(1, "semel-fsync")
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
         for partition, offset in reached.items():
             log = logs[partition]
             if log is not None:
                 log.advance_high_watermark(offset)
                 partition.wake_watchers()
-        return frozenset(partition for partition in wanted - reached.keys() if partition.open_log is not None)
+        return frozenset(partition for partition in wanted.keys() - reached.keys() if partition.open_log is not None)
 
     def close(self) -> None:
         """Wait for the running round."""

@@ -134,6 +134,8 @@ def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
 
 def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_bytes: int) -> None:
     """Set the kernel buffers of connections (-1: the system's default). They inherit them from the listener."""
+    if send_bytes == receive_bytes == -1:
+        return
     for listener in listening:
         # A second socket object over the same file: an event loop's own may not let its options be set.
         with socket.socket(fileno=os.dup(listener.fileno())) as same:

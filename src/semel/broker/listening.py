@@ -63,7 +63,7 @@ class Listening:
         listeners = client_listeners(settings)
         _check_names(settings, listeners)
         _check_classes(settings)
-        self._tls = TlsListeners(listeners)
+        self._tls = TlsListeners(listeners, self._broker.now_ms)
         self._tls.use(self._tls.read(settings))
         for listener in listeners:
             if listener.has_sasl:
@@ -139,7 +139,7 @@ class Listening:
     def look_after_files(self) -> None:
         """Read keys and certificates again if their files have changed. A timer calls this."""
         if self._tls:
-            self._tls.warn_of_ends(datetime.now(UTC))
+            self._tls.warn_of_ends(datetime.fromtimestamp(self._broker.now_ms() / 1000, UTC))
         if self._tls and not self._is_reading_files and (changed := self._tls.changed()):
             self._is_reading_files = True
             self._broker.spawn(self._read_again(changed))

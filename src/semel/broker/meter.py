@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.observability.request_times import RequestTimes
@@ -26,22 +25,23 @@ if TYPE_CHECKING:
 class Measurement:
     """One request being measured. Its dispatcher calls the methods in the order they stand here."""
 
-    __slots__ = ("_began_ns", "_call", "_meter", "_size_bytes", "_spent_ns", "_started_ns")
+    __slots__ = ("_began_ns", "_call", "_clock_ns", "_meter", "_size_bytes", "_spent_ns", "_started_ns")
 
     def __init__(self, meter: RequestMeter, call: Call, size_bytes: int) -> None:
         self._meter = meter
+        self._clock_ns = meter.clock_ns
         self._call = call
         self._size_bytes = size_bytes
         self._spent_ns = 0
-        self._began_ns = self._started_ns = perf_counter_ns()
+        self._began_ns = self._started_ns = self._clock_ns()
 
     def start(self) -> None:
         """The handler is called now."""
-        self._started_ns = perf_counter_ns()
+        self._started_ns = self._clock_ns()
 
     def stop(self) -> None:
         """The handler returned, with a reply or with a coroutine that continues later."""
-        self._spent_ns += perf_counter_ns() - self._started_ns
+        self._spent_ns += self._clock_ns() - self._started_ns
 
     async def watch(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Await the rest of the handler's work, and count it."""
@@ -66,15 +66,18 @@ class Measurement:
             known = times.get(api_key)
             if known is None:
                 known = times[api_key] = RequestTimes()
-            known.add((perf_counter_ns() - self._began_ns) / 1_000_000)
+            known.add((self._clock_ns() - self._began_ns) / 1_000_000)
 
 
 class RequestMeter:
     """Measures requests by quotas, by the clock, or both."""
 
-    __slots__ = ("quotas", "times")
+    __slots__ = ("clock_ns", "quotas", "times")
 
-    def __init__(self, quotas: Quotas | None, times: dict[int, RequestTimes] | None) -> None:
+    def __init__(
+        self, quotas: Quotas | None, times: dict[int, RequestTimes] | None, clock_ns: Callable[[], int]
+    ) -> None:
+        self.clock_ns = clock_ns
         self.quotas = quotas
         #: The times by API; None without a metrics port.
         self.times = times

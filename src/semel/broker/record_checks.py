@@ -11,7 +11,8 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 from semel.errors import ErrorCode, Refused
 from semel.log.admission import Admission
@@ -38,8 +39,9 @@ class Share:
 class RecordChecks:
     """The threads that check batches."""
 
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
+    def __init__(self, threads: Callable[[int, str], Executor]) -> None:
+        self._new_threads = threads
+        self._threads: Executor | None = None
         #: How many batches were checked here, since the start.
         self.batches = 0
 
@@ -52,7 +54,7 @@ class RecordChecks:
             await asyncio.sleep(0)
             raise _used_up()
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semel-records")
+            self._threads = self._new_threads(THREADS, "semel-records")
         self.batches += 1
         limit = min(admission.decompressed_limit, share.left_bytes)
         meter = Meter()

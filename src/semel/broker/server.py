@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +43,7 @@ from semel.broker.topics.logs import TopicLogs
 from semel.broker.topics.partition import Partition
 from semel.broker.topics.registry import TopicRegistry
 from semel.config import ConfigError, Values
+from semel.environment import MACHINE, Environment
 from semel.errors import InvariantViolation, Refused
 from semel.log.damage import DirectoryGone
 from semel.log.files import Files
@@ -61,18 +61,17 @@ STOP_TIMEOUT_S = 5.0
 _Result = TypeVar("_Result")
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class BrokerServer:
     """Everything one broker process has. Handlers get it as their first argument."""
 
     def __init__(
-        self, settings: Values, *, files: Files | None = None, now_ms: Callable[[], int] = _wall_clock_ms
+        self, settings: Values, *, files: Files | None = None, environment: Environment = MACHINE
     ) -> None:
         self.settings = settings
-        self.now_ms = now_ms
+        self.environment = environment
+        self.now_ms = environment.now_ms
+        #: The disk.
+        self.files = files or Files(environment.threads)
         self.node_id: int = settings["node.id"]
         if settings["broker.id"] is not None and "node.id" not in settings.explicit and settings["broker.id"] >= 0:
             self.node_id = settings["broker.id"]
@@ -86,14 +85,15 @@ class BrokerServer:
         self.pool = MemoryPool(settings["queued.max.request.bytes"], arrival_timeout_s)
         self.unread = UnreadAnswers(settings["semel.queued.max.response.bytes"], arrival_timeout_s)
         #: How connections and long requests share the thread.
-        self.turns = Turns()
-        self._beside: ThreadPoolExecutor | None = None
+        self.turns = Turns(environment.work_clock_s)
+        self._beside: Executor | None = None
         #: Makes changes to topics, settings, quotas and credentials, one at a time.
         self.changes = Changes(self.handle_failure)
-        self.fetch_sessions = FetchSessions(settings["max.incremental.fetch.session.cache.slots"], now_ms)
+        self.fetch_sessions = FetchSessions(
+            settings["max.incremental.fetch.session.cache.slots"], self.now_ms, environment.chance.randint
+        )
         self.fetch_max_bytes: int = settings["fetch.max.bytes"]
         self.fatal_error: BaseException | None = None
-        self._files = files or Files()
         #: Steps that come after a reply and before the next request.
         self.after_reply = AfterReply(lambda: self.fatal_error is None)
         self.dispatcher = Dispatcher(self)
@@ -115,7 +115,7 @@ class BrokerServer:
         self.meter: RequestMeter | None = None
         self._times: dict[int, RequestTimes] | None = {} if settings["semel.metrics.port"] >= 0 else None
         #: Checks large batches on threads.
-        self.record_checks = RecordChecks()
+        self.record_checks = RecordChecks(environment.threads)
         #: Decides when a write counts as durable, and the order of disk, effects and reply.
         self.durability: Durability
 
@@ -135,7 +135,9 @@ class BrokerServer:
             # The address first: a broker that cannot bind it leaves nothing on disk.
             await self.listening.bind()
             path = Path(directories[0])
-            self.data = DataDirectory(path, self.node_id, self.settings["semel.cluster.id"], self._files)
+            self.data = DataDirectory(
+                path, self.node_id, self.settings["semel.cluster.id"], self.files, self.environment.new_uuid
+            )
             try:
                 await self._open(prepare)
             except BaseException:
@@ -148,7 +150,7 @@ class BrokerServer:
     async def _open(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None) -> None:
         data = self.data
         manifest = data.manifest()
-        store = LocalMetadataStore(data.path / METADATA, self._files)
+        store = LocalMetadataStore(data.path / METADATA, self.files, self.environment.threads)
         if manifest is not None:
             store.require(manifest.entries)
         self.stores = Stores(store, self.node_id, self.settings, lambda: self.topics.highest_producer_id())
@@ -161,12 +163,12 @@ class BrokerServer:
 
             self.access = AccessControl(self)
         if self.settings["semel.durability"] == "fsync":
-            self.durability = FsyncDurability(Flusher(), self.spawn)
+            self.durability = FsyncDurability(Flusher(self.environment.threads), self.spawn)
         else:
-            self.durability = OsDurability(Flusher(), self.after_reply)
+            self.durability = OsDurability(Flusher(self.environment.threads), self.after_reply)
         clean = data.was_closed_cleanly
         logs = TopicLogs(
-            data.path, self.settings, self._files, self.now_ms, self.durability, clean=clean, manifest=manifest
+            data.path, self.settings, self.files, self.environment, self.durability, clean=clean, manifest=manifest
         )
         self.topics = TopicRegistry(store, self.settings, logs)
         self.internal_topics = InternalTopics(self.topics, lambda: self.settings)
@@ -260,7 +262,7 @@ class BrokerServer:
     async def beside(self, work: Callable[[], _Result]) -> _Result:
         """Run work that uses no state of the broker on a thread, one piece at a time."""
         if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "semel-beside")
+            self._beside = self.environment.threads(1, "semel-beside")
         return await self.loop.run_in_executor(self._beside, work)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
@@ -320,4 +322,4 @@ class BrokerServer:
         elif self.quotas is None:
             self.quotas = Quotas(self.stores.quotas, self.settings, self.metrics, self.now_ms)
         is_measured = self.quotas is not None or self._times is not None
-        self.meter = RequestMeter(self.quotas, self._times) if is_measured else None
+        self.meter = RequestMeter(self.quotas, self._times, self.environment.work_clock_ns) if is_measured else None

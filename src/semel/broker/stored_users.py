@@ -10,7 +10,6 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,23 +32,24 @@ class StoredUsers:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._files = Files()
         self._lock = -1
         self._metadata: LocalMetadataStore
         self._store: ScramStore
 
     def __enter__(self) -> StoredUsers:
-        self._lock = lock_directory(self._path)
+        self._lock = lock_directory(self._files, self._path)
         try:
-            self._metadata = LocalMetadataStore(self._path / METADATA, Files())
+            self._metadata = LocalMetadataStore(self._path / METADATA, self._files)
             self._store = ScramStore(self._metadata)
         except BaseException:
-            os.close(self._lock)
+            self._files.close(self._lock)
             raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._metadata.close()
-        os.close(self._lock)
+        self._files.close(self._lock)
 
     def describe(self) -> dict[str, dict[str, int]]:
         """Every user's mechanisms, and how many iterations each has."""

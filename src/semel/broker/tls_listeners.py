@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from semel.broker.listeners import Listener
 from semel.broker.net.connection import ServerConnection
 from semel.config import ConfigError, ListenerSettings, Values, listener_settings
+from semel.environment import MACHINE
 from semel.machines.security.distinguished_names import subject_of, valid_until
 from semel.machines.security.principals import USER, MappingRule, Principal, map_name, parse_mapping_rules
 from semel.security.tls import files_of, server_context
@@ -63,7 +64,8 @@ class TlsSide:
 class TlsListeners:
     """The TLS sides of a broker's listeners, by their names."""
 
-    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+    def __init__(self, listeners: Iterable[Listener] = (), now_ms: Callable[[], int] = MACHINE.now_ms) -> None:
+        self._now_ms = now_ms
         self._listeners = [one for one in listeners if one.has_tls]
         self._sides: dict[str, TlsSide] = {}
         #: The files of each listener as they were at the last look, and when they were last read with no success.
@@ -91,7 +93,7 @@ class TlsListeners:
             self._sides[name] = side
             self._failed.pop(name, None)
             self._told.pop(name, None)
-        self.warn_of_ends(datetime.now(UTC))
+        self.warn_of_ends(datetime.fromtimestamp(self._now_ms() / 1000, UTC))
 
     def warn_of_ends(self, now: datetime) -> None:
         """Tell once that a certificate ends soon, and once that it has ended."""

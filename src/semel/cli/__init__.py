@@ -22,6 +22,7 @@ NOUNS = {
     "acl": "Add, list, remove and explain access rules (ACLs).",
     "cert": "Make certificates for trying things out.",
     "log": "Print and verify log files.",
+    "simulate": "Run brokers and clients in a simulated world with faults.",
     "pipeline": "Write, check and run pipelines on Spark; show or delete their progress.",
 }
 

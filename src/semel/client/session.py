@@ -23,6 +23,7 @@ from semel.client.consumer.fetcher import ConsumerRecord
 from semel.client.producer.delivery import Delivery
 from semel.client.producer.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
+from semel.environment import MACHINE, Environment
 from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
 from semel.machines.transactions.producer import ProducerState
 
@@ -49,13 +50,14 @@ class AsyncTransactSession:
         *,
         retry_timeout_ms: float = _RETRY_TIMEOUT_MS,
         connect: Callable[[str, int], Awaitable[Connection]] | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         consumer, producer = split_settings(config)
         self._retry_timeout_s = as_timeout_s(retry_timeout_ms, "retry_timeout_ms")
         #: How many batches are read again because their transaction did not commit.
         self.aborted = 0
-        self._consumer = AsyncConsumer(consumer, connect=connect)
-        self._producer = AsyncProducer(producer, connect=connect)
+        self._consumer = AsyncConsumer(consumer, connect=connect, environment=environment)
+        self._producer = AsyncProducer(producer, connect=connect, environment=environment)
         self._initialized = False
         #: Whether a block of `transaction()` is running.
         self._in_block = False

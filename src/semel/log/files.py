@@ -9,13 +9,16 @@ A file is replaced by writing the new one beside it and renaming, so a reader fi
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from threading import Lock, Thread
 from typing import TypeVar
+
+from semel.environment import MACHINE
 
 Buffer = bytes | bytearray | memoryview
 Path = str | os.PathLike[str]
@@ -28,8 +31,9 @@ _Parsed = TypeVar("_Parsed")
 class Files:
     """The real disk."""
 
-    def __init__(self) -> None:
-        self._worker: ThreadPoolExecutor | None = None
+    def __init__(self, threads: Callable[[int, str], Executor] = MACHINE.threads) -> None:
+        self._new_threads = threads
+        self._worker: Executor | None = None
         self._jobs: set[Future[None]] = set()
         self._remover: Thread | None = None
         self._removing = Lock()
@@ -86,6 +90,25 @@ class Files:
                 raise OSError(errno.EIO, "the file system accepts no more bytes")
             written += count
 
+    def lock(self, path: Path) -> int:
+        """Take the lock of this file, which is created if need be. It is held until the descriptor is closed or the
+        process ends. `BlockingIOError`: another process has it."""
+        descriptor = self.open(path, create=True)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close(descriptor)
+            raise
+        return descriptor
+
+    def is_open_as(self, descriptor: int, path: Path) -> bool:
+        """Whether the file that was opened is still there under this name: it may have been removed or replaced."""
+        try:
+            ours, now = os.fstat(descriptor), os.stat(path)
+        except OSError:
+            return False
+        return (ours.st_dev, ours.st_ino) == (now.st_dev, now.st_ino)
+
     # Whole files
 
     def read(self, path: Path) -> bytes:
@@ -99,6 +122,14 @@ class Files:
             return data
         finally:
             os.close(descriptor)
+
+    def read_beginning(self, path: Path) -> bytes:
+        """The first bytes of a file, or all of a small one."""
+        descriptor = self.open_to_read(path)
+        try:
+            return self.read_at(descriptor, _SMALL_FILE, 0)
+        finally:
+            self.close(descriptor)
 
     def read_parsed(self, path: Path, parse: Callable[[bytes], _Parsed]) -> _Parsed:
         """What `parse` makes of a file. It is kept until the file changes, so nobody may change it.
@@ -160,8 +191,21 @@ class Files:
 
     # Directories
 
-    def make_directory(self, path: Path) -> None:
-        os.makedirs(path, exist_ok=True)
+    def make_directory(self, path: Path, mode: int = 0o777) -> None:
+        """Make a directory, and those above it if need be. `mode` is for the last one. It may exist already."""
+        os.makedirs(path, mode, exist_ok=True)
+
+    def is_directory(self, path: Path) -> bool:
+        return os.path.isdir(path)
+
+    def names(self, directory: Path) -> list[str]:
+        """The names of all files and directories in a directory, in order."""
+        return sorted(os.listdir(directory))
+
+    def space(self, directory: Path) -> tuple[int, int]:
+        """How many bytes the disk has, and how many of them are free."""
+        usage = shutil.disk_usage(directory)
+        return usage.total, usage.free
 
     def sizes(self, directory: Path) -> dict[str, int]:
         """Every file of a directory and its size."""
@@ -190,7 +234,7 @@ class Files:
     def in_background(self, job: Callable[[], None]) -> Future[None]:
         """Run `job` on another thread, after the jobs given before it. It has to report its own failures."""
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "semel-files")
+            self._worker = self._new_threads(1, "semel-files")
         future = self._worker.submit(job)
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)

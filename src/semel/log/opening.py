@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from random import Random
 from uuid import UUID
 
 from semel.config import Values
+from semel.environment import MACHINE
 from semel.log import checkpoints, damage, manifest, recovery
 from semel.log.checkpoints import LeaderEpochs
 from semel.log.files import Files
@@ -36,6 +38,7 @@ def open_partition_log(
     unsynced_may_be_lost: bool = False,
     expected: manifest.Marks | None = None,
     is_replicated: bool = False,
+    chance: Random = MACHINE.chance,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
 
@@ -99,7 +102,7 @@ def open_partition_log(
     high_watermark = None
     if is_replicated:
         high_watermark = checkpoints.read_offsets(files, parent, checkpoints.HIGH_WATERMARKS).get(name, 0)
-    log = PartitionLog(path, topic, partition, files, config, loaded, high_watermark=high_watermark)
+    log = PartitionLog(path, topic, partition, files, config, loaded, chance, high_watermark=high_watermark)
     log.producer_id_expiration_ms = producer_id_expiration_ms
     log.flusher.is_created = fresh
     log.log_start_offset = max(log.log_start_offset, log_start_offset)

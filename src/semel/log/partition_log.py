@@ -22,7 +22,7 @@ callables that may run elsewhere.
 from __future__ import annotations
 
 import logging
-from random import randrange
+from random import Random
 from typing import NamedTuple
 
 from semel.config import Values
@@ -73,10 +73,12 @@ class PartitionLog:
         files: Files,
         config: Values,
         loaded: recovery.Loaded,
+        chance: Random,
         *,
         high_watermark: int | None = None,
     ) -> None:
         """`high_watermark`: what is known of it, if the partition has other replicas; None: the end of the log."""
+        self._chance = chance
         self.directory = directory
         self.topic = topic
         self.partition = partition
@@ -330,7 +332,7 @@ class PartitionLog:
         """How old a segment may get: a little less than allowed, at random, so that many logs do not roll at once."""
         if not self._jitter_ms:
             return self._segment_ms
-        return self._segment_ms - randrange(self._jitter_ms)
+        return self._segment_ms - self._chance.randrange(self._jitter_ms)
 
     def roll(self, now_ms: int) -> Segment:
         """Close the active segment and begin the next one. What was written so far is made durable in the background,

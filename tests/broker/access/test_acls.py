@@ -214,7 +214,7 @@ class FailingFiles(Files):
 
 def test_a_rule_that_the_disk_refuses_does_not_hold() -> None:
     broker = semel.Broker(settings=AS_SUPER_USER)
-    files = broker.server._files = FailingFiles()
+    files = broker.server.files = FailingFiles()
     with broker, Raw(broker) as raw:
         create(raw, READ)
         files.fails = True

@@ -121,14 +121,14 @@ class CoordinatorHost:
         """Load the partitions that the last run left, one at a time: clients are served in between."""
         topic = self.broker.topics.topics.get(self.topic_name)
         for partition in topic.partitions if topic is not None else ():
-            if partition.directory.exists():
+            if partition.has_files:
                 self.ready(partition.index)
                 await asyncio.sleep(0)
 
     def _load(self, index: int) -> None:
         partition = self.broker.internal_topics.get(self.topic_name).partition(index)
         self.coordinator.load(index, self.broker.leader_epoch)
-        if partition.open_log is not None or partition.directory.exists():
+        if partition.open_log is not None or partition.has_files:
             try:
                 self._replay_log(partition)
             except (Refused, OSError, *_UNREADABLE) as error:

@@ -6,7 +6,6 @@ is in the answers to its owner and to who may describe it, and in no log and no 
 
 from __future__ import annotations
 
-import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -77,7 +76,7 @@ async def _create(
     requester = call.connection.principal
     try:
         token = store.tokens.create(
-            _new_id(),
+            _new_id(broker),
             requested_owner(request, call),
             requester,
             [Principal(renewer.principal_type, renewer.principal_name) for renewer in request.renewers],
@@ -100,9 +99,9 @@ async def _create(
     )
 
 
-def _new_id() -> str:
+def _new_id(broker: BrokerServer) -> str:
     """An id as Kafka's: 22 letters, the first of which is no dash, because tools would take that for an option."""
-    while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+    while (text := urlsafe_b64encode(broker.environment.new_uuid().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
 

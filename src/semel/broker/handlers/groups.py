@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Generator, Iterable
 from copy import copy
 from functools import partial
@@ -140,7 +139,7 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
         token,
         call.client_id,
         "/" + call.connection.peer[0],
-        lambda: str(uuid.uuid4()),
+        lambda: str(broker.environment.new_uuid()),
         visible_topics(broker, call),
     )
     return shell.answer_or_park(decision, token)
@@ -320,7 +319,7 @@ def consumer_group_heartbeat(broker: BrokerServer, request: Any, call: Call) -> 
         broker.now_ms(),
         call.client_id,
         "/" + call.connection.peer[0],
-        lambda: str(uuid.uuid4()),
+        lambda: str(broker.environment.new_uuid()),
         visible_topics(broker, call),
     )
     return shell.host.answer(decision)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
-from semel.log.file_names import LOG_SUFFIX
 from semel.wire.messages.admin import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
@@ -32,14 +30,14 @@ def describe_log_dirs(
     """Describe the one data directory, with each requested partition once."""
     directory = broker.data.path.resolve()
     try:
-        usage = shutil.disk_usage(directory)
+        total_bytes, usable_bytes = broker.files.space(directory)
     except OSError:
         offline = DescribeLogDirsResponse.DescribeLogDirsResult(
             error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory)
         )
         return DescribeLogDirsResponse(results=[offline])
     result = DescribeLogDirsResponse.DescribeLogDirsResult(
-        log_dir=str(directory), total_bytes=usage.total, usable_bytes=usage.free
+        log_dir=str(directory), total_bytes=total_bytes, usable_bytes=usable_bytes
     )
     wanted: dict[str, dict[int, Partition]] = {}
     if request.topics is None:
@@ -58,20 +56,14 @@ def describe_log_dirs(
     for name, partitions in wanted.items():
         answers = []
         for index, partition in partitions.items():
-            size_bytes = _size_bytes(partition)
             answers.append(
-                DescribeLogDirsResponse.DescribeLogDirsPartition(partition_index=index, partition_size=size_bytes)
+                DescribeLogDirsResponse.DescribeLogDirsPartition(
+                    partition_index=index, partition_size=partition.size_bytes
+                )
             )
             yield
         result.topics.append(DescribeLogDirsResponse.DescribeLogDirsTopic(name=name, partitions=answers))
     return DescribeLogDirsResponse(results=[result])
-
-
-def _size_bytes(partition: Partition) -> int:
-    """A partition's size, without opening its log: there may be thousands, and a damaged one has a size as well."""
-    if partition.open_log is not None:
-        return partition.open_log.size_bytes
-    return sum(path.stat().st_size for path in partition.directory.glob(f"*{LOG_SUFFIX}"))
 
 
 def describe_producers(

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+
+from semel.environment import MACHINE
 
 #: The work of one turn. A piece of work that cannot be split may exceed it.
 TURN_S = 0.010
@@ -30,7 +31,7 @@ class Turns:
 
     __slots__ = ("_is_ending", "_loop", "_modest", "_others", "_spent_s", "clock", "put_off")
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = MACHINE.work_clock_s) -> None:
         self.clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._spent_s = 0.0

@@ -68,7 +68,7 @@ class StoredEntry:
     def wait(self) -> None:
         """Wait for a change that is being written beside the loop. Whoever asked for it is told of a failure."""
         if self._writing is not None:
-            concurrent.futures.wait([self._writing.future])
+            self._writing.future.exception()
             self._finish(self._writing)
 
     def replace(self, value: Any) -> None:

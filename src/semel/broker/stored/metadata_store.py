@@ -12,12 +12,13 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
 
+from semel.environment import MACHINE
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import MANIFEST
 from semel.log.files import Files
@@ -45,13 +46,16 @@ class Conflict(Exception):
 class LocalMetadataStore:
     """One file per entry. Its lines: the entry's version, its JSON, the CRC-32C of both."""
 
-    def __init__(self, directory: Path, files: Files) -> None:
+    def __init__(
+        self, directory: Path, files: Files, threads: Callable[[int, str], Executor] = MACHINE.threads
+    ) -> None:
         self._directory = directory
         self._files = files
-        self._thread: ThreadPoolExecutor | None = None
-        if not directory.exists():
+        self._new_threads = threads
+        self._thread: Executor | None = None
+        if not files.exists(directory):
             # Passwords and keys may be among the settings.
-            directory.mkdir(0o700, parents=True)
+            files.make_directory(directory, mode=0o700)
             # Its entries are durable, so its own name must be durable too.
             files.sync_directory(directory.parent)
 
@@ -93,7 +97,7 @@ class LocalMetadataStore:
     def beside(self, work: Callable[[], int]) -> Future[int]:
         """Run a piece of work on the store's own thread, after those that were given before it."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "semel-metadata")
+            self._thread = self._new_threads(1, "semel-metadata")
         return self._thread.submit(work)
 
     def close(self) -> None:
@@ -104,8 +108,7 @@ class LocalMetadataStore:
     def _version(self, name: str) -> int:
         """The entry's version, without reading the rest, which may be long."""
         try:
-            with open(self._directory / name, "rb") as file:
-                return int(file.readline())
+            return int(self._files.read_beginning(self._directory / name).partition(b"\n")[0])
         except FileNotFoundError:
             return -1
         except ValueError as error:
@@ -113,12 +116,12 @@ class LocalMetadataStore:
 
     def entries(self) -> list[str]:
         """The names of all entries."""
-        return sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
+        return sorted(name for name in self._files.names(self._directory) if not name.endswith(".tmp"))
 
     def require(self, names: Iterable[str]) -> None:
         """Refuse a start if one of these entries is missing: the last clean stop left all of them."""
         for name in sorted(names, key=lambda name: name != TOPICS):
-            if not (self._directory / name).exists():
+            if not self._files.exists(self._directory / name):
                 raise self.missing_error(name, "it was there when the broker last stopped")
 
     def damage_error(self, name: str, why: str) -> DamagedStore:

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from semel.broker.durability import Durability
     from semel.broker.topics.partition import Partition
     from semel.config import Values
+    from semel.environment import Environment
     from semel.log.files import Files
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class TopicLogs:
         directory: Path,
         settings: Values,
         files: Files,
-        now_ms: Callable[[], int],
+        environment: Environment,
         durability: Durability,
         *,
         clean: bool,
@@ -71,8 +70,9 @@ class TopicLogs:
         self.directory = directory
         #: The broker's settings; replaced when they change.
         self.settings = settings
-        self._files = files
-        self._now_ms = now_ms
+        self.files = files
+        self.environment = environment
+        self._now_ms = environment.now_ms
         self._durability = durability
         self._clean = clean
         #: What the last clean stop left of partitions that were not opened since.
@@ -85,19 +85,20 @@ class TopicLogs:
     def load(self, partitions: Iterable[Partition]) -> None:
         """Get ready to open the logs of these partitions; after a crash, recover every one of them."""
         partitions = list(partitions)
-        restore_checkpoints(self._files, self.directory, self._manifest)
+        restore_checkpoints(self.files, self.directory, self._manifest)
         names = {partition.topic.name for partition in partitions}
-        points = read_offsets(self._files, self.directory, RECOVERY_POINTS)
+        points = read_offsets(self.files, self.directory, RECOVERY_POINTS)
         # The line of a deleted topic must not count for a later topic of the same name.
         self._recovery_points = {key: offset for key, offset in points.items() if key[0] in names}
-        for path in self.directory.glob("*-delete"):
-            self._files.remove_later(path)
+        for name in self.files.names(self.directory):
+            if name.endswith("-delete"):
+                self.files.remove_later(self.directory / name)
         if not self._clean:
-            self._machine_went_down = machine_went_down(self._files, self.directory)
+            self._machine_went_down = machine_went_down(self.files, self.directory)
             for partition in partitions:
-                if partition.directory.exists() or (partition.topic.name, partition.index) in self._recovery_points:
+                if partition.has_files or (partition.topic.name, partition.index) in self._recovery_points:
                     _open_or_stay_offline(partition)
-        note_machine(self._files, self.directory)
+        note_machine(self.files, self.directory)
 
     async def compare_with_manifest(
         self, partitions: Iterable[Partition], still_exists: Callable[[Partition], bool]
@@ -109,7 +110,7 @@ class TopicLogs:
             if expected is None or partition.open_log is not None:
                 continue
             try:
-                is_different = differs(self._files.sizes(partition.directory), expected)
+                is_different = differs(self.files.sizes(partition.directory), expected)
             except OSError:
                 is_different = True
             if is_different and still_exists(partition):
@@ -127,11 +128,12 @@ class TopicLogs:
             self._now_ms(),
             topic_id=topic.topic_id,
             clean=self._clean,
-            files=self._files,
+            files=self.files,
             recovery_point=self._recovery_points.get((topic.name, partition.index)),
             producer_id_expiration_ms=self.settings["producer.id.expiration.ms"],
             unsynced_may_be_lost=self._machine_went_down and not self._durability.promises_fsync(topic),
             expected=self._expected(partition),
+            chance=self.environment.chance,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.verifies_transactions = self.settings["transaction.partition.verification.enable"]
@@ -148,11 +150,18 @@ class TopicLogs:
         """The highest producer id in any snapshot; -1 if there is none."""
         highest = -1
         for partition in partitions:
-            for snapshot in partition.directory.glob(f"*{SNAPSHOT_SUFFIX}"):
+            for name in self.file_sizes(partition):
+                if not name.endswith(SNAPSHOT_SUFFIX):
+                    continue
                 with suppress(DamagedSnapshot, OSError):
-                    ids = [entry.producer_id for entry in decode_snapshot(self._files.read(snapshot))]
+                    snapshot = self.files.read(partition.directory / name)
+                    ids = [entry.producer_id for entry in decode_snapshot(snapshot)]
                     highest = max([highest, *(one for one in ids if one < MADE_UP_PRODUCER_ID)])
         return highest
+
+    def file_sizes(self, partition: Partition) -> dict[str, int]:
+        """Every file of a partition and its size, in the order of their names; empty without a directory."""
+        return dict(sorted(self.files.sizes(partition.directory).items())) if partition.has_files else {}
 
     # Running
 
@@ -161,25 +170,25 @@ class TopicLogs:
         for partition in partitions:
             if partition.open_log is not None:
                 self._recovery_points[partition.topic.name, partition.index] = partition.open_log.flusher.recovery_point
-        write_offsets(self._files, self.directory, RECOVERY_POINTS, self._recovery_points)
+        write_offsets(self.files, self.directory, RECOVERY_POINTS, self._recovery_points)
 
     def are_gone(self, log: PartitionLog) -> bool:
         """Whether a log's files were removed under the running broker."""
-        return not self._files.exists(log.segments[-1].log_path)
+        return not self.files.exists(log.segments[-1].log_path)
 
     def set_aside_strays(self, new: list[tuple[str, int, int]]) -> None:
         """Rename directories that are in the way of new partitions: (topic, first partition, one after the last)."""
         for name, first, end in new:
             for index in range(first, end):
                 directory = self.directory / f"{name}-{index}"
-                if directory.exists():
-                    directory.rename(_renamed(directory, "stray"))
+                if self.files.exists(directory):
+                    self.files.rename(directory, self._renamed(directory, "stray"))
 
     async def remove(self, partitions: list[Partition], topic_names: set[str]) -> None:
         """Remove the directories and checkpoints of deleted topics. Nobody waits for the data to be gone."""
         directories = [partition.directory for partition in partitions]
         # After everything that still writes into these directories, and before a new topic of the same name.
-        await asyncio.wrap_future(self._files.in_background(partial(self._remove_directories, directories)))
+        await asyncio.wrap_future(self.files.in_background(partial(self._remove_directories, directories)))
         try:
             self._forget_offsets(topic_names)
         except OSError as error:
@@ -192,10 +201,10 @@ class TopicLogs:
     def _remove_directories(self, directories: list[Path]) -> None:
         for directory in directories:
             try:
-                if directory.exists():
-                    deleted = _renamed(directory, "delete")
-                    directory.rename(deleted)
-                    self._files.remove_later(deleted)
+                if self.files.exists(directory):
+                    deleted = self._renamed(directory, "delete")
+                    self.files.rename(directory, deleted)
+                    self.files.remove_later(deleted)
             except OSError as error:
                 logger.error("%s of a deleted topic could not be removed, remove it yourself: %s", directory, error)
 
@@ -204,10 +213,10 @@ class TopicLogs:
         points = self._recovery_points
         self._recovery_points = {key: offset for key, offset in points.items() if key[0] not in topic_names}
         for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS):
-            offsets = read_offsets(self._files, self.directory, checkpoint)
+            offsets = read_offsets(self.files, self.directory, checkpoint)
             kept = {key: offset for key, offset in offsets.items() if key[0] not in topic_names}
             if len(kept) < len(offsets):
-                write_offsets(self._files, self.directory, checkpoint, kept)
+                write_offsets(self.files, self.directory, checkpoint, kept)
 
     # Stopping
 
@@ -218,10 +227,10 @@ class TopicLogs:
         """
         partitions = list(partitions)
         logs = [log for partition in partitions if (log := partition.open_log) is not None]
-        self._files.drain()
+        self.files.drain()
         now_ms = self._now_ms()
         # Each close waits for the disk several times. Together they wait for the same commits of the file system.
-        with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="semel-close") as threads:
+        with self.environment.threads(CLOSING_THREADS, "semel-close") as threads:
             for closed in [threads.submit(log.close, now_ms) for log in logs]:
                 closed.result()
         clean = all(log.failed is None for log in logs)
@@ -240,7 +249,15 @@ class TopicLogs:
 
     def stop_removing(self) -> None:
         """End the thread that removes files."""
-        self._files.stop_removing()
+        self.files.stop_removing()
+
+    def _renamed(self, directory: Path, what: str) -> Path:
+        """A name for the directory of a partition that is none any more. A long topic name loses its end, as in Kafka:
+        with the suffix it would be longer than a file system allows."""
+        _, dash, index = directory.name.rpartition("-")
+        suffix = f"{dash}{index}.{self.environment.new_uuid().hex}-{what}"
+        topic = directory.name.removesuffix(dash + index)
+        return directory.with_name(topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix)
 
 
 def _open_or_stay_offline(partition: Partition) -> None:
@@ -248,10 +265,3 @@ def _open_or_stay_offline(partition: Partition) -> None:
         _ = partition.log
 
 
-def _renamed(directory: Path, what: str) -> Path:
-    """A name for the directory of a partition that is none any more. A long topic name loses its end, as in Kafka: with
-    the suffix it would be longer than a file system allows."""
-    _, dash, index = directory.name.rpartition("-")
-    suffix = f"{dash}{index}.{uuid.uuid4().hex}-{what}"
-    topic = directory.name.removesuffix(dash + index)
-    return directory.with_name(topic[: DIRECTORY_NAME_MAX - len(suffix)] + suffix)

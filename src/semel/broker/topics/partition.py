@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode, Refused
 from semel.log.damage import DamagedLog, DirectoryGone
+from semel.log.file_names import LOG_SUFFIX
 
 if TYPE_CHECKING:
     from semel.broker.topics.topic import Topic
+    from semel.log.files import Files
     from semel.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -28,20 +30,35 @@ logger = logging.getLogger(__name__)
 class Partition:
     """A partition of a topic."""
 
-    __slots__ = ("_log", "_open", "directory", "index", "offline", "topic", "watchers")
+    __slots__ = ("_files", "_log", "_open", "directory", "index", "offline", "topic", "watchers")
 
     def __init__(
-        self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog]
+        self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog], files: Files
     ) -> None:
         self.topic = topic
         self.index = index
         self.directory = directory
         self._open = open_log
+        self._files = files
         self._log: PartitionLog | None = None
         #: Why the log could not be opened. Damage stays until a restart; anything else is tried again.
         self.offline: Refused | None = None
         #: Called after anything that a reader may see has changed: data, high watermark, last stable offset, existence.
         self.watchers: set[Callable[[], None]] = set()
+
+    @property
+    def has_files(self) -> bool:
+        """Whether anything was ever written: the directory exists."""
+        return self._files.exists(self.directory)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its log, without opening it: there may be thousands, and a damaged one has a size as well."""
+        if self._log is not None:
+            return self._log.size_bytes
+        if not self.has_files:
+            return 0
+        return sum(size for name, size in self._files.sizes(self.directory).items() if name.endswith(LOG_SUFFIX))
 
     @property
     def log(self) -> PartitionLog:

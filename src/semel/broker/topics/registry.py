@@ -117,14 +117,15 @@ class TopicRegistry:
 
     def _refuse_to_forget_topics(self) -> None:
         """Without the store's entry there are no topics. A partition's directory shows that there were."""
-        for directory in partition_directories(self._logs.directory):
+        for directory in partition_directories(self._logs.files, self._logs.directory):
             raise self._store.missing_error(TOPICS, f"{directory} holds the records of a topic")
 
     def _refuse_to_repeat_producer_ids(self) -> None:
         """Without the store's entry ids begin at 0. A coordinator's record shows that some were handed out."""
         for partition in self.topics[TRANSACTION_STATE].partitions if TRANSACTION_STATE in self.topics else ():
-            for log in partition.directory.glob(f"*{LOG_SUFFIX}"):
-                if log.stat().st_size:
+            for name, size_bytes in self._logs.file_sizes(partition).items():
+                if name.endswith(LOG_SUFFIX) and size_bytes:
+                    log = partition.directory / name
                     raise self._store.missing_error(PRODUCER_ID_BLOCK, f"{log} names producers that have ids")
 
     def close(self) -> Manifest | None:
@@ -262,7 +263,7 @@ class TopicRegistry:
     # Inside
 
     def _new_id(self) -> uuid.UUID:
-        while (topic_id := uuid.uuid4()) in self.by_id:
+        while (topic_id := self._logs.environment.new_uuid()) in self.by_id:
             continue
         return topic_id
 
@@ -275,7 +276,7 @@ class TopicRegistry:
     def _add_partitions(self, topic: Topic, partition_count: int) -> None:
         for index in range(len(topic.partitions), partition_count):
             directory = self._logs.directory / f"{topic.name}-{index}"
-            topic.partitions.append(Partition(topic, index, directory, self._logs.open))
+            topic.partitions.append(Partition(topic, index, directory, self._logs.open, self._logs.files))
 
     async def _save(self, changes: TopicChanges, new: list[tuple[str, int, int]] | None = None) -> None:
         """Store what will be, before it is: what the disk refuses has not happened.

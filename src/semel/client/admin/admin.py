@@ -18,6 +18,7 @@ from semel.client.cluster.connection import Connection
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop
 from semel.config import ADMIN, Values
+from semel.environment import MACHINE, Environment
 
 
 class AsyncAdmin:
@@ -40,9 +41,10 @@ class AsyncAdmin:
         config: Values | Mapping[str, object],
         *,
         connect: Callable[[str, int], Awaitable[Connection]] | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         self.config = as_values(config, ADMIN)
-        self.cluster = Cluster(self.config, connect=connect)
+        self.cluster = Cluster(self.config, connect=connect, environment=environment)
         requests = AdminRequests(self.cluster, self.config)
         self._topics, self._configs = TopicAdmin(requests), ConfigAdmin(requests)
         self._groups, self._transactions = GroupAdmin(requests), TransactionAdmin(requests)

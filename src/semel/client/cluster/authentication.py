@@ -11,11 +11,12 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any
 
+from semel.environment import MACHINE
 from semel.errors import AuthenticationFailed, Disconnected, ErrorCode, UnsupportedVersion
 from semel.machines.security.scram import ScramClient, ScramError
 from semel.security.credentials import Credentials
@@ -44,8 +45,9 @@ def check_sasl_is_not_asked_for(answer: Any, address: str, protocol: str) -> Non
 class Authentication:
     """One client's way to authenticate."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, chance: Random = MACHINE.chance) -> None:
         self._credentials = credentials
+        self._chance = chance
 
     async def run(self, exchange: Exchange, address: str) -> float | None:
         """Authenticate; returns for how many seconds the connection may be used before it must be done again."""
@@ -77,7 +79,7 @@ class Authentication:
                 ErrorCode.NETWORK_EXCEPTION, f"{address} closed the connection while we authenticated by {mechanism}"
             ) from error
         lifetime_ms = last.session_lifetime_ms
-        return None if lifetime_ms <= 0 else lifetime_ms / 1000 * random.uniform(_RENEW_FROM, _RENEW_TO)
+        return None if lifetime_ms <= 0 else lifetime_ms / 1000 * self._chance.uniform(_RENEW_FROM, _RENEW_TO)
 
     async def _plain(self, exchange: Exchange, address: str) -> Any:
         user, password = self._credentials.username, self._credentials.password

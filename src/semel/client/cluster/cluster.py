@@ -9,7 +9,6 @@ separate connections, because a broker answers one connection strictly in order.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, Top
 from semel.client.cluster.response_errors import check
 from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
+from semel.environment import MACHINE, Environment
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
 from semel.security.credentials import client_credentials
 from semel.security.tls import client_context
@@ -80,7 +80,9 @@ class Cluster:
         *,
         auto_create_topics: bool = False,
         connect: Callable[[str, int], Awaitable[Connection]] | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
+        self.environment = environment
         self.config = config if isinstance(config, Values) else ADMIN.parse(config)
         self.origin = Origin()
         self.metadata = Metadata()
@@ -97,7 +99,7 @@ class Cluster:
             self.config,
             connect,
             self._address_of,
-            None if credentials is None else Authentication(credentials),
+            None if credentials is None else Authentication(credentials, environment.chance),
         )
         #: Log warnings about what the client waits for.
         self.wait_warnings = self._connections.wait_warnings
@@ -248,7 +250,7 @@ class Cluster:
     def backoff(self, tries: int) -> float:
         """Seconds to wait before try number `tries` + 1: doubles each time up to a limit, with 20 % jitter."""
         base, most = self.config["retry.backoff.ms"], self.config["retry.backoff.max.ms"]
-        return float(min(most, base * 2 ** min(tries - 1, 20)) * random.uniform(0.8, 1.2)) / 1000
+        return float(min(most, base * 2 ** min(tries - 1, 20)) * self.environment.chance.uniform(0.8, 1.2)) / 1000
 
     async def version_for(self, to: Target, api: ApiKey) -> int:
         """The version `request` will use for this API with this broker."""
@@ -287,7 +289,7 @@ class Cluster:
             return await self._connections.open(ready, lane), ready
         last: Disconnected | None = None
         known = list(self.metadata.nodes)
-        random.shuffle(known)
+        self.environment.chance.shuffle(known)
         # Bootstrap addresses have negative ids: which brokers they are is not known.
         for candidate in known + [-1 - i for i in range(len(self._bootstrap))]:
             try:

@@ -211,3 +211,4 @@ class Connection(asyncio.BufferedProtocol):
         for _, answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
+                answer.exception()  # whoever waits gets it; if nobody does any more, asyncio need not complain

@@ -33,6 +33,7 @@ from semel.client.group.member import Callback, RebalanceListener
 from semel.client.offset_arguments import PartitionLike, as_partitions
 from semel.client.offset_requests import READ_COMMITTED, READ_UNCOMMITTED
 from semel.config import CONSUMER, ConfigError, Values
+from semel.environment import MACHINE, Environment
 from semel.errors import ErrorCode, Misuse
 from semel.machines.reading.fetch_positions import FetchPositions
 from semel.machines.values import TopicPartition
@@ -65,6 +66,7 @@ class AsyncConsumer:
         config: Values | Mapping[str, object],
         *,
         connect: Callable[[str, int], Awaitable[Connection]] | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         self.config = values = as_values(config, CONSUMER)
         if values["session.timeout.ms"] <= values["heartbeat.interval.ms"]:
@@ -73,7 +75,10 @@ class AsyncConsumer:
                 f"session.timeout.ms={values['session.timeout.ms']}: a third of it is usual"
             )
         self._cluster = cluster = Cluster(
-            values, auto_create_topics=values["allow.auto.create.topics"], connect=connect
+            values,
+            auto_create_topics=values["allow.auto.create.topics"],
+            connect=connect,
+            environment=environment,
         )
         self._loop = asyncio.get_running_loop()
         self._lifetime = lifetime = Lifetime()

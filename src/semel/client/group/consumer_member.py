@@ -7,7 +7,6 @@ The rules are in `machines.groups.consumer.member`. Heartbeats run in the backgr
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +24,7 @@ class ConsumerGroupMember(GroupMember):
     def __init__(self, cluster: Cluster, config: Values, hooks: Hooks) -> None:
         self.machine = ConsumerMembership(
             config["group.id"],
-            str(uuid.uuid4()),
+            str(cluster.environment.new_uuid()),
             config["group.instance.id"],
             config["client.rack"],
             config["max.poll.interval.ms"],

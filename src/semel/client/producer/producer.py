@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ from semel.client.producer.routing import Routing
 from semel.client.producer.send_loop import SendLoop
 from semel.client.producer.transactions import ProducerTransactions
 from semel.config import Values
+from semel.environment import MACHINE, Environment
 from semel.errors import ErrorCode, Fatal, KafkaError, RequestTimedOut
 from semel.machines.transactions.producer import ProducerState
 from semel.machines.values import ProducerIdentity
@@ -65,12 +65,13 @@ class AsyncProducer:
         self,
         config: Values | Mapping[str, object],
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] | None = None,
         connect: Callable[[str, int], Awaitable[Connection]] | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         self.config = values = parse_config(config)
-        self._clock_ms = clock_ms
-        self._cluster = Cluster(values, auto_create_topics=True, connect=connect)
+        self._clock_ms = clock_ms = clock_ms or environment.now_ms
+        self._cluster = Cluster(values, auto_create_topics=True, connect=connect, environment=environment)
         self._sending = sending = SendLoop(values, self._cluster, clock_ms)
         self._routing = Routing(values, self._cluster, sending)
         self._transactions = ProducerTransactions(values, sending)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 
 from semel.client.arguments import as_topic
@@ -42,7 +41,8 @@ class Routing:
             known.info = info
             return known
         ignore_keys = self._config["partitioner.ignore.keys"]
-        routes = TopicRoutes(info.name, count, self._config["batch.size"], random.randrange, ignore_keys)
+        draw = self._cluster.environment.chance.randrange
+        routes = TopicRoutes(info.name, count, self._config["batch.size"], draw, ignore_keys)
         route = self.routes[info.name] = TopicRoute(info, routes, [None] * count)
         return route
 

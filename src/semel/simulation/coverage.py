@@ -1,0 +1,55 @@
+"""Which cells of which state tables the seeds have taken, and which never.
+
+While it is entered, every look into a state table is counted. That is done from here: no machine knows of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from semel.machines import state_pages
+from semel.machines.table import StatePage, StateTable, title_of
+
+
+class Coverage:
+    """Counts cells. Enter it around what is to be counted; it adds up."""
+
+    def __init__(self) -> None:
+        self.pages = [page for page in vars(state_pages).values() if isinstance(page, StatePage)]
+        #: (table, state, event) of every look.
+        self._taken: set[tuple[int, enum.Enum, enum.Enum]] = set()
+        self._step: Any = None
+
+    def __enter__(self) -> Coverage:
+        step, taken = StateTable.step, self._taken
+        self._step = step
+
+        def counting(table: StateTable[Any, Any, Any], state: Any, event: Any) -> Any:
+            taken.add((id(table), state, event))
+            return step(table, state, event)
+
+        StateTable.step = counting  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        StateTable.step = self._step  # type: ignore[method-assign]
+
+    def never_taken(self, page: StatePage) -> list[str]:
+        """The cells of a table that say something, and that no event has met."""
+        return [
+            f"{title_of(state)}/{event.name.lower()}"
+            for state, row in page.table.steps.items()
+            for event in row
+            if (id(page.table), state, event) not in self._taken
+        ]
+
+    def report(self) -> list[str]:
+        """One line for each table."""
+        lines = []
+        for page in self.pages:
+            cells = sum(len(row) for row in page.table.steps.values())
+            never = self.never_taken(page)
+            rest = f"; never: {', '.join(never)}" if never else ""
+            lines.append(f"table {page.name}: {cells - len(never)} of {cells} cells taken{rest}")
+        return lines

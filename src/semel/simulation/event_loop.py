@@ -1,0 +1,214 @@
+"""An asyncio event loop on virtual time: when nothing is ready, the clock jumps to the next timer.
+
+Guarantees:
+
+- Deterministic: callbacks run in the order in which they were scheduled, timers in the order of their times and then of
+  their creation. The loop reads no clock, opens no socket and starts no thread.
+- Every callback belongs to a process, which its context says. The callbacks of a dead process are never run, and those
+  of a paused one are kept until it goes on.
+- A program that never lets time pass is stopped (`BusyLoop`), and so is one in which nothing can ever happen again
+  (`NothingHappens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio import events
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.simulation.machines import Process
+    from semel.simulation.network import Network
+
+#: So many callbacks at one moment are no program, but a loop that never ends.
+CALLBACKS_AT_ONE_MOMENT = 200_000
+#: When the virtual time begins, as a clock that nobody sets would say: not 0, so that 0 is seen as a mistake.
+BEGINS_AT_S = 1_000.0
+
+#: The process that a callback belongs to; None for the world itself.
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("PROCESS", default=None)
+
+
+class NothingHappens(Exception):
+    """Everybody waits, and nothing is left that could wake anybody."""
+
+
+class BusyLoop(Exception):
+    """Callbacks call each other, and time does not pass."""
+
+
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """The loop of one world. Everything in it runs here: brokers, clients, faults and checkers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready: deque[Any]
+        self._now = BEGINS_AT_S
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._cancelled_timers = 0
+        self._number = 0
+        #: How many callbacks were run, and how many of them since the clock last moved.
+        self.callbacks = 0
+        self._at_this_moment = 0
+        self.network: Network
+        #: Called with what a callback raised, and the process it belongs to.
+        self.on_failure: Callable[[Process | None, dict[str, Any]], None] = lambda process, context: None
+        self.set_task_factory(NumberedTask)  # type: ignore[arg-type]
+
+    # Time
+
+    def time(self) -> float:
+        return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> events.TimerHandle:
+        timer = events.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        self._number += 1
+        heappush(self._timers, (when, self._number, timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> events.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        self._cancelled_timers += 1
+        if self._cancelled_timers > 500 and self._cancelled_timers * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def _run_once(self) -> None:
+        ready = self._ready
+        timers = self._timers
+        if not ready:
+            while timers and timers[0][2]._cancelled:
+                heappop(timers)
+            if not timers:
+                raise NothingHappens("everybody waits for something that nobody will do")
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
+                self._at_this_moment = 0
+        now = self._now
+        while timers and timers[0][0] <= now:
+            timer = heappop(timers)[2]
+            if not timer._cancelled:
+                timer._scheduled = False  # type: ignore[attr-defined]
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is not None and not process.runs:
+                process.missed(handle)
+                continue
+            self.callbacks += 1
+            self._at_this_moment += 1
+            handle._run()
+        if self._at_this_moment > CALLBACKS_AT_ONE_MOMENT:
+            raise BusyLoop(f"{self._at_this_moment} callbacks, and the time is still {now}")
+
+    def _process_events(self, event_list: Any) -> None:
+        raise AssertionError("this loop has no sockets")
+
+    def _write_to_self(self) -> None:
+        """There is nobody to wake: everything runs on this thread."""
+
+    # Failures
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Each process has its own handler, as each has its own loop outside of the simulation."""
+        process = PROCESS.get()
+        if process is not None and not process.is_alive:
+            return
+        self.on_failure(process, context)
+        if process is not None and process.exception_handler is not None:
+            process.exception_handler(self, context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """`on_failure` was told already."""
+
+    def set_exception_handler(self, handler: Any) -> None:
+        process = PROCESS.get()
+        if process is not None:
+            process.exception_handler = handler
+
+    # What tasks and futures are made of
+
+    def create_future(self) -> asyncio.Future[Any]:
+        self._number += 1
+        future = NumberedFuture(loop=self)
+        future.number = self._number
+        return future
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # Threads and sockets
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        if executor is None:
+            process = PROCESS.get()
+            assert process is not None, "a thread belongs to a process"
+            executor = process.default_threads
+        return asyncio.wrap_future(executor.submit(func, *args), loop=self)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **options: Any
+    ) -> tuple[Any, Any]:
+        return await self.network.connect(protocol_factory, host, port)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str | None, port: int, **options: Any
+    ) -> Any:
+        return self.network.listen(protocol_factory, port, is_serving=options.get("start_serving", True))
+
+
+class NumberedFuture(asyncio.Future):  # type: ignore[type-arg]
+    """A future whose hash is its number: sets of futures have the same order in every run."""
+
+    number: int = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
+    """The same for tasks. It also tells its process, which closes its coroutines when it dies."""
+
+    number: int = 0
+
+    def __init__(self, loop: VirtualTimeLoop, coroutine: Any, **options: Any) -> None:
+        self.number = loop.next_number()
+        super().__init__(coroutine, loop=loop, **options)
+        process = PROCESS.get()
+        if process is not None:
+            process.tasks[self.number] = self
+            self.add_done_callback(process.forget_task)
+
+    def __hash__(self) -> int:
+        return self.number

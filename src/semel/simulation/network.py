@@ -1,0 +1,450 @@
+"""A network in memory: connections between the processes of a world, with delays, cuts, resets and lost answers.
+
+It promises what TCP promises, and no more: what arrives on a connection arrives in order and whole, and the end of a
+connection may be told, told late, or not at all. Connections overtake each other. Data that is sent into a cut arrives
+when the cut heals. A machine without power says nothing: its connections are half open until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from semel.simulation.event_loop import PROCESS
+
+if TYPE_CHECKING:
+    from semel.simulation.machines import Machine, Process
+    from semel.simulation.world import World
+
+#: How much a system takes for a program that does not read.
+WINDOW_BYTES = 64 * 1024
+_HIGH_WATER_BYTES = 64 * 1024
+
+
+class Conditions:
+    """How the network is at the moment."""
+
+    def __init__(self) -> None:
+        #: The usual delay of a message, and how often and how much longer it takes now and then.
+        self.delay_s = 0.0005
+        self.spike_chance = 0.01
+        self.spike_s = 0.05
+        #: How often what was written at once arrives in pieces.
+        self.split_chance = 0.02
+
+
+class Network:
+    """All connections of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._loop = world.loop
+        self.chance = world.chance_for("network")
+        self.conditions = Conditions()
+        #: (from, to): what is sent this way does not arrive now.
+        self._cuts: set[tuple[str, str]] = set()
+        self._healed: list[asyncio.Future[None]] = []
+        self._listeners: dict[tuple[str, int], Server] = {}
+        self.connections: dict[int, Connection] = {}
+        self._number = 0
+        self._next_port = 50_000
+        self.delivered_bytes = 0
+        self.requests = 0
+
+    # Conditions
+
+    def delay_s(self) -> float:
+        conditions = self.conditions
+        delay = conditions.delay_s * (0.5 + self.chance.random())
+        if self.chance.random() < conditions.spike_chance:
+            delay += conditions.spike_s * self.chance.random()
+        return delay
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing more gets from one machine to the other. The other way is another cut."""
+        self._cuts.add((source, target))
+
+    def heal(self, source: str, target: str) -> None:
+        """What was sent meanwhile arrives now."""
+        self._cuts.discard((source, target))
+        for connection in tuple(self.connections.values()):
+            connection.healed()
+        waiting, self._healed = self._healed, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def heal_all(self) -> None:
+        for pair in sorted(self._cuts):
+            self.heal(*pair)
+
+    def is_cut(self, source: Machine, target: Machine) -> bool:
+        return (source.name, target.name) in self._cuts or not target.is_up
+
+    def came_back(self, machine: Machine) -> None:
+        """A machine has power again: it knows nothing of its old connections, and says so when it is asked."""
+        for connection in tuple(self.connections.values()):
+            for end in connection.ends:
+                if end.process.machine is machine and not end.process.is_alive and connection.has_unanswered(end):
+                    connection.reset()
+        self.heal("", "")
+
+    # Opening
+
+    def listen(self, factory: Callable[[], Any], port: int, *, is_serving: bool) -> Server:
+        process = PROCESS.get()
+        assert process is not None
+        if port == 0:
+            port = self._next_port
+            self._next_port += 1
+        key = process.machine.name, port
+        if key in self._listeners:
+            raise OSError(98, "address already in use")
+        server = self._listeners[key] = Server(self, process, factory, port)
+        server.is_serving = is_serving
+        process.servers.append(server)
+        return server
+
+    def forget(self, server: Server) -> None:
+        self._listeners.pop((server.process.machine.name, server.port), None)
+
+    async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[Any, Any]:
+        process = PROCESS.get()
+        assert process is not None
+        here, there = process.machine, self._world.machine(host)
+        await asyncio.sleep(self.delay_s())
+        while self.is_cut(here, there) or self.is_cut(there, here):
+            healed = self._loop.create_future()
+            self._healed.append(healed)
+            await healed
+        server = self._listeners.get((host, port))
+        if server is None:
+            await asyncio.sleep(self.delay_s())
+            raise ConnectionRefusedError(111, "Connection refused")
+        self._number += 1
+        connection = Connection(self, self._number, process, server.process, f"{here.name}>{host}")
+        self.connections[self._number] = connection
+        client, other = connection.ends
+        if server.is_serving:
+            server.accept(other)
+        else:
+            server.backlog.append(other)
+        await asyncio.sleep(self.delay_s())
+        protocol = factory()
+        client.begin(protocol)
+        return client, protocol
+
+
+class Server:
+    """A listening socket, as asyncio shows it."""
+
+    def __init__(self, network: Network, process: Process, factory: Callable[[], Any], port: int) -> None:
+        self._network = network
+        self.process = process
+        self._factory = factory
+        self.port = port
+        self.is_serving = False
+        self.backlog: list[Transport] = []
+        self.sockets = [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.process.machine.name, self.port
+
+    async def start_serving(self) -> None:
+        self.is_serving = True
+        waiting, self.backlog = self.backlog, []
+        for transport in waiting:
+            self.accept(transport)
+
+    def accept(self, transport: Transport) -> None:
+        loop = self._network._loop
+        loop.call_at(
+            loop.time() + self._network.delay_s(), self._accept, transport, context=self.process.context.copy()
+        )
+
+    def _accept(self, transport: Transport) -> None:
+        if not transport.is_closing():
+            transport.begin(self._factory())
+
+    def close(self) -> None:
+        self._network.forget(self)
+        if self in self.process.servers:
+            self.process.servers.remove(self)
+        for transport in self.backlog:
+            transport.connection.reset()
+        self.backlog.clear()
+
+
+class Connection:
+    """Two transports, and what is on its way between them."""
+
+    __slots__ = ("ends", "loses_answer", "name", "network", "number")
+
+    def __init__(self, network: Network, number: int, client: Process, server: Process, name: str) -> None:
+        self.network = network
+        self.number = number
+        self.name = f"{number} {name}"
+        one, two = Transport(self, client, is_client=True), Transport(self, server, is_client=False)
+        one.peer, two.peer = two, one
+        self.ends = one, two
+        #: Whether the next answer is lost, and the connection with it.
+        self.loses_answer = False
+
+    def has_unanswered(self, dead: Transport) -> bool:
+        return bool(dead.peer.outgoing)
+
+    def healed(self) -> None:
+        for end in self.ends:
+            end.send_on()
+
+    def reset(self) -> None:
+        """Both sides learn, each in its own time, that the connection is gone. What was on its way is lost."""
+        loop = self.network._loop
+        for end in self.ends:
+            end.outgoing.clear()
+            end.generation += 1
+            if end.process.is_alive and not end.is_over:
+                loop.call_at(
+                    loop.time() + self.network.delay_s(),
+                    end.lost,
+                    ConnectionResetError(104, "Connection reset by peer"),
+                    context=end.process.context.copy(),
+                )
+        self.forget()
+
+    def forget(self) -> None:
+        self.network.connections.pop(self.number, None)
+
+
+class Transport(asyncio.Transport):
+    """One end of a connection."""
+
+    def __init__(self, connection: Connection, process: Process, *, is_client: bool) -> None:
+        super().__init__()
+        self.connection = connection
+        self.network = connection.network
+        self.process = process
+        self.is_client = is_client
+        self.peer: Transport
+        self.protocol: Any = None
+        #: What waits for a cut to heal: data, or None for the end.
+        self.outgoing: deque[bytes | None] = deque()
+        #: Raised by a reset: what is on its way then does not arrive.
+        self.generation = 0
+        self._last_arrival_s = 0.0
+        #: What arrived and was not read: data, or None for the end, and whether the sender knows that it arrived.
+        self._inbox: deque[tuple[bytes | None, bool]] = deque()
+        self._inbox_bytes = 0
+        self._unsent_bytes = 0
+        self._high, self._low = _HIGH_WATER_BYTES, _HIGH_WATER_BYTES // 4
+        self._is_writing_paused = False
+        self._is_reading = True
+        self._is_closing = False
+        self.is_over = False
+        process.transports[connection.number * 2 + is_client] = self
+
+    # Beginning and end
+
+    def begin(self, protocol: Any) -> None:
+        if self.is_over or not self.process.is_alive:
+            return
+        self.protocol = protocol
+        protocol.connection_made(self)
+        self._read_on()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self.is_over
+
+    def close(self) -> None:
+        if not self._is_closing and not self.is_over:
+            self._is_closing = True
+            self._send(None)
+            self.network._loop.call_soon(self.lost, None)
+
+    def abort(self) -> None:
+        if not self.is_over:
+            self._is_closing = True
+            self.connection.loses_answer = False
+            self._send(None)
+            self.network._loop.call_soon(self.lost, None)
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection is over for this end."""
+        if self.is_over:
+            return
+        self.is_over = self._is_closing = True
+        self.process.transports.pop(self.connection.number * 2 + self.is_client, None)
+        if self.peer.is_over:
+            self.connection.forget()
+        if self.protocol is not None:
+            self.protocol.connection_lost(error)
+
+    def process_died(self, *, told: bool) -> None:
+        """With `told` the system of the dead process says so to the other side."""
+        self.is_over = self._is_closing = True
+        self.process.transports.pop(self.connection.number * 2 + self.is_client, None)
+        if told:
+            self._send(None, by_reset=True)
+
+    def _ended(self, error: Exception | None) -> None:
+        """The other side has ended the connection."""
+        if self.is_over:
+            return
+        if error is not None or self.protocol is None:
+            self.lost(error)
+        elif not self.protocol.eof_received():
+            self._is_closing = True
+            self._send(None)
+            self.lost(None)
+
+    # Sending
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._write(bytes(data))
+
+    def writelines(self, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
+        self._write(b"".join(buffers))
+
+    def _write(self, data: bytes) -> None:
+        if self._is_closing or self.is_over or not data:
+            return
+        self._unsent_bytes += len(data)
+        self._send(data)
+        if self._unsent_bytes > self._high and not self._is_writing_paused:
+            self._is_writing_paused = True
+            self.protocol.pause_writing()
+
+    def _send(self, data: bytes | None, *, by_reset: bool = False) -> None:
+        network, peer = self.network, self.peer
+        if self.connection.loses_answer and not self.is_client and data is not None:
+            network._world.trace.note("loses", self.connection.name)
+            self.connection.reset()
+            return
+        if self.outgoing or network.is_cut(self.process.machine, peer.process.machine):
+            self.outgoing.append(data)
+            return
+        chance, conditions = network.chance, network.conditions
+        if data is not None and len(data) > 8 and chance.random() < conditions.split_chance:
+            middle = chance.randrange(1, len(data))
+            self._fly(data[:middle])
+            self._fly(data[middle:])
+        else:
+            self._fly(data, by_reset=by_reset)
+
+    def _fly(self, data: bytes | None, *, by_reset: bool = False) -> None:
+        network, peer = self.network, self.peer
+        loop = network._loop
+        arrival_s = loop._now + network.delay_s()
+        if arrival_s < self._last_arrival_s:
+            arrival_s = self._last_arrival_s
+        self._last_arrival_s = arrival_s
+        if peer.process.is_alive:
+            context = peer.process.context.copy()
+            loop.call_at(arrival_s, peer._arrive, data, self.generation, by_reset, context=context)
+        elif data is not None and not self.is_over:
+            # Nobody is there any more, and the system says so.
+            self.connection.reset()
+
+    def send_on(self) -> None:
+        """A cut has healed, perhaps the one that was in the way."""
+        while self.outgoing and not self.network.is_cut(self.process.machine, self.peer.process.machine):
+            self._fly(self.outgoing.popleft())
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = _HIGH_WATER_BYTES if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def _was_taken(self, size_bytes: int) -> None:
+        """The other side's system has taken so many bytes."""
+        self._unsent_bytes -= size_bytes
+        if self._is_writing_paused and self._unsent_bytes <= self._low and self.process.is_alive:
+            self._is_writing_paused = False
+            self.network._loop.call_soon(self._resume_writing, context=self.process.context.copy())
+
+    def _resume_writing(self) -> None:
+        if not self.is_over:
+            self.protocol.resume_writing()
+
+    # Receiving
+
+    def _arrive(self, data: bytes | None, generation: int, by_reset: bool) -> None:
+        if self.is_over or generation != self.peer.generation:
+            return
+        network = self.network
+        if data is None:
+            network._world.trace.note("ends", self.connection.name)
+            if by_reset:
+                self._inbox.clear()
+                self._ended(ConnectionResetError(104, "Connection reset by peer"))
+                return
+        else:
+            network.delivered_bytes += len(data)
+            network._world.trace.note("data", self.connection.name, data)
+            self._inbox_bytes += len(data)
+            if not self.is_client:
+                network.requests += 1
+        is_taken = self._inbox_bytes <= WINDOW_BYTES
+        if is_taken and data is not None:
+            self.peer._was_taken(len(data))
+        self._inbox.append((data, is_taken))
+        self._read_on()
+
+    def _read_on(self) -> None:
+        while self._inbox and self._is_reading and self.protocol is not None and not self.is_over:
+            data, is_taken = self._inbox.popleft()
+            if data is None:
+                self._ended(None)
+                return
+            self._inbox_bytes -= len(data)
+            if not is_taken:
+                self.peer._was_taken(len(data))
+            self._hand_over(data)
+
+    def _hand_over(self, data: bytes) -> None:
+        protocol = self.protocol
+        position, size = 0, len(data)
+        while position < size:
+            if not self._is_reading or self.is_over:
+                # It has paused in the middle.
+                self._inbox.appendleft((data[position:], True))
+                self._inbox_bytes += size - position
+                return
+            buffer = protocol.get_buffer(size - position)
+            count = min(len(buffer), size - position)
+            buffer[:count] = data[position : position + count]
+            position += count
+            protocol.buffer_updated(count)
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self.is_closing()
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self.network._loop.call_soon(self._read_on)
+
+    # The rest of what asyncio's transports have
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "peername":
+            return self.peer.process.machine.name, 40_000 + self.connection.number % 20_000
+        if name == "sockname":
+            return self.process.machine.name, 9092
+        return default
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def can_write_eof(self) -> bool:
+        return False

@@ -1,0 +1,120 @@
+"""Plays seeds: draws the plan of a seed, runs it, says how to play it again, and shrinks the faults of a failure."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from semel.simulation.event_loop import BEGINS_AT_S, BusyLoop, NothingHappens
+from semel.simulation.faults import FAULTS, Strike
+from semel.simulation.play import Plan, Play
+from semel.simulation.workloads import WORKLOADS
+
+#: How long a seed's faults last, in virtual seconds, unless asked otherwise.
+DURATION_S = 20.0
+#: Faults in a minute, on average.
+FAULTS_PER_MINUTE = 18.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of one seed."""
+
+    plan: Plan
+    violations: list[str]
+    trace_hash: str
+    last_events: list[str]
+    simulated_s: float
+    cpu_s: float
+    callbacks: int
+    requests: int
+    struck: Counter[str]
+    counts: Counter[str]
+
+    @property
+    def command(self) -> str:
+        """The line that plays exactly this again."""
+        return command(self.plan)
+
+
+def command(plan: Plan, *, with_strikes: bool = False) -> str:
+    """The line that plays a plan."""
+    parts = [f"semel simulate --seed {plan.seed}", f"--duration {plan.duration_s:g}"]
+    parts += [f"--workload {name}" for name in plan.workloads]
+    parts.append(f"--durability {plan.durability}")
+    if with_strikes:
+        parts.append("--strikes '" + " ".join(str(one).replace(" ", "_") for one in plan.strikes) + "'")
+    return " ".join(parts)
+
+
+def draw_plan(
+    seed: int,
+    *,
+    workloads: Sequence[str] = (),
+    duration_s: float = DURATION_S,
+    durability: str | None = None,
+    faults: Sequence[str] = (),
+    faults_per_minute: float = FAULTS_PER_MINUTE,
+) -> Plan:
+    """What a seed decides, apart from what was asked for."""
+    chance = random.Random(f"plan {seed}")
+    drawn_durability = "fsync" if chance.random() < 0.4 else "os"
+    names = sorted(WORKLOADS)
+    drawn = tuple(sorted(chance.sample(names, min(len(names), chance.choice((1, 1, 2, 2, 3))))))
+    durability = durability or drawn_durability
+    kinds = [kind for kind in FAULTS.values() if durability == "fsync" or not kind.loses_unsynced]
+    # Each seed has its own few kinds: all of them at once would hide what two of them do together.
+    chosen = chance.sample(kinds, chance.randint(1, min(6, len(kinds))))
+    if faults:
+        chosen = [FAULTS[name] for name in faults]
+    strikes = []
+    at_s = 0.0
+    while (at_s := at_s + chance.expovariate(faults_per_minute / 60)) < duration_s:
+        kind = chance.choices(chosen, [one.weight for one in chosen])[0]
+        strikes.append(Strike(round(at_s, 3), kind.name, chance.getrandbits(32)))
+    return Plan(seed, tuple(workloads) or drawn, duration_s, durability, strikes)
+
+
+def run(plan: Plan) -> Result:
+    """Play a plan to its end."""
+    began = time.process_time()
+    play = Play(plan)
+    world = play.world
+    try:
+        play.run()
+    except (BusyLoop, NothingHappens) as error:
+        world.violations.append(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        world.violations.append(f"the play ended: {type(error).__name__}: {error}")
+    return Result(
+        plan,
+        world.violations,
+        world.trace.hash,
+        world.trace.last(),
+        world.loop.time() - BEGINS_AT_S,
+        time.process_time() - began,
+        world.loop.callbacks,
+        world.network.requests,
+        play.struck,
+        play.counts,
+    )
+
+
+def shrink(plan: Plan, tries: int = 60) -> Plan:
+    """A plan with fewer strikes that still fails."""
+    strikes, size = list(plan.strikes), max(1, len(plan.strikes) // 2)
+    while size >= 1 and tries > 0:
+        position, is_smaller = 0, False
+        while position < len(strikes) and tries > 0:
+            shorter = strikes[:position] + strikes[position + size :]
+            tries -= 1
+            if run(replace(plan, strikes=shorter)).violations:
+                strikes, is_smaller = shorter, True
+            else:
+                position += size
+        if not is_smaller:
+            size //= 2
+    return replace(plan, strikes=strikes)

@@ -1,0 +1,62 @@
+"""Idempotent producers and readers: what was acknowledged is there once, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from semel.errors import KafkaError
+from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, Play
+from semel.simulation.workloads import Workload, workload
+from semel.testing.history import Assigned, Poll, Reached, Seen
+
+TOPIC = "plain"
+PARTITIONS = 2
+
+
+@workload("idempotent")
+class Idempotent(Workload):
+    """Producers send to the partitions of one topic, readers follow."""
+
+    judged_topics = (TOPIC,)
+
+    def __init__(self, play: Play) -> None:
+        super().__init__(play)
+        for number in range(self.chance.randint(1, 3)):
+            play.actor(f"producer-{number}", self.produce)
+        play.actor("reader-0", self.read)
+
+    async def prepare(self) -> None:
+        await self.play.admin(lambda admin: admin.create_topic(TOPIC, partitions=PARTITIONS))
+
+    async def produce(self, actor: Actor) -> None:
+        """Send bursts, and note what is heard of each record."""
+        play, chance = self.play, actor.chance
+        async with play.clients.producer(**PRODUCER_SETTINGS, linger_ms=chance.choice((0, 0, 5))) as producer:
+            while not play.is_ending:
+                partition = chance.randrange(PARTITIONS)
+                deliveries = []
+                for _ in range(chance.choice((1, 1, 2, 5, 20))):
+                    value = play.next_value(actor.who)
+                    place = play.sending(actor.who, TOPIC, partition, value)
+                    deliveries.append((place, await producer.send(TOPIC, value, partition=partition)))
+                for place, delivery in deliveries:
+                    try:
+                        play.sent(place, (await delivery).offset)
+                    except KafkaError:
+                        play.counts["sends of unknown fate"] += 1
+                await asyncio.sleep(chance.random() * 0.4)
+
+    async def read(self, actor: Actor) -> None:
+        """Read from the beginning, in any life."""
+        play, chance = self.play, actor.chance
+        isolation = chance.choice(("read_committed", "read_uncommitted"))
+        places = [(TOPIC, number) for number in range(PARTITIONS)]
+        async with play.clients.consumer(**CONSUMER_SETTINGS, isolation_level=isolation) as consumer:
+            consumer.assign(places)
+            play.note(Assigned(actor.who, frozenset(places)))
+            play.note(Reached(actor.who, tuple((place, 0) for place in places)))
+            while not play.is_ending:
+                records = await consumer.poll(timeout_ms=500)
+                seen = tuple(Seen(one.topic, one.partition, one.offset, one.value) for one in records)
+                if seen:
+                    play.note(Poll(actor.who, seen, committed_only=isolation == "read_committed"))

@@ -1,0 +1,203 @@
+"""One world: its loop, its network, its machines, and the brokers and clients in them. A seed decides everything."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from semel.broker.server import BrokerServer
+from semel.client.admin.admin import AsyncAdmin
+from semel.client.consumer.consumer import AsyncConsumer
+from semel.client.producer.producer import AsyncProducer
+from semel.client.session import AsyncTransactSession
+from semel.config import BROKER
+from semel.simulation.event_loop import PROCESS, VirtualTimeLoop
+from semel.simulation.machines import Machine, Process
+from semel.simulation.network import Network
+from semel.simulation.trace import Trace
+
+_Result = TypeVar("_Result")
+
+DATA = "/data"
+PORT = 9092
+
+#: Few partitions of the broker's own and small files, so that every mechanism has its turn within minutes.
+BROKER_SETTINGS: dict[str, object] = {
+    "log.dirs": DATA,
+    "transaction.state.log.num.partitions": 2,
+    "offsets.topic.num.partitions": 2,
+    "log.segment.bytes": 6_000,
+    "log.index.interval.bytes": 500,
+    "log.cleaner.backoff.ms": 5_000,
+    "log.retention.check.interval.ms": 10_000,
+    "log.flush.offset.checkpoint.interval.ms": 7_000,
+    "group.initial.rebalance.delay.ms": 100,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
+}
+
+
+class Violation(AssertionError):
+    """The world did something that must never happen."""
+
+
+class World:
+    """A seeded world. Use `run` once."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.seed = seed
+        self.chance = self.chance_for("world")
+        self.loop = VirtualTimeLoop()
+        self.trace = Trace(self.loop.time)
+        self.network = Network(self)
+        self.loop.network = self.network
+        self.loop.on_failure = self._callback_failed
+        self._machines: dict[str, Machine] = {}
+        self._processes = 0
+        #: What went wrong. The run fails if anything is in it.
+        self.violations: list[str] = []
+        self.broker_settings = dict(BROKER_SETTINGS)
+
+    def chance_for(self, whose: str) -> random.Random:
+        """A source of chance of one's own: what one part draws does not change what another one gets."""
+        return random.Random(f"{self.seed} {whose}")
+
+    # Machines and processes
+
+    def machine(self, name: str) -> Machine:
+        """The machine of this name, which is made if there is none."""
+        found = self._machines.get(name)
+        if found is None:
+            found = self._machines[name] = Machine(self, name)
+        return found
+
+    @property
+    def machines(self) -> list[Machine]:
+        return list(self._machines.values())
+
+    def next_process_number(self) -> int:
+        self._processes += 1
+        return self._processes
+
+    def process(self, machine: str, name: str = "") -> Process:
+        """A new process on a machine."""
+        return Process(self.machine(machine), name or machine)
+
+    async def on(self, process: Process, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """What a coroutine returns that runs in a process."""
+        result: _Result = await process.spawn(coroutine)
+        return result
+
+    def violated(self, what: str) -> None:
+        """Note something that must never happen."""
+        self.violations.append(f"{self.loop.time() - 1000:.3f} s: {what}")
+        self.trace.note("violated", what)
+
+    def _callback_failed(self, process: Process | None, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        whose = "the world" if process is None else process.name
+        self.violated(f"in {whose}: {context.get('message')}: {type(error).__name__}: {error}")
+
+    # Running
+
+    def run(self, story: Coroutine[Any, Any, _Result]) -> _Result:
+        """Play a story to its end, and stop everything."""
+        was_enabled = gc.isenabled()
+        gc.collect()
+        gc.disable()  # its moments would depend on what ran before
+        asyncio.set_event_loop(self.loop)
+        logging.getLogger("semel").setLevel(logging.CRITICAL + 1)
+        try:
+            return self.loop.run_until_complete(story)
+        finally:
+            for machine in self.machines:
+                for process in tuple(machine.processes):
+                    process.die(told=False)
+            asyncio.set_event_loop(None)
+            self.loop.close()
+            logging.getLogger("semel").setLevel(logging.NOTSET)
+            if was_enabled:
+                gc.enable()
+
+
+class BrokerNode:
+    """A broker on a machine of its own, through all its lives."""
+
+    def __init__(self, world: World, name: str = "broker-1", settings: Mapping[str, object] | None = None) -> None:
+        self.world = world
+        self.machine = world.machine(name)
+        self.settings = {**world.broker_settings, "listeners": f"PLAINTEXT://{name}:{PORT}", **(settings or {})}
+        self.process: Process | None = None
+        self.server: BrokerServer | None = None
+        self.starts = self.crashes = 0
+        self.address = f"{name}:{PORT}"
+
+    async def start(self) -> None:
+        """Start, and return once clients can connect."""
+        process = self.process = self.world.process(self.machine.name, f"{self.machine.name}")
+        self.starts += 1
+        self.world.trace.note("starts", process.name)
+        settings = BROKER.parse(self.settings)
+
+        async def begin() -> None:
+            server = self.server = BrokerServer(settings, files=process.files, environment=process.environment)
+            await server.start()
+
+        await self.world.on(process, begin())
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.is_alive
+
+    async def stop(self) -> None:
+        """Stop it in order."""
+        if self.process is not None and self.process.is_alive:
+            assert self.server is not None
+            self.process.go_on()
+            await self.world.on(self.process, self.server.stop())
+            self.process.die()
+
+    def kill(self) -> None:
+        """End the process at this moment; the machine goes on."""
+        if self.process is not None:
+            self.crashes += 1
+            self.process.die()
+
+    def lose_power(self) -> None:
+        self.crashes += 1
+        self.machine.lose_power()
+
+
+class Clients:
+    """Makes clients, each in the process that runs the caller."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.settings = {"bootstrap.servers": bootstrap}
+
+    def producer(self, **settings: object) -> AsyncProducer:
+        return AsyncProducer({**self.settings, **_dotted(settings)}, environment=_here())
+
+    def consumer(self, **settings: object) -> AsyncConsumer:
+        return AsyncConsumer({**self.settings, **_dotted(settings)}, environment=_here())
+
+    def admin(self, **settings: object) -> AsyncAdmin:
+        return AsyncAdmin({**self.settings, **_dotted(settings)}, environment=_here())
+
+    def session(self, **settings: object) -> AsyncTransactSession:
+        return AsyncTransactSession({**self.settings, **_dotted(settings)}, environment=_here())
+
+
+def _dotted(settings: Mapping[str, object]) -> dict[str, object]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
+
+
+def _here() -> Any:
+    process = PROCESS.get()
+    assert process is not None, "a client belongs to a process"
+    return process.environment
+
+
+Callback = Callable[[], None]
