@@ -48,7 +48,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     from semel.broker import server
 
     disk = SlowDisk()
-    monkeypatch.setattr(server, "Files", lambda: disk)
+    monkeypatch.setattr(server, "Files", lambda _threads: disk)
     return disk
 
 

@@ -36,10 +36,10 @@ class PowerDisk(Disk):
                 self._note_name(os.fspath(path))
             return super().open(path, create=create)
 
-    def make_directory(self, path: str | os.PathLike[str]) -> None:
+    def make_directory(self, path: str | os.PathLike[str], mode: int = 0o777) -> None:
         with self._lock:
             self._note_name(os.fspath(path))
-            super().make_directory(path)
+            super().make_directory(path, mode)
 
     def _note_name(self, path: str) -> None:
         if not os.path.exists(path) and path not in self._unsafe_names:

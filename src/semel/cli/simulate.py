@@ -41,9 +41,10 @@ def simulate(
     coverage: bool,
     replays: int,
 ) -> None:
-    """Run the real broker and clients on virtual time, with faults that a seed decides, and check everything.
+    """Run brokers and clients in a simulated world with faults.
 
-    A failure prints one line that plays it again. The exit code is 1 then.
+    They are the real ones, on virtual time. A seed decides what happens, and everything is checked. A failure prints
+    one line that plays it again; the exit code is 1 then.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         # The order of a set of names would be another one in every process.

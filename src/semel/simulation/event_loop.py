@@ -55,6 +55,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         #: How many callbacks were run, and how many of them since the clock last moved.
         self.callbacks = 0
         self._at_this_moment = 0
+        #: Whose callback is being run.
+        self._running: Process | None = None
         self.network: Network
         #: Called with what a callback raised, and the process it belongs to.
         self.on_failure: Callable[[Process | None, dict[str, Any]], None] = lambda process, context: None
@@ -125,6 +127,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 continue
             self.callbacks += 1
             self._at_this_moment += 1
+            self._running = process
             handle._run()
         if self._at_this_moment > CALLBACKS_AT_ONE_MOMENT:
             raise BusyLoop(f"{self._at_this_moment} callbacks, and the time is still {now}")
@@ -139,12 +142,12 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Each process has its own handler, as each has its own loop outside of the simulation."""
-        process = PROCESS.get()
+        process = self._running
         if process is not None and not process.is_alive:
             return
         self.on_failure(process, context)
         if process is not None and process.exception_handler is not None:
-            process.exception_handler(self, context)
+            process.context.copy().run(process.exception_handler, self, context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """`on_failure` was told already."""

@@ -11,7 +11,6 @@ import contextvars
 import random
 import uuid
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from semel.environment import Environment
@@ -154,8 +153,19 @@ class Process:
         tasks, self.tasks = self.tasks, {}
         for task in tasks.values():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            with suppress(BaseException):
-                self.context.copy().run(coroutine.close)
+            self.context.copy().run(_close, task.get_coro())
         if self.on_death is not None:
             self.on_death()
+
+
+def _close(coroutine: Any) -> None:
+    """End a coroutine now. One that waits in a `finally` block goes on to its next one."""
+    for _ in range(100):
+        try:
+            coroutine.close()
+            return
+        except RuntimeError as error:
+            if "ignored GeneratorExit" not in str(error):
+                return
+        except BaseException:
+            return

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 import random
+import sys
+import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -36,6 +38,11 @@ BROKER_SETTINGS: dict[str, object] = {
     "log.retention.check.interval.ms": 10_000,
     "log.flush.offset.checkpoint.interval.ms": 7_000,
     "group.initial.rebalance.delay.ms": 100,
+    "group.consumer.session.timeout.ms": 6_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.heartbeat.interval.ms": 1_000,
+    "group.consumer.min.heartbeat.interval.ms": 500,
+    "group.min.session.timeout.ms": 1_000,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
 }
 
@@ -110,17 +117,33 @@ class World:
         gc.disable()  # its moments would depend on what ran before
         asyncio.set_event_loop(self.loop)
         logging.getLogger("semel").setLevel(logging.CRITICAL + 1)
+        hook, sys.unraisablehook = sys.unraisablehook, _ignore_killed
         try:
-            return self.loop.run_until_complete(story)
+            with warnings.catch_warnings():
+                # Of processes that were killed.
+                warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+                warnings.filterwarnings("ignore", category=ResourceWarning)
+                try:
+                    return self.loop.run_until_complete(story)
+                finally:
+                    asyncio._set_running_loop(self.loop)
+                    for machine in self.machines:
+                        for process in tuple(machine.processes):
+                            process.die(told=False)
+                    asyncio._set_running_loop(None)
         finally:
-            for machine in self.machines:
-                for process in tuple(machine.processes):
-                    process.die(told=False)
             asyncio.set_event_loop(None)
             self.loop.close()
+            sys.unraisablehook = hook
             logging.getLogger("semel").setLevel(logging.NOTSET)
             if was_enabled:
                 gc.enable()
+
+
+def _ignore_killed(problem: sys.UnraisableHookArgs) -> None:
+    """A coroutine of a killed process was waiting in a `finally` block. Anything else is told as usual."""
+    if not isinstance(problem.exc_value, RuntimeError) or "GeneratorExit" not in str(problem.exc_value):
+        sys.__unraisablehook__(problem)
 
 
 class BrokerNode:

@@ -140,7 +140,8 @@ class ClassicGroupMember(GroupMember):
         machine = self.machine
         while True:
             next_ms = machine.next_heartbeat_ms if machine.is_alive else self._now_ms() + machine.heartbeat_interval_ms
-            await asyncio.sleep(max(0.0, next_ms / 1000 - self._loop.time()))
+            # A millisecond at least: between two of them the machine would say "wait" again and again.
+            await asyncio.sleep(max(0.001, next_ms / 1000 - self._loop.time()))
             if machine.is_alive and self._has_stopped_polling:
                 await self._send_ignoring_errors(machine.on_poll_interval_passed())
                 self._notify()

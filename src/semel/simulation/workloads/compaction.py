@@ -1,0 +1,103 @@
+"""A compacted topic: after any compaction the last committed value of every key is there, and none goes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, Play
+from semel.simulation.workloads import Workload, workload
+
+TOPIC = "latest"
+KEYS_EACH = 4
+TOMBSTONE = b"gone"
+
+
+@workload("compaction")
+class Compaction(Workload):
+    """Each writer has keys of its own, so it knows what the last value of each must be."""
+
+    def __init__(self, play: Play) -> None:
+        super().__init__(play)
+        #: Key -> its versions in the order they were sent: (number, deleted, committed: True, False or None).
+        self.versions: dict[bytes, list[tuple[int, bool, bool | None]]] = {}
+        for number in range(self.chance.randint(1, 2)):
+            play.actor(f"writer-{number}", self.write)
+        play.actor("latest-reader", self.read)
+
+    async def prepare(self) -> None:
+        configs = {
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": "0.01",
+            "segment.bytes": "2000",
+            "segment.ms": "4000",
+            "delete.retention.ms": "3000",
+        }
+        await self.play.admin(lambda admin: admin.create_topic(TOPIC, partitions=1, configs=configs))
+
+    async def write(self, actor: Actor) -> None:
+        """Overwrite keys, in transactions or without."""
+        play, chance = self.play, actor.chance
+        keys = [f"{actor.name} {number}".encode() for number in range(KEYS_EACH)]
+        transactional = {"transactional_id": actor.name, "transaction_timeout_ms": 8_000}
+        async with play.clients.producer(**PRODUCER_SETTINGS, linger_ms=0, **transactional) as producer:
+            await producer.init_transactions()
+            while not play.is_ending:
+                await producer.begin_transaction()
+                noted = []
+                for _ in range(chance.randint(1, 5)):
+                    key, deleted = chance.choice(keys), chance.random() < 0.1
+                    number = int(play.next_value("").rpartition(b".")[2])
+                    versions = self.versions.setdefault(key, [])
+                    versions.append((number, deleted, None))
+                    noted.append((versions, len(versions) - 1))
+                    await producer.send(TOPIC, None if deleted else b"%d" % number, key, partition=0)
+                commit = chance.random() < 0.7
+                if not commit:
+                    self._settle(noted, False)
+                    await producer.abort_transaction()
+                else:
+                    await producer.commit_transaction()
+                    self._settle(noted, True)
+                await asyncio.sleep(chance.random() * 0.3)
+
+    @staticmethod
+    def _settle(noted: list[tuple[list[tuple[int, bool, bool | None]], int]], committed: bool) -> None:
+        for versions, place in noted:
+            number, deleted, _ = versions[place]
+            versions[place] = number, deleted, committed
+
+    async def read(self, actor: Actor) -> None:
+        """What is seen of a key only gets newer."""
+        play = self.play
+        seen: dict[bytes, int] = {}
+        settings = {**CONSUMER_SETTINGS, "isolation_level": "read_committed"}
+        async with play.clients.consumer(**settings) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            while not play.is_ending:
+                for one in await consumer.poll(timeout_ms=500):
+                    if one.value is not None and one.key is not None:
+                        number = int(one.value)
+                        if number <= seen.get(one.key, -1):
+                            play.world.violated(f"compaction: {one.key!r} went back from {seen[one.key]} to {number}")
+                        seen[one.key] = number
+
+    async def check(self, committed: dict[tuple[str, int], list[tuple[int, bytes | None, bytes | None]]]) -> None:
+        from semel.simulation.checkers.histories import read_back
+
+        history = len(self.play.history)
+        found = (await read_back(self.play, (TOPIC,)))[TOPIC, 0]
+        del self.play.history[history:]  # what compaction removed would be missed
+        visible: dict[bytes, bytes | None] = {}
+        for _, key, value in found:
+            assert key is not None
+            visible[key] = value
+        for key, versions in self.versions.items():
+            # The last one that is known to be committed, or any later one of unknown fate.
+            last = max((place for place, one in enumerate(versions) if one[2] is True), default=-1)
+            allowed = [one for one in versions[max(last, 0) :] if one[2] is not False]
+            texts = {None if deleted else b"%d" % number for number, deleted, _ in allowed}
+            if last < 0:
+                texts.add(None)
+            shown = visible.get(key)
+            if shown not in texts:
+                self.play.world.violated(f"compaction: {key!r} is {shown!r}, not one of {sorted(map(str, texts))[:5]}")
