@@ -28,7 +28,8 @@ class Connections:
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
-        self._open: set[ServerConnection] = set()
+        #: In the order in which they came.
+        self._open: dict[ServerConnection, None] = {}
         self._per_address: Counter[str] = Counter()
         self._admits = True
         self.refusals = Refusals(broker)
@@ -66,7 +67,7 @@ class Connections:
             or self._per_address[address] >= settings["max.connections.per.ip"]
         ):
             return False
-        self._open.add(connection)
+        self._open[connection] = None
         self._all_gone.clear()
         self._per_address[address] += 1
         self._broker.metrics.connections_created += 1
@@ -75,7 +76,7 @@ class Connections:
     def forget(self, connection: ServerConnection) -> None:
         """A connection was closed."""
         if connection in self._open:
-            self._open.discard(connection)
+            del self._open[connection]
             if not self._open:
                 self._all_gone.set()
             address = connection.peer[0]

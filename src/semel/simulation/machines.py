@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from semel.environment import Environment
-from semel.simulation.disk import Disk, SimulatedFiles
+from semel.simulation.disk import Disk, ProcessDied, SimulatedFiles
 from semel.simulation.event_loop import PROCESS
 from semel.simulation.threads import SimulatedThreads
 
@@ -89,7 +89,7 @@ class Process:
         self.transports: dict[int, Transport] = {}
         self._missed: list[Any] = []
         #: Called when it is killed.
-        self.on_death: Callable[[], None] | None = None
+        self.on_death: list[Callable[[], None]] = []
         self._work_s = 0.0
         self.environment = Environment(
             now_ms=machine.now_ms,
@@ -114,6 +114,24 @@ class Process:
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a task of this process."""
         return self.context.copy().run(self.machine.world.loop.create_task, coroutine)
+
+    async def result_of(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What a coroutine returns that runs in this process; for the world. `ProcessDied` if the process dies."""
+        end = self.machine.world.loop.create_future()
+
+        def done(_: object = None) -> None:
+            if not end.done():
+                end.set_result(None)
+
+        self.on_death.append(done)
+        task = self.spawn(coroutine)
+        task.add_done_callback(done, context=contextvars.copy_context())
+        await end
+        if not task.done():
+            raise ProcessDied
+        if done in self.on_death:
+            self.on_death.remove(done)
+        return task.result()
 
     def forget_task(self, task: Any) -> None:
         self.tasks.pop(task.number, None)
@@ -154,8 +172,9 @@ class Process:
         for task in tasks.values():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.context.copy().run(_close, task.get_coro())
-        if self.on_death is not None:
-            self.on_death()
+        callbacks, self.on_death = self.on_death, []
+        for callback in callbacks:
+            callback()
 
 
 def _close(coroutine: Any) -> None:

@@ -7,7 +7,6 @@ and heal everything; let the workloads end, which they must do in time; read eve
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -37,9 +36,9 @@ CLIENT_SETTINGS: dict[str, object] = {
 PRODUCER_SETTINGS: dict[str, object] = {**CLIENT_SETTINGS, "delivery_timeout_ms": 12_000, "max_block_ms": 15_000}
 CONSUMER_SETTINGS: dict[str, object] = {
     **CLIENT_SETTINGS,
-    "session_timeout_ms": 6_000,
+    "session_timeout_ms": 4_000,
     "heartbeat_interval_ms": 1_000,
-    "max_poll_interval_ms": 12_000,
+    "max_poll_interval_ms": 8_000,
     "default_api_timeout_ms": 10_000,
     "auto_offset_reset": "earliest",
 }
@@ -267,25 +266,15 @@ class Actor:
         while not self._for_good:
             process = self.process = world.process(self.name)
             self.lives += 1
-            end: asyncio.Future[bool] = world.loop.create_future()
-            task = process.spawn(self._life(self))
-
-            def done(_: Any, end: asyncio.Future[bool] = end) -> None:
-                if not end.done():
-                    end.set_result(True)
-
-            task.add_done_callback(done, context=contextvars.copy_context())
-            process.on_death = lambda end=end: None if end.done() else end.set_result(False)
-            by_itself = await end
-            process.on_death = None
-            if by_itself:
-                error = None if task.cancelled() else task.exception()
-                process.die()
-                if error is None:
-                    return
-                if not isinstance(error, KafkaError):
-                    raise error
+            try:
+                await process.result_of(self._life(self))
+                return
+            except ProcessDied:
+                self.play.counts["clients killed"] += 1
+            except KafkaError as error:
                 self.play.counts[f"{self.name.rpartition('-')[0]} ended by {type(error).__name__}"] += 1
+            finally:
+                process.die()
             await asyncio.sleep(0.05 + self.chance.random())
 
     def kill(self, *, for_good: bool = False) -> None:

@@ -9,6 +9,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel.broker.server import BrokerServer
@@ -17,6 +18,7 @@ from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
 from semel.client.session import AsyncTransactSession
 from semel.config import BROKER
+from semel.simulation.disk import ProcessDied
 from semel.simulation.event_loop import PROCESS, VirtualTimeLoop
 from semel.simulation.machines import Machine, Process
 from semel.simulation.network import Network
@@ -38,7 +40,7 @@ BROKER_SETTINGS: dict[str, object] = {
     "log.retention.check.interval.ms": 10_000,
     "log.flush.offset.checkpoint.interval.ms": 7_000,
     "group.initial.rebalance.delay.ms": 100,
-    "group.consumer.session.timeout.ms": 6_000,
+    "group.consumer.session.timeout.ms": 4_000,
     "group.consumer.min.session.timeout.ms": 1_000,
     "group.consumer.heartbeat.interval.ms": 1_000,
     "group.consumer.min.heartbeat.interval.ms": 500,
@@ -95,7 +97,7 @@ class World:
 
     async def on(self, process: Process, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """What a coroutine returns that runs in a process."""
-        result: _Result = await process.spawn(coroutine)
+        result: _Result = await process.result_of(coroutine)
         return result
 
     def violated(self, what: str) -> None:
@@ -105,6 +107,8 @@ class World:
 
     def _callback_failed(self, process: Process | None, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, ProcessDied):
+            return
         whose = "the world" if process is None else process.name
         self.violated(f"in {whose}: {context.get('message')}: {type(error).__name__}: {error}")
 
@@ -180,7 +184,8 @@ class BrokerNode:
         if self.process is not None and self.process.is_alive:
             assert self.server is not None
             self.process.go_on()
-            await self.world.on(self.process, self.server.stop())
+            with suppress(ProcessDied):  # a fault was faster
+                await self.world.on(self.process, self.server.stop())
             self.process.die()
 
     def kill(self) -> None:

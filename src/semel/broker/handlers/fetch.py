@@ -274,7 +274,7 @@ async def _wait(
     bell = _Bell(broker.loop)
     ring = bell.ring
     for partition in progress.partitions:
-        partition.watchers.add(ring)
+        partition.watchers[ring] = None
     timer = broker.loop.call_later(request.max_wait_ms / 1000, bell.time_is_up)
     try:
         while not bell.is_late:
@@ -291,7 +291,7 @@ async def _wait(
     finally:
         timer.cancel()
         for partition in progress.partitions:
-            partition.watchers.discard(ring)
+            partition.watchers.pop(ring, None)
     return await _answer(broker, call, await _look_again(broker, request, call, fetched), session, incremental)
 
 

@@ -44,7 +44,8 @@ class Partition:
         #: Why the log could not be opened. Damage stays until a restart; anything else is tried again.
         self.offline: Refused | None = None
         #: Called after anything that a reader may see has changed: data, high watermark, last stable offset, existence.
-        self.watchers: set[Callable[[], None]] = set()
+        #: Those who wait longest come first.
+        self.watchers: dict[Callable[[], None], None] = {}
 
     @property
     def has_files(self) -> bool:

@@ -17,7 +17,7 @@ from semel.testing.history import Ended, Ending, Outcome
 
 PARTITIONS = 3
 #: Without input for so long after the end, everything has been copied.
-QUIET_S = 25.0
+QUIET_S = 16.0
 GROUPS: dict[str, dict[str, object]] = {
     "eager": {"group_protocol": "classic", "partition_assignment_strategy": "range"},
     "cooperative": {"group_protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"},
