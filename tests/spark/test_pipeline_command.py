@@ -83,3 +83,10 @@ def test_forget_asks_first_and_then_deletes_the_progress(driver: Driver) -> None
     assert "forgot the progress of 'pipeline' (batch 0 of query query)" in says(driver, "forget", "pipeline", "--yes")
     assert driver.loop.run(driver.client.progress()).marker is None
     assert "there is no progress" in says(driver, "forget", "pipeline", "--yes", exit_code=1)
+
+
+def test_forget_of_a_marker_topic_that_is_not_there_creates_none(driver: Driver) -> None:
+    said = says(driver, "forget", "pipeline", "--yes", "--marker-topic", "nowhere", exit_code=1)
+    assert "there is no topic 'nowhere'" in said
+    admin = AdminClient({"bootstrap.servers": dict(driver.settings)["bootstrap.servers"]})
+    assert "nowhere" not in admin.list_topics(timeout=20).topics

@@ -198,8 +198,11 @@ def forget(transactional_id: str, yes: bool, marker_topic: str | None, brokers: 
         committed = admin.list_group_offsets(transactional_id)
         if not committed and marker_topic is None:
             raise click.ClickException(f"there is no progress of '{transactional_id}'")
+        if marker_topic is not None and marker_topic not in admin.list_topics():
+            raise click.ClickException(f"there is no topic '{marker_topic}' for this user: nothing was deleted")
         marker = _marker(committed)
         at = f"batch {marker['batch_id']} of query {marker['query_id']}" if marker else "offsets without a marker"
+        at = at if committed else f"what topic '{marker_topic}' keeps"
         if not yes:
             click.confirm(
                 f"'{transactional_id}' is at {at}. Without it a pipeline that starts at batch 0 writes everything "

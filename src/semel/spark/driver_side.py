@@ -52,15 +52,16 @@ class DriverSide:
             self.loop.close()
             raise
 
-    def keep_progress(self, marker_topic: str | None, outputs: Iterable[str] = ()) -> None:
-        """Keep progress in `marker_topic` for good, if that is a compacted topic."""
+    def keep_progress(self, marker_topic: str | None, outputs: Iterable[str] = ()) -> str | None:
+        """Keep progress in `marker_topic` for good, if that is a compacted topic. Returns it if it is one."""
         if marker_topic is None or not self.loop.run(is_compacted(self.cluster, marker_topic)):
-            return
+            return None
         if marker_topic in outputs:
             raise PipelineMistake(
                 f"marker_topic='{marker_topic}' is compacted and an output too: give progress a topic of its own"
             )
         self.client.keep_progress_in(marker_topic)
+        return marker_topic
 
     def _join_transaction(self, topic: str, partition: int) -> None:
         if not self.transaction.implicit_add:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.errors import Retriable
-from semel.machines.pipeline.batch_marker import refuse_foreign_checkpoint
+from semel.machines.pipeline.batch_marker import forget_command, refuse_foreign_checkpoint
 
 from .adoption import adopt_checkpoint
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
@@ -144,11 +144,11 @@ def start(
         here = _look_at_the_cluster(side, bootstrap, frame, targets, marker_topic, sources)
         marker_at = marker_topic or next(iter(targets.topics), None)
         settings = OutputSettings(client_settings, producer, writers, marker_at, here)
-        side.keep_progress(marker_topic, targets.topics)
+        kept_in = side.keep_progress(marker_topic, targets.topics)
         writing = BatchTransaction(side.loop, side.client, side.claims, settings)
         if adopt:
             adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
-        _refuse_a_foreign_checkpoint(side, where)
+        _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
         measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
         sink = ExactlyOnceSink(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe
@@ -184,7 +184,7 @@ def _look_at_the_cluster(
     return here
 
 
-def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint) -> None:
+def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forget: str) -> None:
     """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver."""
     try:
         progress = side.loop.run(side.client.progress(patient=False))
@@ -198,6 +198,7 @@ def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint) -> No
         side.transaction.transactional_id,
         progress.offsets,
         lambda: checkpoint.where_batch_begins(batch_id),
+        forget,
     )
 
 

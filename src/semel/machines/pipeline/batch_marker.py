@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -168,7 +169,8 @@ def is_to_be_adopted(
             f"batch {batch_id} of this checkpoint was begun and not finished. Whoever ran it before may have written "
             f"some of its rows, or all, and they would be written again. It begins at {begins_at()}. To let the old "
             "pipeline finish it, run that once more until it is idle, then stop it: then nothing is repeated. To take "
-            "the risk that rows of this one batch are there twice: start(..., adopt='repeat')"
+            "the risk that rows of this one batch are there twice: start(..., adopt='repeat'), or semel pipeline adopt "
+            "FILE --repeat"
         )
     return True
 
@@ -180,11 +182,13 @@ def refuse_foreign_checkpoint(
     transactional_id: str,
     committed_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     begins_at: Callable[[], str] = lambda: "where the batch begins",
+    forget: str = "",
 ) -> None:
     """Raise `MarkerConflict` if the checkpoint does not belong to the progress on the broker.
 
-    `query_id` is None for an empty checkpoint. Every message names a way to go on that works. A new transactional id
-    alone is not one, once the checkpoint is past its first batch: only the old id knows what was written.
+    `query_id` is None for an empty checkpoint. `forget` is the command that deletes the progress. Every message names a
+    way to go on that works. A new transactional id alone is not one, once the checkpoint is past its first batch: only
+    the old id knows what was written.
     """
     if committed is None:
         if batch_id > 0:
@@ -194,8 +198,8 @@ def refuse_foreign_checkpoint(
                 "another id or on another cluster. "
                 f"It is unknown whether batch {batch_id} was written. If the checkpoint was made with another "
                 "transactional_id or other bootstrap_servers, start it with these. If the progress is gone, or the "
-                "checkpoint was made with another sink, take it over: start(..., adopt=True), or semel.spark.adopt(). "
-                "To go on without this checkpoint: start with an empty one, and set "
+                "checkpoint was made with another sink, take it over: start(..., adopt=True), or semel pipeline adopt "
+                "FILE. To go on without this checkpoint: start with an empty one, and set "
                 f"the source's startingOffsets to {begins_at()}; there batch {batch_id} "
                 "begins, so that its rows are written twice if it was committed before."
             )
@@ -208,7 +212,7 @@ def refuse_foreign_checkpoint(
             raise MarkerConflict(
                 f"{words} If the old query is to go on, start it with its own checkpoint. If this is a new one, give "
                 "it a transactional_id of its own. If it is to write everything again under this id, delete the old "
-                f"progress first: semel pipeline forget {transactional_id}"
+                f"progress first: {forget or forget_command(transactional_id)}"
             )
         raise MarkerConflict(
             f"{words} Start this checkpoint, which is at batch {batch_id}, with the transactional_id it was made with. "
@@ -221,6 +225,18 @@ def refuse_foreign_checkpoint(
             f"the checkpoint is at batch {batch_id}, but the last batch committed is {committed.batch_id}: what lies "
             f"between was never written here. {_how_to_go_on(committed, committed_ends)}"
         )
+
+
+def forget_command(transactional_id: str, bootstrap_servers: str = "", marker_topic: str | None = None) -> str:
+    """The command that deletes a pipeline's progress, as it can be pasted into a shell.
+
+    >>> forget_command("ledger 1", "localhost:9092", "pipelines")
+    "semel pipeline forget 'ledger 1' --bootstrap localhost:9092 --marker-topic pipelines"
+    """
+    words = ["semel", "pipeline", "forget", transactional_id]
+    words += ["--bootstrap", bootstrap_servers] if bootstrap_servers else []
+    words += ["--marker-topic", marker_topic] if marker_topic is not None else []
+    return shlex.join(words)
 
 
 def _how_to_go_on(committed: BatchMarker, ends: Mapping[TopicPartition, int]) -> str:

@@ -1,21 +1,24 @@
 """`semel pipeline check`: the file against the brokers and against Spark, without writing anything.
 
 Guarantees: no topic, no offset, no transaction and no file is made or changed. A coordinator is asked only if its
-internal topic is there, because asking would create it. What the brokers refuse to tell is said in the findings.
+internal topic is there, or hidden from this user; where it is, nobody is asked, because that would create the topic. (A
+Semel broker that never ran a transaction makes it even so, if it is hidden.) What the brokers refuse to tell is said in
+the findings.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from semel.client.blocking.loop_thread import LoopThread
-from semel.client.cluster.cluster import Cluster, Coordinator
+from semel.client.cluster.cluster import Cluster
 from semel.client.offset_requests import list_offsets
 from semel.config import CONSUMER
-from semel.errors import ErrorCode, KafkaError
-from semel.machines.pipeline.batch_marker import MarkerConflict, refuse_foreign_checkpoint
+from semel.errors import ErrorCode, KafkaError, Retriable
+from semel.machines.pipeline.batch_marker import MarkerConflict, forget_command, refuse_foreign_checkpoint
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
 from semel.machines.values import TopicPartition
 from semel.wire.messages.metadata import MetadataRequest
@@ -24,8 +27,9 @@ from semel.wire.messages.transactions import AddOffsetsToTxnRequest
 from ..checkpoint import Checkpoint, CheckpointUnreadable
 from ..connections import connect
 from ..kafka_options import ClientSettings
-from ..limits import broker_settings
+from ..limits import broker_settings, is_compacted
 from ..preflight import PipelineMistake, check_columns, refuse_what_breaks_the_promise
+from ..progress_topic import ProgressTopic
 from ..source_options import EARLIEST, LATEST, SourceOptions
 from .building import BuildMistakes, Plan, build, load_sources, make_session, sentence_of, stand_ins
 from .file import Mistake, OutputTable, PipelineFile, SourceTable
@@ -36,6 +40,9 @@ _NOT_TOLD = -(2**31)
 _PATIENCE_S = 15.0
 _NO_PRODUCER = -1
 _OFFSETS, _TRANSACTIONS = "__consumer_offsets", "__transaction_state"
+_NO_TOPIC = "there is no topic"
+#: What a broker says that is not the coordinator, or where there is none yet.
+_ANOTHER_BROKER = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 _DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED,
            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)  # fmt: skip
 
@@ -94,6 +101,8 @@ async def _look_at_the_brokers(file: PipelineFile, found: Findings) -> PipelineP
         if file.dead_letters is not None:
             dead = file.dead_letters.topic
             await _look_at_an_output(file, cluster, "dead_letters", dead, made_on_demand, found)
+        if (kept_in := file.arguments.get("marker_topic")) is not None:
+            await _look_at_an_output(file, cluster, "marker_topic", kept_in, made_on_demand, found)
         _look_at_the_timeout(file, limits.get("transaction.max.timeout.ms"), found)
         return await _look_at_the_coordinators(file, cluster, found)
     finally:
@@ -160,15 +169,16 @@ async def _look_at_an_output(
     file: PipelineFile, cluster: Cluster, key: str, name: str, made_on_demand: bool, found: Findings
 ) -> None:
     why, topic = await _topic(cluster, name)
+    key_of_topic = key if key == "marker_topic" else f"{key}.topic"
     if topic is None:
-        if made_on_demand and why.startswith("there is no"):
+        if made_on_demand and why.startswith(_NO_TOPIC):
             found.facts.append((key, f"topic {name} is not there yet: the brokers make it when it is written"))
         else:
-            found.mistakes.append(file.mistake(f"{key}.topic", f"{file.bootstrap_servers}: {why}"))
+            found.mistakes.append(file.mistake(key_of_topic, f"{file.bootstrap_servers}: {why}"))
     elif topic.is_internal:
-        found.mistakes.append(file.mistake(f"{key}.topic", f"'{name}' is one of the brokers' own topics"))
+        found.mistakes.append(file.mistake(key_of_topic, f"'{name}' is one of the brokers' own topics"))
     elif not _may(topic, _WRITE):
-        found.mistakes.append(file.mistake(f"{key}.topic", f"this user may not write topic '{name}'"))
+        found.mistakes.append(file.mistake(key_of_topic, f"this user may not write topic '{name}'"))
     else:
         found.facts.append((key, f"topic {name}: {len(topic.partitions)} partitions"))
 
@@ -202,7 +212,7 @@ async def _topic(cluster: Cluster, name: str) -> tuple[str, Any]:
     if code is ErrorCode.NONE:
         return "", topic
     if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return f"there is no topic '{name}' that this user can see (semel topic create {name})", None
+        return f"{_NO_TOPIC} '{name}' that this user can see (semel topic create {name})", None
     if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return f"this user may not use topic '{name}'", None
     return f"topic '{name}': {code.name}: {code.meaning}", None
@@ -223,29 +233,57 @@ async def _records_in(cluster: Cluster, topic: str, partitions: int) -> int:
 
 
 async def _look_at_the_coordinators(file: PipelineFile, cluster: Cluster, found: Findings) -> PipelineProgress | None:
-    """The progress and the permissions of the pipeline's id."""
+    """The permissions of the pipeline's id, and its progress; None if that cannot be told now."""
     name = file.transactional_id
-    await cluster.refresh_metadata(None)
-    if _OFFSETS not in cluster.metadata.topics or _TRANSACTIONS not in cluster.metadata.topics:
-        found.facts.append(("permissions", "no transaction was ever run here: those of the id could not be asked for"))
-        return PipelineProgress({}, None)
+    for internal in (_OFFSETS, _TRANSACTIONS):
+        why, topic = await _topic(cluster, internal)
+        if topic is None and why.startswith(_NO_TOPIC):
+            words = "no transaction was ever run here: those of the id could not be asked for"
+            found.facts.append(("permissions", words))
+            return PipelineProgress({}, None)
     # A producer id that nobody has: the broker checks the permissions, and then refuses without a change.
     probe = AddOffsetsToTxnRequest(
         transactional_id=name, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, group_id=name
     )
     transaction = DriverTransaction(name, name, timeout_ms=1)
     try:
-        answer = await cluster.request_retrying(probe, to=Coordinator("transaction", name))
+        answer = await _from_coordinator(cluster, probe, lambda answer: answer.error_code)
         code = ErrorCode.of(answer.error_code)
         if code in _DENIED:
             what = "read group" if code is ErrorCode.GROUP_AUTHORIZATION_FAILED else "write transactional id"
             found.mistakes.append(file.mistake("transactional_id", f"this user may not {what} '{name}'"))
             return None
-        send = transaction.read_progress()
-        return transaction.on_progress(await cluster.request_retrying(send.message, to=Coordinator("group", name)))
+        found.facts.append(("permissions", f"this user may write transactional id '{name}' and read group '{name}'"))
+        answer = await _from_coordinator(
+            cluster, transaction.read_progress().message, lambda answer: (answer.groups or [answer])[0].error_code
+        )
+        if ErrorCode.of((answer.groups or [answer])[0].error_code) in _ANOTHER_BROKER:
+            progress = PipelineProgress({}, None)  # no group was ever stored here
+        else:
+            progress = transaction.on_progress(answer)
+        kept_in = file.arguments.get("marker_topic")
+        if progress.marker is None and kept_in is not None and await is_compacted(cluster, kept_in):
+            return await ProgressTopic(cluster, kept_in, name).read()
+        return progress
+    except Retriable as error:
+        found.facts.append(("progress", f"cannot be told now: {error}"))
+        return None
     except KafkaError as error:
         found.mistakes.append(file.mistake("transactional_id", str(error)))
         return None
+
+
+async def _from_coordinator(cluster: Cluster, message: Any, code_of: Callable[[Any], int]) -> Any:
+    """The coordinator's answer. All brokers are asked in turn, and the others say that they are not it.
+
+    Asking who it is would create its internal topic, if that is not there; and not every user is told whether it is.
+    """
+    answer = None
+    for node_id in cluster.metadata.nodes:
+        answer = await cluster.request(node_id, message)
+        if ErrorCode.of(code_of(answer)) not in _ANOTHER_BROKER:
+            break
+    return answer
 
 
 # --- Spark --------------------------------------------------------------------------------------------------------
@@ -307,6 +345,7 @@ def _look_at_the_checkpoint(file: PipelineFile, spark: Any, progress: PipelinePr
             refuse_foreign_checkpoint(
                 progress.marker, query_id, batch_id, file.transactional_id, progress.offsets,
                 lambda: checkpoint.where_batch_begins(batch_id),
+                forget_command(file.transactional_id, file.bootstrap_servers, file.arguments.get("marker_topic")),
             )  # fmt: skip
     except (MarkerConflict, CheckpointUnreadable) as error:
         found.mistakes.append(file.mistake("checkpoint", str(error)))
