@@ -80,7 +80,7 @@ java:
 go:
 	@scripts/need-go
 
-kafka: $(KAFKA_LIBS)/.complete
+kafka: $(KAFKA_LIBS)/.complete $(KAFKA_LIBS)/.shared
 
 $(KAFKA_LIBS)/.complete: tests/support/kafka-jars.xml scripts/fetch-jars
 	@scripts/fetch-jars "Apache Kafka" tests/support/kafka-jars.xml $(KAFKA_LIBS)
@@ -91,6 +91,11 @@ zookeeper: $(ZOOKEEPER)/.complete
 
 $(ZOOKEEPER)/.complete: tests/support/zookeeper-jars.xml scripts/fetch-jars
 	@scripts/fetch-jars "Apache ZooKeeper" tests/support/zookeeper-jars.xml $(ZOOKEEPER)
+	@touch $@
+
+# JVMs of the tests start in half the time with it, and work without it.
+$(KAFKA_LIBS)/.shared: $(KAFKA_LIBS)/.complete tests/support/shared_classes.py | setup java
+	@$(BIN)/python -m tests.support.shared_classes || echo "there is no archive of Kafka's classes: the tests are slower"
 	@touch $@
 
 # Spark's own Kafka connector, for the tests and the bench that put ours beside it.

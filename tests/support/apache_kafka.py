@@ -14,7 +14,7 @@ from tests.support.processes import Process, free_port
 CLUSTER_ID = "c2VtZWwtdGVzdC1rYWZrYQ"
 
 #: The heap is small because tests share the machine; the bench passes its own.
-SMALL_JVM = ("-Xmx512m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+SMALL_JVM = ("-Xmx512m", "-Xms128m", "-XX:+UseSerialGC", java_tools.QUICK_COMPILER, "-Xshare:auto")
 
 
 class ApacheKafka:

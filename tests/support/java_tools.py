@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.processes import Process
-from tests.support.requirements import kafka_libs
+from tests.support.requirements import class_archive, kafka_libs
 
 TOOLS = {
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
@@ -41,7 +41,9 @@ TOOLS = {
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
 }
 
-QUICK = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+#: Compiles at once and not well.
+QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+QUICK = ("-Xmx256m", "-XX:+UseSerialGC", QUICK_COMPILER, "-Xshare:auto")
 FULL = ("-Xmx512m", "-XX:+UseG1GC", "-Xshare:auto")
 
 
@@ -63,12 +65,21 @@ def command(tool: str, arguments: Sequence[object], *, jvm: Sequence[str] = QUIC
     return [
         "java",
         *jvm,
+        *_shared_classes(jvm),
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
         f"{kafka_libs()}/*",
         TOOLS.get(tool, tool),
         *(str(argument) for argument in arguments),
     ]
+
+
+def _shared_classes(jvm: Sequence[str]) -> tuple[str, ...]:
+    """For a JVM that is made for a quick start: the classes that it would load, ready to be mapped."""
+    if QUICK_COMPILER not in jvm or not class_archive().exists():
+        return ()
+    # If it is of another JVM or other jars it is passed by, without a word among what the tool says.
+    return (f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:disable", "-Xlog:all=error:stderr")
 
 
 def run(

@@ -19,6 +19,11 @@ def kafka_libs() -> Path:
     return Path(os.environ.get("SEMEL_KAFKA_LIBS") or CHECKOUT / ".cache" / "kafka-libs")
 
 
+def class_archive() -> Path:
+    """Classes of Apache Kafka in the form that a JVM maps (`tests/support/shared_classes.py`); it may be missing."""
+    return kafka_libs() / "classes.jsa"
+
+
 def connector_jars() -> list[Path]:
     """The jars of Spark's own Kafka connector; `SEMEL_SPARK_CONNECTOR` names another directory."""
     folder = Path(os.environ.get("SEMEL_SPARK_CONNECTOR") or CHECKOUT / ".cache" / "spark-connector")
