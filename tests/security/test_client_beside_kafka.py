@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
+from typing import Any
 
 import pytest
 
 import semel
+from semel.client.cluster.broker_connections import BrokerConnections
 from semel.errors import AuthenticationFailed, TlsFailed
 from tests.security.conftest import PASSWORD, USER, Locks, unsecured_token
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.java
 
@@ -148,17 +152,28 @@ def test_a_producer_that_may_not_come_in_fails_its_records_at_once(locked_kafka:
             consumer.poll(1000)
 
 
-def test_a_session_is_renewed_before_it_ends(locked_kafka: Locks, topic: str) -> None:
+def test_a_session_is_renewed_before_it_ends(
+    locked_kafka: Locks, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The listener's sessions last three seconds; Kafka closes a connection that goes on without a new one."""
+    renew, renewed = BrokerConnections._renew, Counter[int]()
+
+    async def counted(self: BrokerConnections, slot: Any, node_id: int, lane: str) -> None:
+        await renew(self, slot, node_id, lane)
+        renewed[id(slot.connection)] += 1
+
+    monkeypatch.setattr(BrokerConnections, "_renew", counted)
     settings = locked_kafka.settings("SASL_SSL", "SCRAM-SHA-256")
+    number = 0
     with semel.Producer(settings) as producer:
-        until = time.monotonic() + 8
-        number = 0
-        while time.monotonic() < until:
+
+        def is_renewed_twice() -> bool:
+            nonlocal number
             producer.send(topic, value=b"%d" % number, partition=0).result(20)
             number += 1
-            time.sleep(0.05)
-    assert number > 10
+            return max(renewed.values(), default=0) >= 2
+
+        until(is_renewed_twice, within_s=50, what="two renewals", every_s=0.05)
     with semel.Admin(locked_kafka.settings("SASL_SSL", "SCRAM-SHA-256")) as admin:
         place = semel.TopicPartition(topic, 0)
         assert admin.list_offsets({place: -1})[place].offset == number

@@ -160,7 +160,9 @@ def test_a_handshake_that_stops_is_dropped_at_its_deadline(hurried: Behind, step
     until(hurried.is_at_rest, what="everything to be given back")
     with TlsTalk(hurried.at["SASL_SSL"], context) as talk:
         assert talk.plain(USER, PASSWORD).error_code == 0
-        time.sleep(1.0)  # longer than the deadline, which no longer holds
+        with dial(hurried.at["SASL_SSL"]) as later:
+            later.settimeout(30)
+            assert ended(later)  # so the deadline of the one before would be over, too
         assert talk.ask(MetadataRequest(topics=None)).brokers
 
 
@@ -353,8 +355,11 @@ def test_a_client_that_asks_for_new_keys_and_does_not_read_is_bounded(
 ) -> None:
     """No client can be told to do it here, so what OpenSSL would say is put into its mouth."""
     read = TlsConnection._read
+    reads = 0
 
     def talkative(self: TlsConnection, tls: ssl.SSLObject) -> None:
+        nonlocal reads
+        reads += 1
         self._outgoing.write(bytes(100_000))
         read(self, tls)
 
@@ -362,10 +367,10 @@ def test_a_client_that_asks_for_new_keys_and_does_not_read_is_bounded(
     with BioPeer(behind.at["SSL"], trusting(behind.locks)).shake_hands() as peer:
         piece = peer.sealed(b"\0\0\0\x0a")
         with pytest.raises(ConnectionError):
-            for _ in range(2000):
+            for number in range(2000):
                 peer.socket.sendall(piece[:1])
                 piece = piece[1:] or peer.sealed(b"\0")
-                time.sleep(0.001)
+                until(lambda seen=number: reads > seen or behind.is_at_rest(), what="each byte to be read alone")  # type: ignore[misc]
     until(behind.is_at_rest, what="everything to be given back")
 
 
