@@ -12,9 +12,10 @@ TESTS      ?=
 BENCH      ?=
 TARGET     ?=
 FUZZ_RUNS  ?= 1000000
+SEEDS      ?= 0..999
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench soak fuzz states setup java go kafka zookeeper connector clean
+.PHONY: help demo test quick check pytest bench soak fuzz ablations simulate states setup java go kafka zookeeper connector clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
@@ -24,6 +25,8 @@ help:
 	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
 	@echo "make soak    the long fault runs"
 	@echo "make fuzz    hostile bytes by the million (TARGET=name selects, FUZZ_RUNS=number)"
+	@echo "make simulate    the real broker and clients in a simulated world, seed after seed (SEEDS=first..last)"
+	@echo "make ablations   each safeguard taken away in the simulation, and the seed that notices it"
 	@echo "make states  write docs/states from the state tables in the code"
 	@echo "make clean   remove what the targets above have made"
 
@@ -64,6 +67,13 @@ fuzz: setup
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz $(TARGET) --runs $(FUZZ_RUNS)
+
+# The order of sets of names is a part of a seed's story, so their hashes are fixed.
+simulate: setup
+	PYTHONHASHSEED=0 $(BIN)/semel simulate --seeds $(SEEDS) --coverage
+
+ablations: setup
+	PYTHONHASHSEED=0 $(BIN)/python -m semel.simulation.ablations --seeds 1000
 
 states: setup
 	@$(BIN)/python scripts/draw_states.py

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from semel.simulation.event_loop import PROCESS
+from semel.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from semel.simulation.machines import Machine, Process
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
 #: How much a system takes for a program that does not read.
 WINDOW_BYTES = 64 * 1024
 _HIGH_WATER_BYTES = 64 * 1024
+#: Requests that change something once, as the bytes of their API keys: a second arrival must change nothing.
+_WORTH_REPEATING = frozenset(
+    key.to_bytes(2, "big")
+    for key in (
+        ApiKey.PRODUCE, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN,
+        ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_COMMIT,
+    )
+)
 
 
 class Conditions:
     """How the network is at the moment."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As good as it gets."""
         #: The usual delay of a message, and how often and how much longer it takes now and then.
         self.delay_s = 0.0005
         self.spike_chance = 0.01
@@ -52,6 +65,8 @@ class Network:
         self._next_port = 50_000
         self.delivered_bytes = 0
         self.requests = 0
+        #: The last requests that came whole, for whoever sends them again (`faults.repeats`).
+        self.heard: deque[bytes] = deque(maxlen=200)
 
     # Conditions
 
@@ -388,6 +403,8 @@ class Transport(asyncio.Transport):
             self._inbox_bytes += len(data)
             if not self.is_client:
                 network.requests += 1
+                if data[4:6] in _WORTH_REPEATING and int.from_bytes(data[:4], "big") == len(data) - 4:
+                    network.heard.append(data)
         is_taken = self._inbox_bytes <= WINDOW_BYTES
         if is_taken and data is not None:
             self.peer._was_taken(len(data))

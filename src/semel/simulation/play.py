@@ -167,8 +167,9 @@ class Play:
         from semel.simulation import checkers, faults, workloads
 
         world = self.world
-        await self.broker.start()
+        # A workload may ask for settings of the broker.
         self.workloads = [workloads.WORKLOADS[name](self) for name in self.plan.workloads]
+        await self.broker.start()
         watchers = [asyncio.ensure_future(checker(self)) for checker in checkers.WHILE_RUNNING.values()]
         for workload in self.workloads:
             await workload.prepare()
@@ -202,6 +203,7 @@ class Play:
     async def _heal(self) -> None:
         """Everything works again: the network, the disk, the machines. Clocks stay as wrong as they are."""
         self.world.network.heal_all()
+        self.world.network.conditions.reset()
         for machine in self.world.machines:
             machine.disk.obstacle, machine.disk.free_bytes, machine.slowness = None, None, 1.0
             if not machine.is_up:

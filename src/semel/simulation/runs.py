@@ -65,7 +65,13 @@ def draw_plan(
     names = sorted(WORKLOADS)
     drawn = tuple(sorted(chance.sample(names, min(len(names), chance.choice((1, 1, 2, 2, 3))))))
     durability = durability or drawn_durability
-    kinds = [kind for kind in FAULTS.values() if durability == "fsync" or not kind.loses_unsynced]
+    played = tuple(workloads) or drawn
+    is_old = any(WORKLOADS[name].uses_old_protocol for name in played)
+    kinds = [
+        kind
+        for kind in FAULTS.values()
+        if (durability == "fsync" or not kind.loses_unsynced) and not (is_old and kind.needs_new_protocol)
+    ]
     # Each seed has its own few kinds: all of them at once would hide what two of them do together.
     chosen = chance.sample(kinds, chance.randint(1, min(6, len(kinds))))
     if faults:
@@ -75,7 +81,7 @@ def draw_plan(
     while (at_s := at_s + chance.expovariate(faults_per_minute / 60)) < duration_s:
         kind = chance.choices(chosen, [one.weight for one in chosen])[0]
         strikes.append(Strike(round(at_s, 3), kind.name, chance.getrandbits(32)))
-    return Plan(seed, tuple(workloads) or drawn, duration_s, durability, strikes)
+    return Plan(seed, played, duration_s, durability, strikes)
 
 
 def run(plan: Plan) -> Result:

@@ -18,6 +18,7 @@ from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
 from semel.client.session import AsyncTransactSession
 from semel.config import BROKER
+from semel.errors import Refused
 from semel.simulation.disk import ProcessDied
 from semel.simulation.event_loop import PROCESS, VirtualTimeLoop
 from semel.simulation.machines import Machine, Process
@@ -117,7 +118,9 @@ class World:
     def run(self, story: Coroutine[Any, Any, _Result]) -> _Result:
         """Play a story to its end, and stop everything."""
         was_enabled = gc.isenabled()
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the processes of another world
+            gc.collect()
         gc.disable()  # its moments would depend on what ran before
         asyncio.set_event_loop(self.loop)
         logging.getLogger("semel").setLevel(logging.CRITICAL + 1)
@@ -171,6 +174,15 @@ class BrokerNode:
 
         async def begin() -> None:
             server = self.server = BrokerServer(settings, files=process.files, environment=process.environment)
+            handle_failure = server.handle_failure
+
+            def failed(error: BaseException) -> None:
+                """Nothing may surprise the broker, except its disk."""
+                if process.is_alive and not isinstance(error, (OSError, Refused, ProcessDied)):
+                    self.world.violated(f"{process.name} failed: {type(error).__name__}: {error}")
+                handle_failure(error)
+
+            server.handle_failure = failed  # type: ignore[method-assign]
             await server.start()
 
         await self.world.on(process, begin())

@@ -30,6 +30,8 @@ class Kind:
     weight: float = 1.0
     #: Whether it may lose what was written and not fsynced: then only `semel.durability=fsync` promises anything.
     loses_unsynced: bool = False
+    #: Whether only the transactions of KIP-890 survive it: before, a late EndTxn could end the next transaction.
+    needs_new_protocol: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,13 @@ class Strike:
 FAULTS: dict[str, Kind] = {}
 
 
-def fault(name: str, *, weight: float = 1.0, loses_unsynced: bool = False) -> Callable[[Fault], Fault]:
+def fault(
+    name: str, *, weight: float = 1.0, loses_unsynced: bool = False, needs_new_protocol: bool = False
+) -> Callable[[Fault], Fault]:
     """Register a kind of fault under this name."""
 
     def register(run: Fault) -> Fault:
-        FAULTS[name] = Kind(name, run, weight, loses_unsynced)
+        FAULTS[name] = Kind(name, run, weight, loses_unsynced, needs_new_protocol)
         return run
 
     return register

@@ -17,10 +17,9 @@ def _a_client(play: Play, chance: random.Random) -> str:
 async def slow(play: Play, chance: random.Random) -> None:
     """Everything takes long, for a while."""
     conditions = play.world.network.conditions
-    before = conditions.delay_s, conditions.spike_chance, conditions.spike_s
     conditions.delay_s, conditions.spike_chance, conditions.spike_s = chance.uniform(0.005, 0.3), 0.2, 2.0
     await asyncio.sleep(chance.uniform(0.5, 6))
-    conditions.delay_s, conditions.spike_chance, conditions.spike_s = before
+    conditions.reset()
 
 
 @fault("pieces")

@@ -21,6 +21,8 @@ class Workload:
 
     #: The topics whose records are part of the history: everything readable in them is read at rest.
     judged_topics: tuple[str, ...] = ()
+    #: Whether it has transactions of the protocol before KIP-890, for whose markers other rules hold.
+    uses_old_protocol = False
 
     def __init__(self, play: Play) -> None:
         self.play = play

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 
+from semel.client.cluster.cluster import Cluster
 from semel.client.producer.producer import AsyncProducer
 from semel.errors import KafkaError
 from semel.simulation.play import PRODUCER_SETTINGS, Actor, Play
@@ -64,6 +65,8 @@ class Transfers(Workload):
         play, chance = self.play, actor.chance
         name = actor.name[:-1]
         async with play.clients.producer(**TRANSACTIONAL, transactional_id=name) as producer:
+            if self.uses_old_protocol:
+                producer._cluster.__class__ = OldCluster
             await producer.init_transactions()
             number = 0
             while not play.is_ending:
@@ -102,6 +105,21 @@ class Transfers(Workload):
                     by_life[name.rpartition(b".")[0]]["records"] += 1
         if total != 0:
             self.play.world.violated(f"transfers: the accounts have {total}, nobody put anything in")
+
+
+class OldCluster(Cluster):
+    """What a cluster looks like to a client from before KIP-890."""
+
+    @property
+    def transaction_version(self) -> int:
+        return 1
+
+
+@workload("transfers-v1")
+class OldTransfers(Transfers):
+    """Transfers of clients that know only the old protocol."""
+
+    uses_old_protocol = True
 
 
 @workload("zombies")

@@ -1,0 +1,120 @@
+"""Seeds of the simulation: fresh ones each time, and every one that ever failed.
+
+A fresh seed that fails prints the line that plays it again; put its plan into `regressions.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from semel.simulation.ablations import ABLATIONS, look_for, removed
+from semel.simulation.coverage import Coverage
+from semel.simulation.faults import FAULTS
+from semel.simulation.runs import command, draw_plan, run, shrink
+from semel.simulation.workloads import WORKLOADS
+from tests.simulation.regressions import REGRESSIONS
+
+#: How much CPU time fresh seeds get.
+FRESH_CPU_S = 20.0
+
+
+@pytest.mark.timeout(900)
+def test_fresh_seeds_find_nothing() -> None:
+    seed = random.SystemRandom().randrange(10**9)
+    until = time.process_time() + FRESH_CPU_S
+    while time.process_time() < until:
+        result = run(draw_plan(seed, duration_s=6))
+        assert result.violations == [], f"PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED')} {result.command}"
+        seed += 1
+
+
+@pytest.mark.parametrize("what", REGRESSIONS)
+@pytest.mark.timeout(300)
+def test_what_a_seed_once_found_is_still_repaired(what: str) -> None:
+    result = run(REGRESSIONS[what])
+    assert result.violations == [], result.command
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@pytest.mark.timeout(300)
+def test_each_workload_ends_well_without_faults(name: str) -> None:
+    plan = draw_plan(1, workloads=(name,), duration_s=4)
+    plan.strikes = []
+    result = run(plan)
+    assert result.violations == [], result.command
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+@pytest.mark.timeout(300)
+def test_each_kind_of_fault_is_survived(name: str) -> None:
+    durability = "fsync" if FAULTS[name].loses_unsynced else None
+    plan = draw_plan(
+        5, workloads=("transfers",), faults=(name,), durability=durability, duration_s=6, faults_per_minute=60
+    )
+    result = run(plan)
+    assert result.violations == [], result.command
+    assert result.struck[name] > 0
+
+
+#: Some safeguards, one of each part, whose absence the first seeds notice. `make ablations` has all of them.
+QUICK = (
+    "sequence check", "last stable offset", "list of aborted transactions", "a produce is answered after its fsync",
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.timeout(300)
+def test_a_safeguard_that_is_taken_away_is_missed(name: str) -> None:
+    caught = look_for(name, seeds=20)
+    assert caught is not None
+
+
+def test_a_safeguard_is_put_back() -> None:
+    from semel.machines.producing.producer_state import ProducerStates
+
+    before = ProducerStates.check_data
+    with removed("sequence check"):
+        assert ProducerStates.check_data is not before
+    assert ProducerStates.check_data is before
+    assert len(ABLATIONS) >= 40
+
+
+@pytest.mark.timeout(300)
+def test_a_failure_is_shrunk_to_the_faults_that_are_needed() -> None:
+    with removed("sequence check"):
+        plan = draw_plan(0, workloads=("idempotent",), faults=("repeated requests",), duration_s=6)
+        assert run(plan).violations
+        smallest = shrink(plan, tries=12)
+        assert len(smallest.strikes) <= len(plan.strikes)
+        assert run(smallest).violations
+    assert "--strikes" in command(smallest, with_strikes=True)
+
+
+def test_coverage_counts_the_cells_that_were_taken() -> None:
+    covered = Coverage()
+    with covered:
+        run(draw_plan(1, workloads=("transfers",), duration_s=3))
+    page = next(page for page in covered.pages if page.name == "transaction")
+    assert len(covered.never_taken(page)) < sum(len(row) for row in page.table.steps.values())
+    assert any(line.startswith("table transaction:") for line in covered.report())
+
+
+@pytest.mark.timeout(300)
+def test_the_command_plays_a_seed_and_says_how_it_went() -> None:
+    program = [sys.executable, "-m", "semel", "simulate", "--seed", "4", "--duration", "3", "--replays", "1"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 4 ok" in done.stdout
+
+
+def test_a_workload_that_does_not_exist_is_named() -> None:
+    program = [sys.executable, "-m", "semel", "simulate", "--workload", "nonsense"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "there is no workload 'nonsense'" in done.stderr
