@@ -8,6 +8,7 @@ BIN        := $(VENV)/bin
 KAFKA_LIBS := .cache/kafka-libs
 ZOOKEEPER  := .cache/zookeeper-libs
 CONNECTOR  := .cache/spark-connector
+CLASSES    := .cache/spark-classes.jsa
 TESTS      ?=
 BENCH      ?=
 TARGET     ?=
@@ -33,6 +34,7 @@ help:
 # The comparison with Spark's own sink needs its jars; without them the demo says so, and goes on.
 demo: setup java
 	@$(MAKE) --no-print-directory connector > /dev/null 2>&1 || true
+	@$(MAKE) --no-print-directory $(CLASSES) || true
 	@$(BIN)/python -u examples/demo.py
 
 test: check pytest
@@ -49,6 +51,7 @@ check: setup
 
 # Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
 pytest: setup java kafka zookeeper connector go
+	@$(MAKE) --no-print-directory $(CLASSES) || true
 ifeq ($(TESTS),)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/spark
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark
@@ -60,7 +63,8 @@ bench: setup java kafka connector
 	$(BIN)/python -m bench $(BENCH)
 
 soak: setup java kafka zookeeper connector
-	$(BIN)/python -m pytest -m soak -rP --timeout 3600 $(TESTS)
+	@$(MAKE) --no-print-directory $(CLASSES) || true
+	$(BIN)/python -m pytest -m soak -v -s --durations 0 --durations-min 1 $(TESTS)
 
 # atheris is installed for this target alone: nothing else needs it.
 fuzz: setup
@@ -113,6 +117,11 @@ connector: $(CONNECTOR)/.complete
 
 $(CONNECTOR)/.complete: tests/support/spark-connector-jars.xml scripts/fetch-jars
 	@scripts/fetch-jars "Spark's Kafka connector" tests/support/spark-connector-jars.xml $(CONNECTOR)
+	@touch $@
+
+# Spark's classes as loaded, so that its JVM starts in half the time. Nothing else depends on it.
+$(CLASSES): scripts/archive_spark_classes.py | $(VENV)/.installed
+	@$(BIN)/python scripts/archive_spark_classes.py $@
 	@touch $@
 
 clean:

@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--die-at", default="", help="STEP:BATCH, for example PRODUCED:1")
     parser.add_argument("--plain-sink", default="", metavar="TOPIC", help="copy payments by Spark's own sink, too")
     parser.add_argument("--jars", default="", help="the jars of Spark's Kafka connector")
+    parser.add_argument("--java-options", default="", help="more options of the JVM, for example of its class archive")
     options = parser.parse_args()
     die_step, _, die_batch = options.die_at.partition(":")
     plain, begun = Path(options.checkpoint + "-plain"), threading.Event()
@@ -89,7 +90,7 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {options.java_options}")
     )
     if options.jars:
         builder = builder.config("spark.jars", options.jars)
@@ -197,6 +198,7 @@ def wait_for_half_a_batch(bootstrap: str, topic: str, checkpoint: Path) -> bool:
                 at_commit, done = records_in(admin, topic), finished(checkpoint)
             elif records_in(admin, topic) > at_commit and finished(checkpoint) == done:
                 return True
+            time.sleep(0.01)
     return False
 
 

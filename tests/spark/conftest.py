@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.requirements import CHECKOUT, connector_jars, require_spark
+from tests.spark.session import open_session
+from tests.support.requirements import connector_jars, require_spark
 
 #: No test takes this long, and none has given up by then: a query is waited for 150 s.
 _TOO_LONG_S = 120
 
 
 @pytest.fixture(autouse=True)
-def a_hang_names_itself() -> Iterator[None]:
+def a_hang_names_itself(request: pytest.FixtureRequest) -> Iterator[None]:
     """After two minutes the stacks of every thread, here and in the JVM, are in the test's captured output."""
+    if request.node.get_closest_marker("soak"):
+        yield
+        return
     faulthandler.dump_traceback_later(_TOO_LONG_S, file=2)
     timer = threading.Timer(_TOO_LONG_S, _print_stacks_of_the_jvm)
     timer.daemon = True
@@ -40,31 +44,7 @@ def _print_stacks_of_the_jvm() -> None:
 def spark() -> Iterator[Any]:
     """A local session with two cores and the semel source registered."""
     require_spark()
-    from pyspark.sql import SparkSession
-
-    from semel.spark import register
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    source = str(CHECKOUT / "src")  # the tasks' interpreters must find the code under test too
-    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("semel-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        # On a busy machine a worker may take longer than 15 s to be let in.
-        .config("spark.python.authenticate.socketTimeout", "120s")
-        # Short runs gain nothing from the second compiler, and two cores have better things to do.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        # Spark's own Kafka connector, for the tests that put it beside ours.
-        .config("spark.jars", ",".join(map(str, connector_jars())))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    register(session)
+    # Spark's own Kafka connector is for the tests that put it beside ours.
+    session = open_session(spark_jars=",".join(map(str, connector_jars())))
     yield session
     session.stop()

@@ -28,7 +28,7 @@ class Seen:
 
 #: Spark gives the source's own worker ten seconds to start, which no setting changes: too little for a Python that has
 #: both cores against it. Such a query has begun nothing, and is started again.
-_TOO_SLOW_TO_START = "Python worker failed to connect back"
+TOO_SLOW_TO_START = "Python worker failed to connect back"
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Stage:
     folder: Path
     transactional_id: str = "pipeline"
     checkpoint: str = ""
+    #: What all names of topics end with, on a broker that is shared with other tests.
+    suffix: str = ""
     steps: list[tuple[Step, int]] = field(default_factory=list)
     #: What the last `run` ran.
     query: Any = None
@@ -49,7 +51,7 @@ class Stage:
 
     def create_topics(self, **partitions: int) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        created = admin.create_topics([NewTopic(name, count, 1) for name, count in partitions.items()])
+        created = admin.create_topics([NewTopic(name + self.suffix, count, 1) for name, count in partitions.items()])
         for result in created.values():
             result.result(20)
 
@@ -57,7 +59,7 @@ class Stage:
         """Plain input, by librdkafka."""
         producer = confluent_kafka.Producer({"bootstrap.servers": self.bootstrap_servers})
         for key, value in rows:
-            producer.produce(topic, value, key, **({"partition": partition} if partition >= 0 else {}))
+            producer.produce(topic + self.suffix, value, key, **({"partition": partition} if partition >= 0 else {}))
         assert producer.flush(30) == 0
 
     def put_numbers(self, count: int, topic: str = "payments") -> list[bytes]:
@@ -69,7 +71,7 @@ class Stage:
     def source(self, **options: Any) -> Any:
         """Keys and values of `payments`, from the beginning."""
         reader = self.spark.readStream.format("semel")
-        given = {"subscribe": "payments", "startingOffsets": "earliest", **options}
+        given = {"subscribe": "payments" + self.suffix, "startingOffsets": "earliest", **options}
         reader = reader.option("kafka.bootstrap.servers", self.bootstrap_servers)
         return reader.options(**{name: str(value) for name, value in given.items()}).load().select("key", "value")
 
@@ -85,7 +87,7 @@ class Stage:
             "bootstrap_servers": self.bootstrap_servers,
             "transactional_id": self.transactional_id,
             "checkpoint": self.checkpoint,
-            "topic": "ledger",
+            "topic": "ledger" + self.suffix,
             "trigger": {"availableNow": True},
         }
         return start(frame, observer=watch, **{**given, **settings})
@@ -100,7 +102,7 @@ class Stage:
                 assert query.awaitTermination(150), "the query did not end in 150 s"
                 break
             except Exception as error:
-                too_slow = _TOO_SLOW_TO_START in str(error) and len(self.steps) == before
+                too_slow = TOO_SLOW_TO_START in str(error) and len(self.steps) == before
                 if not too_slow or time.monotonic() > deadline:
                     raise
             finally:
@@ -125,6 +127,7 @@ class Stage:
             }
         )
         found: list[Seen] = []
+        topic += self.suffix
         try:
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
             for number in sorted(partitions):

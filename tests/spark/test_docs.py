@@ -27,6 +27,38 @@ def test_every_test_the_page_names_is_there() -> None:
     assert named - found == set()
 
 
+#: What the design promises to survive, as words that the row of the page begins with.
+PROMISED = [
+    "a task", "an executor", "a zombie task after the abort", "two tasks write one partition (speculation)",
+    "the driver dies before EndTxn", "the driver dies after EndTxn", "the answer to EndTxn is lost",
+    "the transaction times out", "the broker stays away", "the broker is killed between produce and commit",
+    "two drivers with one id", "the checkpoint is set back", "the checkpoint is lost, or another query uses the id",
+]  # fmt: skip
+
+
+def recovery_table() -> dict[str, list[str]]:
+    """The cells of each row after the first, by the first."""
+    section = PAGE.partition("## What fails, and what happens")[2].partition("\n## ")[0]
+    rows = [line.strip("| \n").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {first: [cell.strip(" |") for cell in cells] for first, *cells in rows[1:]}
+
+
+@pytest.mark.parametrize("what_fails", PROMISED)
+def test_what_the_design_promises_to_survive_is_a_row_with_a_test(what_fails: str) -> None:
+    assert re.findall(r"`test_\w+`", recovery_table()[what_fails][1])
+
+
+def test_the_rows_that_claim_apache_kafka_name_a_test_that_runs_there() -> None:
+    files = ("test_recovery.py", "test_on_apache_kafka.py")
+    both, there = ((CHECKOUT / "tests" / "spark" / name).read_text() for name in files)
+    on_kafka = set(re.findall(r"^def (test_\w+)", both + there, re.MULTILINE))
+    on_kafka |= set(re.findall(r"on_semel\.(test_\w+)", there))
+    claimed = {row: cells for row, cells in recovery_table().items() if cells[-1] == "yes"}
+    assert len(claimed) >= 10
+    for row, cells in claimed.items():
+        assert on_kafka & set(re.findall(r"`(test_\w+)`", cells[1])), row
+
+
 @pytest.mark.parametrize("option", KNOWN)
 def test_every_option_of_the_source_is_on_the_page(option: str) -> None:
     assert f"`{option}`" in PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,10 +89,13 @@ class ApacheKafka:
             java_tools.run("storage", "format", "-t", CLUSTER_ID, "-c", self._properties)
 
     def launch(self) -> Process:
-        """Starts the process and does not wait for it."""
+        """Starts the process and does not wait for it. What an earlier one has said is put aside."""
+        said = self.directory / "server.log"
+        if said.exists():
+            said.rename(said.with_suffix(f".{time.time_ns()}.log"))
         jvm = (*self.jvm, "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info")
         command = java_tools.command("kafka.Kafka", [self._properties], jvm=jvm)
-        self.process = Process(command, name="apache-kafka", output=self.directory / "server.log")
+        self.process = Process(command, name="apache-kafka", output=said)
         return self.process
 
     def kill9(self) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.testing.fault_proxy import Cut, Delay, FaultProxy, Mute, Swallow, Way, nth_only
+from semel.testing.fault_proxy import Cut, Delay, FaultProxy, Hold, Mute, Swallow, Way, nth_only
 from semel.wire.apis import ApiKey
+from tests.support.processes import Process
 from tests.support.reading import read_all
+from tests.support.waiting import until
 
 
 def create(bootstrap_servers: str, topic: str) -> None:
@@ -53,3 +58,19 @@ def test_a_lost_or_late_message_costs_a_retry_and_nothing_else(semel_broker, fau
         produce(proxy.bootstrap_servers, "t", 10, **{"socket.timeout.ms": 1000, "retry.backoff.ms": 10})
         assert proxy.faults == {type(fault).__name__: 1}
     assert read_all(semel_broker.bootstrap_servers, "t") == [str(number).encode() for number in range(10)]
+
+
+def test_a_held_message_arrives_when_it_is_released_though_its_sender_is_gone(semel_broker) -> None:
+    create(semel_broker.bootstrap_servers, "late")
+    released = threading.Event()
+    rule = nth_only(1, ApiKey.PRODUCE, Hold(released), way=Way.REQUEST)
+    script = "import sys, confluent_kafka as c; p = c.Producer({'bootstrap.servers': sys.argv[1]}); "
+    script += "p.produce('late', b'a word from the grave'); p.flush(60)"
+    with FaultProxy(semel_broker.bootstrap_servers, rule) as proxy:
+        with Process([sys.executable, "-c", script, proxy.bootstrap_servers], name="sender") as sender:
+            until(lambda: proxy.faults["Hold"], what="the message to be held")
+            sender.kill9()
+        assert read_all(semel_broker.bootstrap_servers, "late") == []
+        released.set()
+        until(lambda: proxy.passed[Way.RESPONSE, ApiKey.PRODUCE] == 1, what="the answer")
+    assert read_all(semel_broker.bootstrap_servers, "late") == [b"a word from the grave"]

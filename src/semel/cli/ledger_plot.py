@@ -13,20 +13,20 @@ from semel.machines.pipeline.ledger import ABORTED, COMMITTED, Ledger
 from semel.machines.values import TopicPartition
 
 #: Each letter as five columns of seven dots, the lowest bit at the top.
-_LETTERS = " -./0123456789:ABCDEFGHIJKLMNOPQRSTUVWXYZ_,'"
+_LETTERS = " -./0123456789:ABCDEFGHIJKLMNOPQRSTUVWXYZ_,'?"
 _COLUMNS = bytes.fromhex(
     "0000000000 0808080808 0060600000 2010080402 3e5149453e 00427f4000 4261514946 2141454b31 1814127f10 2745454539"
     "3c4a494930 0171090503 3649494936 064949291e 0036360000 7e1111117e 7f49494936 3e41414122 7f4141221c 7f49494941"
     "7f09090901 3e4149497a 7f0808087f 00417f4100 2040413f01 7f08142241 7f40404040 7f020c027f 7f0408107f 3e4141413e"
     "7f09090906 3e4151215e 7f09192946 4649494931 01017f0101 3f4040403f 1f2040201f 3f4038403f 6314081463 0708700807"
-    "6151494543 4040404040 0050300000 0000070000"
+    "6151494543 4040404040 0050300000 0000070000 0201510906"
 )
 _FONT = {letter: _COLUMNS[5 * number : 5 * number + 5] for number, letter in enumerate(_LETTERS)}
 
 _WHITE, _INK, _GRID = (255, 255, 255), (40, 44, 52), (226, 229, 234)
 _COLOURS = {COMMITTED: (46, 139, 87), ABORTED: (205, 70, 60)}
 _OPEN = (222, 165, 40)
-_WIDTH, _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 980, 26, 150, 200, 64, 44
+_WIDTH, _ROW, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 26, 150, 270, 64, 50
 #: No more bars than a person can look at: the last ones.
 _MOST = 60
 
@@ -95,9 +95,10 @@ def as_png(bars: list[Bar], title: str, verdict: str) -> bytes:
         canvas.fill(x, y + 2, length, _ROW - 8, colour)
         if bar.outcome != COMMITTED:
             canvas.hatch(x, y + 2, length, _ROW - 8)
-        rows = "" if bar.rows is None else f" {bar.rows}"
+        rows = "" if bar.rows is None else f" {bar.rows} ROWS"
         canvas.write(_WIDTH - _RIGHT + 12, y + 4, f"{bar.outcome.upper()}{rows}", 2, colour)
-    canvas.write(16, bottom + 24, verdict.upper(), 2, _INK)
+    canvas.write(_WIDTH - _RIGHT + 22, bottom + 8, "OFFSETS OF THE SOURCE", 1, _INK)
+    canvas.write(16, bottom + 28, verdict.upper(), 2, _INK)
     return canvas.png()
 
 

@@ -280,12 +280,12 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 async def _wanted_partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
     if options.assigned is not None:
         return list(options.assigned)
-    names = options.topics
+    names, patience_ms = options.topics, cluster.config["default.api.timeout.ms"]  # a broker may be down for a while
     if options.pattern is not None:
-        await cluster.refresh_metadata(None)
+        await cluster.refresh_retrying(None, timeout_ms=patience_ms)
         names = tuple(sorted(name for name in cluster.metadata.topics if options.pattern.fullmatch(name)))
     else:
-        await cluster.refresh_metadata(names)
+        await cluster.refresh_retrying(names, timeout_ms=patience_ms)
     found = []
     for name in names:
         topic = await cluster.topic(name)

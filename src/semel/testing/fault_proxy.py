@@ -22,9 +22,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from semel.wire.apis import ApiKey
 from semel.wire.frames import parse_response, response_frame
+
+#: How often a message that is held looks whether it was released.
+_LOOK_AGAIN_S = 0.01
+#: How long a connection is kept for the answer to a message that was held.
+_LONGEST_ANSWER_S = 10.0
 
 
 class Way(enum.Enum):
@@ -68,7 +74,14 @@ class Delay:
     delay_ms: int
 
 
-Fault = Cut | Mute | Swallow | Delay
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The message, and so all later ones, arrive when the event is set. It outlives its sender, as in a network."""
+
+    released: threading.Event
+
+
+Fault = Cut | Mute | Swallow | Delay | Hold
 Rule = Callable[[Passing], Fault | None]
 
 
@@ -102,6 +115,9 @@ class _Link:
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def has_answered(self, correlation_id: int) -> bool:
+        return correlation_id not in self.waiting
 
     def close(self) -> None:
         self.client.close()
@@ -211,6 +227,13 @@ class FaultProxy:
                         continue
                     case Delay():
                         await asyncio.sleep(fault.delay_ms / 1000)
+                    case Hold():
+                        await self._until(fault.released.is_set)
+                        if way is Way.REQUEST:
+                            # Its sender may be gone. The end of the connection must not overtake the answer.
+                            writer.write(size + frame)
+                            await self._until(partial(link.has_answered, passing.correlation_id), _LONGEST_ANSWER_S)
+                            continue
                 if muted:
                     continue
                 if way is Way.RESPONSE:
@@ -223,6 +246,11 @@ class FaultProxy:
         finally:
             link.close()
             self._links.discard(link)
+
+    async def _until(self, done: Callable[[], bool], within_s: float = float("inf")) -> None:
+        deadline = self._loop.time() + within_s
+        while not done() and self._loop.time() < deadline:  # noqa: ASYNC110 - another thread may set it
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _recognise(self, link: _Link, way: Way, frame: bytes) -> Passing | None:
         if way is Way.REQUEST:

@@ -156,7 +156,7 @@ class DriverTransaction:
         for topic in response.results_by_topic_v3_and_below:
             for row in topic.results_by_partition:
                 what = f"adding {topic.name}-{row.partition_index} to '{self.transactional_id}'"
-                _raise_for(row.partition_error_code, what)
+                self._raise_within(row.partition_error_code, what)
 
     def add_group(self) -> Send | None:
         """Protocol V1: add the group before its offsets are committed. None under V2."""
@@ -165,7 +165,7 @@ class DriverTransaction:
         return requests.add_offsets(self.transactional_id, self._require_identity(), self.group_id)
 
     def on_group_added(self, response: Any) -> None:
-        _raise_for(response.error_code, f"adding group '{self.group_id}' to '{self.transactional_id}'")
+        self._raise_within(response.error_code, f"adding group '{self.group_id}' to '{self.transactional_id}'")
 
     def commit_offsets(
         self,
@@ -197,7 +197,7 @@ class DriverTransaction:
         for topic in response.topics:
             for row in topic.partitions:
                 what = f"committing offsets of {topic.name}-{row.partition_index} in a transaction"
-                _raise_for(row.error_code, what)
+                self._raise_within(row.error_code, what)
 
     # --- end ------------------------------------------------------------------------------------------------------
 
@@ -215,9 +215,8 @@ class DriverTransaction:
         code = ErrorCode.of(response.error_code)
         if code in _OUTCOME_OPEN:
             raise CommitUnknown(
-                f"the {word} of '{self.transactional_id}' was answered with {code.name}: {code.meaning} If the batch "
-                f"took longer than transaction.timeout.ms={self.timeout_ms}, raise it (the broker's limit is "
-                "transaction.max.timeout.ms).",
+                f"the {word} of '{self.transactional_id}' was answered with {code.name}: {code.meaning} "
+                f"{self._timeout_hint}",
                 code,
             )
         _raise_for(code, f"{word} of '{self.transactional_id}'")
@@ -228,6 +227,20 @@ class DriverTransaction:
         """The error to raise when no answer to EndTxn came."""
         word = "commit" if commit else "abort"
         return CommitUnknown(f"no answer to the {word} of '{self.transactional_id}': {error}")
+
+    @property
+    def _timeout_hint(self) -> str:
+        return (
+            f"If the batch took longer than transaction.timeout.ms={self.timeout_ms}, raise it (transaction_timeout_ms "
+            "of the pipeline; the broker's limit is transaction.max.timeout.ms)."
+        )
+
+    def _raise_within(self, code: int, what: str) -> None:
+        """Raise an error of the transaction. A newer epoch may be the coordinator's own, after the timeout."""
+        if code in _OUTCOME_OPEN:
+            error = ErrorCode.of(code)
+            raise error_for(error, f"{what}: {error.meaning} {self._timeout_hint}")
+        _raise_for(code, what)
 
     def _require_identity(self) -> ProducerIdentity:
         if self.identity is None:
