@@ -44,6 +44,8 @@ CONSUMER_SETTINGS: dict[str, object] = {
 }
 #: How long after the healing everybody may take to come to an end, in virtual seconds.
 LIVENESS_S = 180.0
+#: How long everything rests before it is judged: longer than any transaction that was left open may take.
+REST_S = 12.0
 
 
 @dataclass(slots=True)
@@ -183,6 +185,7 @@ class Play:
         await self._heal()
         self.is_ending = True
         await self._end_of_actors()
+        await asyncio.sleep(REST_S)
         if not world.violations:
             for name, checker in checkers.AT_REST.items():
                 try:

@@ -51,18 +51,25 @@ class Ablation:
     faults: tuple[str, ...] = ()
     durability: str | None = None
     duration_s: float = 10.0
+    #: Why no seed notices, where that is known: usually another safeguard stands behind this one.
+    unseen_because: str = ""
 
 
 ABLATIONS: dict[str, Ablation] = {}
 
 
 def ablation(
-    name: str, *workloads: str, faults: tuple[str, ...] = (), durability: str | None = None, duration_s: float = 10.0
+    name: str,
+    *workloads: str,
+    faults: tuple[str, ...] = (),
+    durability: str | None = None,
+    duration_s: float = 10.0,
+    unseen_because: str = "",
 ) -> Callable[[Remove], Remove]:
     """Register a safeguard by the function that removes it."""
 
     def register(remove: Remove) -> Remove:
-        ABLATIONS[name] = Ablation(name, remove, workloads, faults, durability, duration_s)
+        ABLATIONS[name] = Ablation(name, remove, workloads, faults, durability, duration_s, unseen_because)
         return remove
 
     return register
@@ -124,17 +131,21 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     options = parser.parse_args()
     names = options.names or list(ABLATIONS)
-    missed = 0
+    missed = unseen = 0
     for name in names:
         began = time.process_time()
-        caught = look_for(name, options.seeds)
+        # Those that nobody is expected to notice get a few seeds, in case that has changed.
+        caught = look_for(name, min(options.seeds, 10) if ABLATIONS[name].unseen_because else options.seeds)
         took_s = time.process_time() - began
-        if caught is None:
+        if caught is None and ABLATIONS[name].unseen_because:
+            unseen += 1
+            print(f"not seen   {name}: {ABLATIONS[name].unseen_because} ({took_s:.0f} CPU s)", flush=True)
+        elif caught is None:
             missed += 1
-            print(f"NOT CAUGHT  {name}: {options.seeds} seeds, {took_s:.0f} CPU s", flush=True)
+            print(f"NOT CAUGHT {name}: {options.seeds} seeds ({took_s:.0f} CPU s)", flush=True)
         else:
             print(f"seed {caught.seed:>4}  {name}: {caught.what[:140]} ({took_s:.1f} CPU s)", flush=True)
-    print(f"{len(names) - missed} of {len(names)} safeguards are missed when they are removed")
+    print(f"{len(names) - missed - unseen} of {len(names)} safeguards are missed when they are removed")
     return 1 if missed else 0
 
 

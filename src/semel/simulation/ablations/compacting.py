@@ -9,7 +9,12 @@ from semel.log.partition_log import PartitionLog
 from semel.simulation.ablations import Patch, ablation
 
 
-@ablation("compaction stops at the last stable offset", "compaction", faults=("client killed", "client paused"))
+@ablation(
+    "compaction stops at the last stable offset",
+    "compaction",
+    faults=("client killed", "client paused"),
+    duration_s=25,
+)
 def without_compaction_stops_at_the_last_stable_offset(patch: Patch) -> None:
     original = Cleaner.plan
 

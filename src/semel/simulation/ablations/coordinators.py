@@ -19,17 +19,25 @@ from semel.simulation.ablations import GROUPS, LATE, POWER, Patch, ablation, not
 E = ErrorCode
 
 
-@ablation("a transaction times out", "transfers", faults=("client vanished", "client killed"))
+@ablation("a transaction times out", "timeouts")
 def without_a_transaction_times_out(patch: Patch) -> None:
     patch.set(TransactionCoordinator, "_expect_timeout", nothing)
 
 
-@ablation("a repeated EndTxn is recognised", "transfers", faults=("lost answers",))
+@ablation(
+    "a repeated EndTxn is recognised",
+    "transfers", faults=("lost answers",),
+    unseen_because="the client is told an error, and an unknown outcome is no violation",
+)
 def without_a_repeated_endtxn_is_recognised(patch: Patch) -> None:
     patch.set(transaction_metadata, "is_repeated_end", lambda *_: False)
 
 
-@ablation("an EndTxn waits for the one before it", "transfers", "zombies", faults=LATE, durability="fsync")
+@ablation(
+    "an EndTxn waits for the one before it",
+    "transfers", "zombies", faults=LATE, durability="fsync",
+    unseen_because="the host lets an id's requests wait until its markers are written",
+)
 def without_an_endtxn_waits_for_the_one_before_it(patch: Patch) -> None:
     original = transaction_states.TRANSACTION_TABLE.step
 
@@ -66,7 +74,11 @@ def without_owner_s_epoch_is_checked_at_the_end(patch: Patch) -> None:
     patch.set(transaction_metadata, "is_repeated_end", lambda metadata, identity: False)
 
 
-@ablation("nobody decides while a decision is written", "zombies", "transfers", faults=LATE, durability="fsync")
+@ablation(
+    "nobody decides while a decision is written",
+    "zombies", "transfers", faults=LATE, durability="fsync",
+    unseen_because="the host lets an id's requests wait until its decision is written",
+)
 def without_nobody_decides_while_a_decision_is_written(patch: Patch) -> None:
     patch.set(Shard, "check_not_pending", nothing)
 
@@ -76,7 +88,11 @@ def without_a_failed_write_of_the_coordinator_is_forgotten(patch: Patch) -> None
     patch.set(TransactionCoordinator, "append_failed", lambda self, decision, code=None: decision.reply)
 
 
-@ablation("all markers are waited for", "transfers", faults=("slow disk", "broker killed"), durability="fsync")
+@ablation(
+    "all markers are waited for",
+    "transfers", faults=("slow disk", "broker killed"), durability="fsync",
+    unseen_because="one broker writes all markers in one step",
+)
 def without_all_markers_are_waited_for(patch: Patch) -> None:
     original = TransactionCoordinator.markers_written
 

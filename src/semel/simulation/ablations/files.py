@@ -112,7 +112,11 @@ def without_errors_of_the_transaction_index_are_told(patch: Patch) -> None:
     patch.set(TransactionIndex, "append", append)
 
 
-@ablation("damage is told from a torn tail", "idempotent", faults=POWER, durability="fsync")
+@ablation(
+    "damage is told from a torn tail",
+    "idempotent", faults=POWER, durability="fsync",
+    unseen_because="no fault flips bits; tests/log/test_rot.py does",
+)
 def without_damage_is_told_from_a_torn_tail(patch: Patch) -> None:
     patch.set(recovery, "valid_batch_after", nothing)
 

@@ -14,7 +14,7 @@ from semel.log.reader import LogReader
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
 from semel.machines.reading.read_committed import all_batches
 from semel.machines.transactions import coordinator as transaction_coordinator
-from semel.simulation.ablations import KILLS, LATE, POWER, Patch, ablation, nothing
+from semel.simulation.ablations import LATE, POWER, Patch, ablation, nothing
 
 E = ErrorCode
 
@@ -24,7 +24,11 @@ def without_sequence_check(patch: Patch) -> None:
     patch.set(ProducerStates, "check_data", nothing)
 
 
-@ablation("epoch check in the partition", "zombies", faults=LATE)
+@ablation(
+    "epoch check in the partition",
+    "zombies", faults=LATE,
+    unseen_because="the coordinator refuses a stale epoch before the partition is asked",
+)
 def without_epoch_check_in_the_partition(patch: Patch) -> None:
     patch.set(ProducerStates, "check_epoch", nothing)
 
@@ -35,19 +39,31 @@ def without_epoch_check_in_the_coordinator_and_the_partition(patch: Patch) -> No
     patch.set(ProducerStates, "check_epoch", nothing)
 
 
-@ablation("guard: no append between verification and marker", "zombies", faults=LATE)
+@ablation(
+    "guard: no append between verification and marker",
+    "zombies", faults=LATE,
+    unseen_because="one broker asks and appends in one step, so nothing comes between",
+)
 def without_guard_no_append_between_verification_and_marker(patch: Patch) -> None:
     patch.set(ProducerStates, "check_verified", nothing)
 
 
-@ablation("answers of the last five batches", "idempotent", faults=LATE)
+@ablation(
+    "answers of the last five batches",
+    "idempotent", faults=LATE,
+    unseen_because="a forgotten batch is refused as a duplicate, which clients take for success",
+)
 def without_answers_of_the_last_five_batches(patch: Patch) -> None:
     from semel.machines.producing import producer_state
 
     patch.set(producer_state, "REMEMBERED_BATCHES", 1)
 
 
-@ablation("marker epoch rule", "zombies", faults=LATE)
+@ablation(
+    "marker epoch rule",
+    "zombies", faults=LATE,
+    unseen_because="the coordinator of one broker sends no stale marker",
+)
 def without_marker_epoch_rule(patch: Patch) -> None:
     original = ProducerStates.check_marker
 
@@ -62,7 +78,9 @@ def without_coordinator_asked_before_a_transactional_append(patch: Patch) -> Non
     patch.set(TransactionShell, "admit", lambda *_, **__: E.NONE)
 
 
-@ablation("producer state after recovery", "idempotent", faults=KILLS)
+@ablation(
+    "producer state after recovery", "idempotent", faults=("broker killed", "slow network", "killed while writing")
+)
 def without_producer_state_after_recovery(patch: Patch) -> None:
     original = PartitionLog.adopt
 

@@ -8,7 +8,7 @@ from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, P
 from semel.simulation.workloads import Workload, workload
 
 TOPIC = "latest"
-KEYS_EACH = 4
+KEYS_EACH = 16
 TOMBSTONE = b"gone"
 
 
@@ -45,7 +45,8 @@ class Compaction(Workload):
                 await producer.begin_transaction()
                 noted = []
                 for _ in range(chance.randint(1, 5)):
-                    key, deleted = chance.choice(keys), chance.random() < 0.1
+                    # Some keys are written all the time, others hardly ever: those must outlive many compactions.
+                    key, deleted = keys[int(len(keys) * chance.random() ** 3)], chance.random() < 0.1
                     number = int(play.next_value("").rpartition(b".")[2])
                     versions = self.versions.setdefault(key, [])
                     versions.append((number, deleted, None))
