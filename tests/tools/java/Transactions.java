@@ -121,7 +121,8 @@ public class Transactions {
             }
             boolean done = false;
             // A send fails a moment before its producer knows: what follows at once may be told of the same failure.
-            for (int attempt = 0; !done && attempt < 5; attempt++) {
+            long deadline = System.nanoTime() + 20_000_000_000L;
+            while (!done && System.nanoTime() < deadline) {
                 producer.beginTransaction();
                 try {
                     producer.send(new ProducerRecord<>("refused", "third")).get();
