@@ -44,7 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What the driver of a pipeline decides. It asks in the messages of a transactional client.
     "machines.pipeline": {"errors", "wire", "records", "machines.values", "machines.transactions.requests"},
     # What the cluster keeps in ZooKeeper: paths, values and changes.
-    "machines.znodes": {"errors", "machines.values"},
+    "machines.znodes": {"errors", "machines.values", "machines.replication.values"},
+    # One replica of a partition, as leader and as follower; and what is decided for the whole cluster.
+    "machines.replication": {"errors", "machines.values", "machines.table"},
+    "machines.controller": {"errors", "machines.values", "machines.replication.values", "machines.znodes"},
     "log": {"errors", "config", "environment", "wire", "records", "machines"},
     "broker": {"errors", "config", "environment", "properties", "wire", "records", "machines", "log", "security"},
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.

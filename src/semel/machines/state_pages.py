@@ -9,6 +9,8 @@ from semel.machines.groups.classic.group import CLASSIC_GROUP_TABLE, ClassicGrou
 from semel.machines.groups.classic.member import CLASSIC_MEMBERSHIP_TABLE, ClassicMembershipState
 from semel.machines.groups.consumer.member import CONSUMER_MEMBERSHIP_TABLE, ConsumerMembershipState
 from semel.machines.reading.fetch_positions import POSITION_TABLE, PositionState
+from semel.machines.replication.follower import FOLLOWING_TABLE, FollowingState
+from semel.machines.replication.leader import LEADERSHIP_TABLE, LeadershipState
 from semel.machines.security.authentication import AUTHENTICATION_TABLE, AuthenticationState
 from semel.machines.table import StatePage, bullet
 from semel.machines.transactions.producer_states import PRODUCER_TABLE, ProducerState
@@ -195,8 +197,63 @@ AUTHENTICATION = StatePage(
     ),
 )
 
+LEADER_REPLICA = StatePage(
+    name="leader-replica",
+    title="The leader of a partition, in a cluster",
+    table=LEADERSHIP_TABLE,
+    source="semel/machines/replication/leader.py",
+    opening="Whether a change of the in-sync set is on its way. The rules are in [replication](../replication.md).",
+    first=LeadershipState.STABLE,
+    blank="changes nothing: one change is made at a time, and a late answer is not heard",
+    meanings={
+        LeadershipState.STABLE: "The in-sync set is the one that was read from ZooKeeper.",
+        LeadershipState.GROWING: "A follower has caught up, and a write that takes it into the set is on its way. It "
+        "counts for the high watermark already.",
+        LeadershipState.SHRINKING: "Followers lag, and a write that takes them out of the set is on its way. They "
+        "still count for the high watermark.",
+        LeadershipState.UNSURE: "The write was refused, or nobody knows. Both sets count until ZooKeeper is read "
+        "again.",
+        LeadershipState.RESIGNED: "ZooKeeper names another leadership. This one answers nobody any more.",
+    },
+    notes=(
+        "The register is the partition's state in ZooKeeper. It changes only by a write at the version that was read.",
+        "An old version of the register is not heard. After a sync the same version decides what became of a write.",
+    ),
+)
+
+FOLLOWER_REPLICA = StatePage(
+    name="follower-replica",
+    title="A follower of a partition, in a cluster",
+    table=FOLLOWING_TABLE,
+    source="semel/machines/replication/follower.py",
+    opening="What a follower asks its leader next. The rules are in [replication](../replication.md).",
+    first=FollowingState.VALIDATING,
+    blank="changes nothing: the answer came too late, or to another question",
+    meanings={
+        FollowingState.VALIDATING: "A fetch asks whether our log is a part of the leader's. Where the logs part, ours "
+        "is cut, and the question is asked again.",
+        FollowingState.FETCHING: "Our log is a part of the leader's. More of it is fetched.",
+        FollowingState.OUT_OF_RANGE: "Our end is not in the leader's log. It is asked where its log begins and ends.",
+        FollowingState.WAITING: "After an error, for a while.",
+    },
+    notes=(
+        "Every fetch carries the leader epoch of our last record, so every answer validates our log.",
+        "An answer to a fetch of another leader epoch is dropped.",
+    ),
+)
+
 #: In the order in which the index lists them.
-PAGES = (TRANSACTION, PRODUCER, CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_MEMBER, FETCH_POSITION, AUTHENTICATION)
+PAGES = (
+    TRANSACTION,
+    PRODUCER,
+    CLASSIC_GROUP,
+    CLASSIC_MEMBER,
+    CONSUMER_MEMBER,
+    FETCH_POSITION,
+    AUTHENTICATION,
+    LEADER_REPLICA,
+    FOLLOWER_REPLICA,
+)
 
 
 def index() -> str:

@@ -1,0 +1,91 @@
+"""One replica of a partition over its leaderships: when it leads, when it follows, and what it does in between.
+
+Guarantees: it leads only under a leader epoch that is new to this life of the broker and names this life (R1). A
+leadership begins with an entry in the leader epoch checkpoint (R4), following begins with a checkpoint that has no
+entries without records (R5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.machines.replication.follower import FollowerReplica
+from semel.machines.replication.leader import LeaderReplica
+from semel.machines.replication.values import BeginEpoch, DropEmptyEpochs, Effect, PartitionState, StepDown
+
+
+@dataclass(slots=True)
+class Replica:
+    """`role` is None until the register was read, and while it names an older life of this broker as leader."""
+
+    broker_id: int
+    #: This life of the broker.
+    broker_epoch: int
+    replicas: tuple[int, ...]
+    needed: int
+    end_offset: int
+    high_watermark: int
+    #: The leader epoch of the last record; -1 in an empty log.
+    last_epoch: int = -1
+    lag_time_max_ms: int = 30_000
+    version: int = -1
+    role: LeaderReplica | FollowerReplica | None = None
+
+    def register(self, state: PartitionState, version: int, now_ms: int, *, synced: bool = False) -> list[Effect]:
+        """What ZooKeeper says about the partition."""
+        role = self.role
+        if isinstance(role, LeaderReplica):
+            effects = role.register(state, version, synced=synced)
+            self.version = max(self.version, version)
+            if not any(isinstance(effect, StepDown) for effect in effects):
+                return effects
+            wrote = role.end_offset > role.start_offset
+            last_epoch = role.state.leader_epoch if wrote else self.last_epoch
+            self._take_over(role.end_offset, role.high_watermark, last_epoch)
+        else:
+            if version <= self.version:  # Z7
+                return []
+            effects = []
+            self.version = version
+            if isinstance(role, FollowerReplica):
+                self._take_over(role.end_offset, role.high_watermark, role.last_epoch)
+        if state.leader == self.broker_id:
+            return effects + self._lead(state, version, now_ms)
+        return effects + self._follow(state, version)
+
+    def _take_over(self, end_offset: int, high_watermark: int, last_epoch: int) -> None:
+        self.end_offset, self.high_watermark, self.last_epoch = end_offset, high_watermark, last_epoch
+
+    def _lead(self, state: PartitionState, version: int, now_ms: int) -> list[Effect]:
+        if state.leader_broker_epoch != self.broker_epoch:  # R1: the controller has not seen this life yet
+            self.role = None
+            return []
+        self.role = LeaderReplica(
+            self.broker_id,
+            self.replicas,
+            self.needed,
+            self.lag_time_max_ms,
+            state,
+            version,
+            self.end_offset,
+            self.high_watermark,
+            start_offset=self.end_offset,
+            now_ms=now_ms,
+        )
+        begin = BeginEpoch(state.leader_epoch, self.end_offset)  # R4
+        return [begin, *self.role.appended(self.end_offset)]
+
+    def _follow(self, state: PartitionState, version: int) -> list[Effect]:
+        if isinstance(self.role, FollowerReplica):
+            self.role.register(state, version)
+            return []
+        self.role = FollowerReplica(
+            self.broker_id,
+            self.broker_epoch,
+            state,
+            version,
+            self.end_offset,
+            self.high_watermark,
+            self.last_epoch,
+        )
+        return [DropEmptyEpochs(self.end_offset)]  # R5
