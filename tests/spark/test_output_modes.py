@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from semel.spark.frames import keeps_state
 from semel.testing.fault_proxy import Fault, FaultProxy, Passing, Way
 from semel.wire.apis import ApiKey
 from tests.spark.stage import Stage, python_workers
-from tests.support.processes import Process
-from tests.support.requirements import CHECKOUT, require_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -126,34 +123,6 @@ def test_tasks_killed_while_they_write_cost_a_rerun_and_no_count(stage: Stage) -
     assert Step.RETRYING in [step for step, _ in steps]
     assert last(stage) == expected(60)
     assert all(numbers == sorted(set(numbers)) for numbers in shown(stage).values())
-
-
-@pytest.mark.parametrize("mode", ["update", "complete"])
-def test_drivers_killed_before_and_after_the_commit_leave_each_count_once(
-    semel_broker: semel.Broker, tmp_path: Path, mode: str
-) -> None:
-    require_spark()
-    stage = Stage(None, semel_broker.bootstrap_servers, tmp_path)
-    stage.create_topics(payments=2, ledger=1)
-    stage.put_numbers(140)
-    script = str(Path(__file__).with_name("counting_pipeline.py"))
-    source = os.pathsep.join(part for part in (str(CHECKOUT / "src"), os.environ.get("PYTHONPATH")) if part)
-    said = ""
-    for die_at in ("COMMITTED:0", "PRODUCED:1" if mode == "update" else "OFFSETS_ADDED:1", ""):
-        command = [
-            sys.executable, script, "--bootstrap", stage.bootstrap_servers, "--checkpoint", stage.checkpoint,
-            "--mode", mode, "--die-at", die_at,
-        ]  # fmt: skip
-        with Process(command, name="counting", environment={"PYTHONPATH": source}, directory=tmp_path) as process:
-            code = process.wait(within_s=130)
-            said += process.output()
-            assert code == (-signal.SIGKILL if die_at else 0), process.output()[-4000:]
-    assert said.count("SKIPPED") == 1
-    assert last(stage) == expected(140)
-    if mode == "update":
-        assert all(numbers == sorted(set(numbers)) for numbers in shown(stage).values())
-    else:
-        assert len(stage.seen()) == 2 * 7  # two micro-batches, each the whole table, each once
 
 
 def test_event_time_and_duplicates_are_remembered_over_a_skipped_batch(stage: Stage) -> None:
