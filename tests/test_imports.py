@@ -49,31 +49,38 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machines.replication": {"errors", "machines.values", "machines.table"},
     "machines.controller": {"errors", "machines.values", "machines.replication.values", "machines.znodes"},
     "log": {"errors", "config", "environment", "wire", "records", "machines"},
-    "broker": {"errors", "config", "environment", "properties", "wire", "records", "machines", "log", "security"},
+    # A connection to a broker, for clients and for brokers.
+    "net": {"errors", "wire"},
+    "broker": {
+        "errors", "config", "environment", "properties", "wire", "records", "machines", "log", "security", "cluster",
+        "net",
+    },
     # Sockets, frames and turns of the loop: they know nothing of topics, coordinators or handlers.
     "broker.net": {"errors", "config", "environment", "wire", "records", "machines.security"},
     "broker.stored": {"errors", "config", "environment", "properties", "wire", "records", "machines", "log"},
     # What makes several brokers one cluster. It knows no broker.
-    "cluster": {"errors", "config", "wire", "records", "machines"},
+    "cluster": {"errors", "config", "wire", "records", "machines", "net"},
     "simulation.zookeeper": {"machines.znodes", "cluster.session"},
     # Keys, certificates and credentials.
     "security": {"errors", "config"},
-    "client": {"errors", "config", "environment", "wire", "records", "machines", "security"},
+    "client": {"errors", "config", "environment", "wire", "records", "machines", "security", "net"},
     # The way to the brokers is used by producer, consumer and admin, and knows none of them.
-    "client.cluster": {"errors", "config", "environment", "wire", "records", "machines", "security", "client.forking"},
+    "client.cluster": {
+        "errors", "config", "environment", "wire", "records", "machines", "security", "net", "client.forking",
+    },
     # The asyncio clients know the cluster, but neither each other nor the blocking clients that are built on them.
     "client.group": {"errors", "config", "machines", "client.cluster"},
     "client.consumer": {
-        "errors", "config", "environment", "wire", "records", "machines", "client.cluster", "client.group",
+        "errors", "config", "environment", "wire", "records", "machines", "net", "client.cluster", "client.group",
         "client.arguments", "client.argument_lists", "client.offset_arguments", "client.offset_requests",
         "client.delegation", "client.finalizers",
     },
     "client.producer": {
-        "errors", "config", "environment", "wire", "records", "machines", "client.cluster", "client.arguments",
+        "errors", "config", "environment", "wire", "records", "machines", "net", "client.cluster", "client.arguments",
         "client.argument_lists", "client.offset_arguments", "client.delegation", "client.finalizers", "client.forking",
     },
     "client.admin": {
-        "errors", "config", "environment", "wire", "machines", "client.cluster", "client.arguments",
+        "errors", "config", "environment", "wire", "machines", "net", "client.cluster", "client.arguments",
         "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.delegation",
         "client.finalizers",
     },

@@ -34,7 +34,6 @@ NAMED_ALONE = {
     "follower.replication.throttled.rate",
     "leader.replication.throttled.rate",
     "replica.alter.log.dirs.io.max.bytes.per.second",
-    "unclean.leader.election.enable",
 }
 
 

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
 
-from semel.client.cluster.connection import Connection
 from semel.config import ADMIN, ConfigError
 from semel.errors import KafkaError, TlsFailed
+from semel.net.connection import Connection
 from semel.security.development import Certificate, DevelopmentAuthority
 from semel.security.tls import client_context
 

@@ -135,7 +135,7 @@ class Background:
 
     async def _retain(self) -> None:
         now_ms = self._broker.now_ms()
-        await self._each("retention", lambda partition: partition.log.retention.enforce(now_ms))
+        await self._each("retention", lambda partition: partition.own_log.retention.enforce(now_ms))
 
     async def _compact_all(self) -> None:
         """Compact one partition after the other. The long part runs on a thread while clients are served."""

@@ -282,7 +282,7 @@ class Dispatcher:
         return buffers
 
     def _find(self, key: int) -> Route | None:
-        if key not in SERVED:
+        if not self._broker.serves(key):
             return None
         route = self.routes[key] = Route(self._broker, ApiKey(key))
         return route

@@ -58,7 +58,8 @@ class Flusher:
             reached = await asyncio.get_running_loop().run_in_executor(self._threads, _flush_all, jobs)
         for partition, offset in reached.items():
             log = logs[partition]
-            if log is not None:
+            if log is not None and not log.is_replicated:
+                # Of a replicated log the replicas decide what is committed.
                 log.advance_high_watermark(offset)
                 partition.wake_watchers()
         return frozenset(partition for partition in wanted.keys() - reached.keys() if partition.open_log is not None)

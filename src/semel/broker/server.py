@@ -27,6 +27,7 @@ from semel.broker.dispatch import Dispatcher
 from semel.broker.durability import Durability, FsyncDurability, OsDurability
 from semel.broker.fetch_sessions import FetchSessions
 from semel.broker.flusher import Flusher
+from semel.broker.handlers import SERVED
 from semel.broker.listening import Listening
 from semel.broker.meter import RequestMeter
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from semel.broker.access.control import AccessControl
     from semel.broker.coordinators.groups import GroupShell
     from semel.broker.coordinators.transactions import TransactionShell
+    from semel.broker.replication.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,10 @@ class BrokerServer:
         if settings["broker.id"] is not None and "node.id" not in settings.explicit and settings["broker.id"] >= 0:
             self.node_id = settings["broker.id"]
         self.rack: str | None = settings["broker.rack"]
-        #: One node leads everything. There are no elections.
+        #: Of a broker that is alone: it leads everything, and there are no elections.
         self.leader_epoch = 0
+        #: The cluster that this broker is a member of; None if it is alone, so that serving costs nothing more.
+        self.cluster: Membership | None = None
         self.metrics = Metrics()
         #: Tells of what was denied.
         self.audit = Audit(self)
@@ -135,9 +139,10 @@ class BrokerServer:
             # The address first: a broker that cannot bind it leaves nothing on disk.
             await self.listening.bind()
             path = Path(directories[0])
-            self.data = DataDirectory(
-                path, self.node_id, self.settings["semel.cluster.id"], self.files, self.environment.new_uuid
-            )
+            cluster_id = self.settings["semel.cluster.id"]
+            if self.settings["zookeeper.connect"]:
+                cluster_id = await self._meet_cluster()
+            self.data = DataDirectory(path, self.node_id, cluster_id, self.files, self.environment.new_uuid)
             try:
                 await self._open(prepare)
             except BaseException:
@@ -145,7 +150,28 @@ class BrokerServer:
                 raise
         except BaseException:
             self.listening.close()
+            if self.cluster is not None:
+                await self.cluster.leave()
             raise
+
+    async def _meet_cluster(self) -> str:
+        """Connect to the cluster's ZooKeeper. Returns the cluster's id."""
+        from semel.broker.replication.limits import check_settings
+        from semel.broker.replication.membership import Membership
+        from semel.cluster.session import ZooKeeperError
+        from semel.cluster.zookeeper import KazooSession
+
+        check_settings(self.settings)
+        address, timeout_ms = self.settings["zookeeper.connect"], self.settings["zookeeper.session.timeout.ms"]
+        try:
+            session = await KazooSession(address, session_timeout_ms=timeout_ms).open(timeout_ms=timeout_ms)
+        except ZooKeeperError as error:
+            raise ConfigError(
+                f"zookeeper.connect={address}: {error}. Is ZooKeeper running there? A broker that is alone needs none: "
+                "leave the setting out"
+            ) from None
+        self.cluster = Membership(self, session)
+        return await self.cluster.prepare()
 
     async def _open(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None) -> None:
         data = self.data
@@ -168,11 +194,21 @@ class BrokerServer:
             self.durability = OsDurability(Flusher(self.environment.threads), self.after_reply)
         clean = data.was_closed_cleanly
         logs = TopicLogs(
-            data.path, self.settings, self.files, self.environment, self.durability, clean=clean, manifest=manifest
+            data.path,
+            self.settings,
+            self.files,
+            self.environment,
+            self.durability,
+            clean=clean,
+            manifest=manifest,
+            is_replicated=self.cluster is not None,
         )
-        self.topics = TopicRegistry(store, self.settings, logs)
+        if self.cluster is None:
+            self.topics = TopicRegistry(store, self.settings, logs)
+            self.topics.read_stored()
+        else:
+            await self._open_cluster(store, logs)
         self.internal_topics = InternalTopics(self.topics, lambda: self.settings)
-        self.topics.read_stored()
         store.check_rest(read=(TOPICS, PRODUCER_ID_BLOCK))
         # A start that is refused up to here has changed nothing, so the next one is refused as well.
         data.open_for_writing()
@@ -181,9 +217,25 @@ class BrokerServer:
         if prepare is not None:
             await prepare(self)
         await self.listening.start()
+        if self.cluster is not None:
+            await self.cluster.join(lost_writes=logs.machine_went_down)
         self.spawn(self._load_coordinators())
         self.spawn(self.topics.compare_with_manifest())
         self._background.start()
+
+    async def _open_cluster(self, store: LocalMetadataStore, logs: TopicLogs) -> None:
+        """Learn from ZooKeeper which topics there are, and which partitions are here."""
+        from semel.broker.replication.partition import ReplicatedPartition
+
+        assert self.cluster is not None
+        if store.get(TOPICS)[1] >= 0:
+            raise ConfigError(
+                f"zookeeper.connect: {self.data.path} holds the topics of a broker that was alone. Start on another "
+                "directory, and copy the topics into the cluster"
+            )
+        self.topics = TopicRegistry(store, self.settings, logs, ReplicatedPartition)
+        self.stores.producer_ids = self.cluster.producer_ids
+        await self.cluster.load()
 
     @cached_property
     def transactions(self) -> TransactionShell:
@@ -214,6 +266,8 @@ class BrokerServer:
         self._stopping = True
         self.listening.close()
         self._background.stop()
+        if self.cluster is not None:
+            await self.cluster.leave()
         await self.connections.close_all(STOP_TIMEOUT_S)
         await self.changes.finish(STOP_TIMEOUT_S)
         for task in tuple(self._tasks):
@@ -308,6 +362,14 @@ class BrokerServer:
         self.unread.look(now_s)
 
     # What handlers ask
+
+    def serves(self, api_key: int) -> bool:
+        """Whether an API is served."""
+        if self.cluster is not None:
+            from semel.broker.replication.limits import SERVED_IN_A_CLUSTER
+
+            return api_key in SERVED_IN_A_CLUSTER
+        return api_key in SERVED
 
     def highest_version(self, api_key: int) -> int:
         """The newest version served of an API."""

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, contextmanager
 from semel.client.argument_lists import as_timeout_s
 from semel.client.arguments import HeadersLike, Text, as_headers, shown
 from semel.client.blocking.blocking_client import BlockingClient
-from semel.client.cluster.connection import Connection
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.consumer.fetcher import ConsumerRecord
 from semel.client.producer.delivery import Delivery
@@ -26,6 +25,7 @@ from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.environment import MACHINE, Environment
 from semel.errors import AbortTransaction, ErrorCode, KafkaError, Misuse, Retriable
 from semel.machines.transactions.producer import ProducerState
+from semel.net.connection import Connection
 
 #: Settings that the session sets itself, because exactly-once depends on them.
 _DECIDED = {"enable.auto.commit": False, "isolation.level": "read_committed"}

@@ -154,7 +154,13 @@ _OF_MANY_NODES = (
     "ssl.trustmanager.algorithm",
     "telemetry.max.bytes",
     "unclean.leader.election.interval.ms",
-    "zookeeper.",
+    # Each by its name: a misspelt zookeeper.connect must not be passed by.
+    "zookeeper.connection.timeout.ms",
+    "zookeeper.max.in.flight.requests",
+    "zookeeper.metadata.migration.enable",
+    "zookeeper.set.acl",
+    "zookeeper.clientCnxnSocket",
+    "zookeeper.ssl.",
 )
 #: Kafka's settings for its own threads, queues and buffers, which do not exist here.
 _OF_A_JVM = (
@@ -205,6 +211,12 @@ BROKER = Table(
         *_TOPIC_DEFAULTS,
         Setting("node.id", "int", 1, "This broker's number.", 0),
         Setting("broker.id", "int", None, "The older name of node.id.", -1),
+        Setting("zookeeper.connect", "string", "",
+                "The ZooKeeper of a cluster, host:port,host:port/chroot. Empty: this broker is alone."),
+        Setting("zookeeper.session.timeout.ms", "int", 18000,
+                "After how long without a word from this broker ZooKeeper takes it for dead.", 1000),
+        Setting("replica.lag.time.max.ms", "long", 30000,
+                "How long a follower may be behind before it leaves the in-sync set.", 1),
         Setting("broker.rack", "string", None, "Where this broker stands."),
         Setting("listeners", "list", ("PLAINTEXT://127.0.0.1:9092",), "Where the broker listens."),
         Setting("advertised.listeners", "list", None, "What clients are told to connect to; default: listeners."),

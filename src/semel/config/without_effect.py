@@ -17,7 +17,6 @@ TOPIC_SETTINGS = {
     "local.retention.ms": _NO_TIERS,
     "preallocate": "segments grow as they are written",
     "remote.storage.enable": _NO_TIERS,
-    "unclean.leader.election.enable": _ONE_REPLICA,
 }
 BROKER_SETTINGS = {
     "background.threads": _ONE_LOOP,
@@ -26,10 +25,7 @@ BROKER_SETTINGS = {
     "num.recovery.threads.per.data.dir": _ONE_LOOP,
     "controlled.shutdown.enable": _ONE_NODE,
     "controller.quorum.voters": _ONE_NODE,
-    "inter.broker.listener.name": _ONE_NODE,
-    "security.inter.broker.protocol": _ONE_NODE,
     "process.roles": _ONE_NODE,
-    "default.replication.factor": _ONE_REPLICA,
     "offsets.topic.replication.factor": _ONE_REPLICA,
     "transaction.state.log.replication.factor": _ONE_REPLICA,
     "follower.replication.throttled.rate": _NO_CATCHING_UP,

@@ -103,6 +103,8 @@ class PartitionLog:
         #: Whether the high watermark is always the end of the log: true for a partition that has no other replica and
         #: does not wait for fsync. Otherwise somebody calls `advance_high_watermark`.
         self.high_watermark_follows_end = True
+        #: Whether other brokers have replicas: then they decide how far it is committed, not this broker's disk.
+        self.is_replicated = high_watermark is not None
         #: Whether a transaction's first batch must carry a guard (`transaction.partition.verification.enable`).
         self.verifies_transactions = True
         #: The I/O error that stopped writes, if there was one.
@@ -407,9 +409,10 @@ class PartitionLog:
         Rule R4: the epoch gets its entry at once, even if nothing is ever written under it. Otherwise a follower of a
         later leader could not be told where it ended (K-6361).
         """
-        if epoch > self.leader_epoch:
-            self.leader_epoch = epoch
-            self.leader_epochs.assign(epoch, self.end_offset)
+        if epoch < self.leader_epoch:
+            return
+        self.leader_epoch = epoch
+        if self.leader_epochs.assign(epoch, self.end_offset):
             self.write_leader_epochs(durable=False)
 
     def _settle_epoch(self, offset: int) -> None:

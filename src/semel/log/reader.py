@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+#: A follower reads what is not committed yet: it is what commits it.
+READ_TO_END = 2
 
 #: The most that is read at once of what has to be checked.
 _COLD_READ_BYTES = 1 << 20
@@ -102,6 +104,8 @@ class LogReader:
                 f"offset {offset} is not within {log.log_start_offset} to {log.end_offset}",
             )
         limit = last_stable_offset if isolation == READ_COMMITTED else log.high_watermark
+        if isolation == READ_TO_END:
+            limit = log.end_offset
         data: bytes | memoryview | Extent = b""
         upper_bound, aborted = offset, None
         try:

@@ -9,9 +9,9 @@ import pytest
 from semel import Broker
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster, Controller, Coordinator, Leader
-from semel.client.cluster.connection import Connection
 from semel.config import ConfigError
 from semel.errors import Disconnected, Misuse, RequestTimedOut, UnsupportedVersion
+from semel.net.connection import Connection
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only
 from semel.wire.apis import ApiKey
 from semel.wire.error_codes import error_codes

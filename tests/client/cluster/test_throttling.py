@@ -14,13 +14,13 @@ import pytest
 from semel.client.admin.admin import AsyncAdmin
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.connection import Connection
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
 from semel.errors import Disconnected, RequestTimedOut
 from semel.machines.producing.accumulator import Accumulator
 from semel.machines.producing.sender import Sender
 from semel.machines.values import TopicPartition
+from semel.net.connection import Connection
 from semel.wire import encode
 from semel.wire.apis import ApiKey
 from semel.wire.frames import parse_request, parse_response

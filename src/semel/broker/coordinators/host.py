@@ -101,6 +101,8 @@ class CoordinatorHost:
         """Load a partition of the internal topic unless it is loaded. Returns whether it can be served."""
         if partition in self.loaded:
             return True
+        if self.broker.cluster is not None:
+            return False  # coordinators of a cluster are not served yet
         if partition not in self._unreadable:
             self._load(partition)
         return partition in self.loaded

@@ -25,7 +25,10 @@ def find_coordinator(
     found = []
     for key in keys:
         coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_message=None)
-        if request.key_type not in (GROUP, TRANSACTION):
+        if broker.cluster is not None:
+            coordinator.error_code = ErrorCode.INVALID_REQUEST
+            coordinator.error_message = "groups and transactions are not served in a cluster (zookeeper.connect) yet"
+        elif request.key_type not in (GROUP, TRANSACTION):
             coordinator.error_code = ErrorCode.INVALID_REQUEST
             coordinator.error_message = f"coordinators of type {request.key_type} are not served"
         else:

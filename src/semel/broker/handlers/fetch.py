@@ -32,7 +32,7 @@ from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
-from semel.log.reader import NO_LIMIT, Extent
+from semel.log.reader import NO_LIMIT, READ_TO_END, Extent
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ async def _fetch_long(broker: BrokerServer, request: FetchRequest, call: Call) -
 
 def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetched | None = None) -> Any:
     try:
-        _refuse_replica(request.replica_id if call.version < 15 else request.replica_state.replica_id)
+        if (request.replica_id if call.version < 15 else request.replica_state.replica_id) >= 0:
+            _take_replica(broker, request, call)
         if broker.quotas is not None:
             broker.quotas.bound_fetch(request, call)
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version, named)
@@ -216,10 +217,26 @@ async def _response_of_many(
     return response
 
 
-def _refuse_replica(replica_id: int) -> None:
-    """Refuse a fetch of a replica: there are no other brokers."""
-    if replica_id >= 0:
-        raise Refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{replica_id} is not a replica of this cluster")
+def _take_replica(broker: BrokerServer, request: FetchRequest, call: Call) -> None:
+    """A fetch of a replica: refused if it is none of this cluster. It reads what is not committed yet."""
+    from semel.broker.replication.answers import check_replica
+
+    check_replica(broker, request, call)
+    request.isolation_level = READ_TO_END
+
+
+def _refuse_or_part(
+    partition: Partition, request: FetchRequest, one: FetchedPartition, data: FetchResponse.PartitionData
+) -> bool:
+    """What the leader makes of a follower's fetch. Returns whether the logs part."""
+    from semel.broker.replication.answers import fetched_by_replica
+
+    parted = fetched_by_replica(partition, request, one).diverging
+    if parted is None:
+        return False
+    data.diverging_epoch = FetchResponse.EpochEndOffset(epoch=parted.epoch, end_offset=parted.end_offset)
+    data.high_watermark = -1  # nothing else is taken from this answer
+    return True
 
 
 def _enough_bytes(broker: BrokerServer, request: FetchRequest) -> int:
@@ -241,10 +258,13 @@ class _Progress:
         visible = stored_bytes = 0
         for partition in self.partitions:
             log = partition.open_log
-            if log is None:
-                # Deleted meanwhile. No other measurement is equal to this one.
+            if log is None or not partition.is_served:
+                # Deleted, or led by another broker, meanwhile. No other measurement is equal to this one.
                 return -1, 0
-            visible += log.last_stable_offset if self._isolation else log.high_watermark
+            if self._isolation == READ_TO_END:
+                visible += log.end_offset
+            else:
+                visible += log.last_stable_offset if self._isolation else log.high_watermark
             stored_bytes += log.size_bytes
         return visible, stored_bytes
 
@@ -288,6 +308,11 @@ async def _wait(
                     call.connection.reserve(0)
             await bell.rung
             bell.rung = broker.loop.create_future()
+    except asyncio.CancelledError:
+        if request.isolation_level == READ_TO_END and broker.cluster is not None:
+            # Its connection is gone: perhaps the follower is.
+            broker.cluster.suspect(request.replica_state.replica_id)
+        raise
     finally:
         timer.cancel()
         for partition in progress.partitions:
@@ -354,12 +379,17 @@ def _read(
         try:
             partition = _find(broker, one)
             log = partition.log
-            if one.current_leader_epoch >= 0:
+            parts = False
+            if isolation == READ_TO_END:
+                parts = _refuse_or_part(partition, request, one, data)
+            elif one.current_leader_epoch >= 0:
                 check_leader_epoch(partition, one.current_leader_epoch)
             first = round_.size_bytes == 0
             limit_bytes = min(one.partition_max_bytes, left_bytes)
             data.log_start_offset = log.log_start_offset
-            if one.last_fetched_epoch >= 0 and _diverges(log, one, data):
+            if parts or (
+                one.last_fetched_epoch >= 0 and isolation != READ_TO_END and _diverges(log, one, data)
+            ):
                 round_.failed = True
             elif limit_bytes > 0 or first:
                 read = log.reader.read(
@@ -418,7 +448,16 @@ def _response(
         call.connection.reserve(round_.size_bytes)
     topics: dict[TopicName, FetchResponse.FetchableTopicResponse] = {}
     _fill(topics, round_.data, session, incremental)
-    return FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
+    response = FetchResponse(session_id=session.session_id if session else 0, responses=list(topics.values()))
+    if broker.cluster is not None and round_.failed:
+        _hint(broker, call, response)
+    return response
+
+
+def _hint(broker: BrokerServer, call: Call, response: FetchResponse) -> None:
+    from semel.broker.replication.answers import hint_fetch
+
+    hint_fetch(broker, call, response)
 
 
 def _fill(

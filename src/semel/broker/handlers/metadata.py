@@ -25,6 +25,7 @@ from semel.wire.messages.metadata import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.replication.membership import Membership
     from semel.broker.server import BrokerServer
 
 logger = logging.getLogger(__name__)
@@ -56,12 +57,11 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
             yield
     else:
         topics, missing = yield from _requested_topics(broker, wanted, call, request)
-    host, port = call.connection.endpoint
-    node = MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host=host, port=port, rack=broker.rack)
+    row = MetadataResponse.MetadataResponseBroker
     response = MetadataResponse(
-        brokers=[node],
+        brokers=[row(node_id=node, host=host, port=port, rack=rack) for node, host, port, rack in _nodes(broker, call)],
         cluster_id=broker.data.cluster_id,
-        controller_id=broker.node_id,
+        controller_id=_controller(broker),
         topics=topics,
         cluster_authorized_operations=(
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
@@ -70,6 +70,22 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     if missing and may_create(broker, request, call):
         return _after_creating(broker, missing, call, response)
     return response
+
+
+def _nodes(broker: BrokerServer, call: Call) -> list[tuple[int, str, int, str | None]]:
+    """(id, host, port, rack) of every broker, as this client is told."""
+    if broker.cluster is None:
+        return [(broker.node_id, *call.connection.endpoint, broker.rack)]
+    from semel.broker.replication.answers import brokers
+
+    return brokers(broker.cluster, call)
+
+
+def _controller(broker: BrokerServer) -> int:
+    if broker.cluster is None:
+        return broker.node_id
+    controller = broker.cluster.image.controller
+    return -1 if controller is None else controller
 
 
 def _requested_topics(
@@ -162,6 +178,9 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
             continue  # another request has created it
         if not _is_allowed(broker, call, name):
             continue  # when the guard looked, the topic was there
+        if broker.cluster is not None:
+            await _create_in_cluster(broker, broker.cluster, name, partition_count)
+            continue
         try:
             if name in INTERNAL_TOPICS:
                 broker.internal_topics.get(name)
@@ -192,11 +211,27 @@ def _is_allowed(broker: BrokerServer, call: Call, name: str) -> bool:
     )
 
 
+async def _create_in_cluster(broker: BrokerServer, cluster: Membership, name: str, partition_count: int) -> None:
+    from semel.broker.replication.topics import create, placement
+
+    if name in INTERNAL_TOPICS:
+        return
+    try:
+        await cluster.know_brokers()
+        topic = broker.topics.new_topic(name, partition_count)
+        factor = broker.settings["default.replication.factor"]
+        await create(cluster, topic, placement(cluster, name, partition_count, factor))
+    except Refused as error:
+        logger.warning("topic %s was asked for and cannot be created: %s", name, error)
+
+
 def _topic_row(
     broker: BrokerServer, topic: Topic, call: Call, request: MetadataRequest
 ) -> MetadataResponse.MetadataResponseTopic:
     node = [broker.node_id]
     row = MetadataResponse.MetadataResponsePartition
+    if broker.cluster is not None:
+        return _replicated_row(broker, topic, call, request)
     return MetadataResponse.MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -211,6 +246,35 @@ def _topic_row(
             )
             for index in range(len(topic.partitions))
         ],
+        topic_authorized_operations=_operations(broker, topic.name, call, request),
+    )
+
+
+def _replicated_row(
+    broker: BrokerServer, topic: Topic, call: Call, request: MetadataRequest
+) -> MetadataResponse.MetadataResponseTopic:
+    from semel.broker.replication.answers import led
+
+    assert broker.cluster is not None
+    partitions = []
+    for index in range(len(topic.partitions)):
+        code, leader, epoch, replicas, in_sync, offline = led(broker.cluster, topic.name, index)
+        partitions.append(
+            MetadataResponse.MetadataResponsePartition(
+                error_code=code,
+                partition_index=index,
+                leader_id=leader,
+                leader_epoch=epoch,
+                replica_nodes=replicas,
+                isr_nodes=in_sync,
+                offline_replicas=offline,
+            )
+        )
+    return MetadataResponse.MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=partitions,
         topic_authorized_operations=_operations(broker, topic.name, call, request),
     )
 
@@ -250,17 +314,18 @@ def describe_topic_partitions(
         row.topic_authorized_operations = authorized_operations(broker, call, ResourceType.TOPIC, name)
         end = min(len(found.partitions), first_partition + left)
         for index in range(first_partition, end):
-            row.partitions.append(
-                DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
-                    partition_index=index,
-                    leader_id=broker.node_id,
-                    leader_epoch=broker.leader_epoch,
-                    replica_nodes=node,
-                    isr_nodes=node,
-                    eligible_leader_replicas=[],
-                    last_known_elr=[],
-                )
+            described = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
+                partition_index=index,
+                leader_id=broker.node_id,
+                leader_epoch=broker.leader_epoch,
+                replica_nodes=node,
+                isr_nodes=node,
+                eligible_leader_replicas=[],
+                last_known_elr=[],
             )
+            if broker.cluster is not None:
+                _describe_replicas(broker.cluster, name, described)
+            row.partitions.append(described)
         left -= max(0, end - first_partition)
         if end < len(found.partitions):
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=end)
@@ -268,8 +333,22 @@ def describe_topic_partitions(
     return response
 
 
+def _describe_replicas(
+    cluster: Membership,
+    name: str,
+    row: DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition,
+) -> None:
+    from semel.broker.replication.answers import led
+
+    row.error_code, row.leader_id, row.leader_epoch, row.replica_nodes, row.isr_nodes, row.offline_replicas = led(
+        cluster, name, row.partition_index
+    )
+    state = cluster.state_of(name, row.partition_index)[0]
+    row.eligible_leader_replicas = [] if state is None else list(state.elr)
+
+
 def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
-    """Describe the one broker."""
+    """Describe the brokers."""
     if request.endpoint_type != 1:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE
@@ -278,14 +357,13 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             error_message="this endpoint serves brokers",
             endpoint_type=request.endpoint_type,
         )
-    host, port = call.connection.endpoint
-    node = DescribeClusterResponse.DescribeClusterBroker(
-        broker_id=broker.node_id, host=host, port=port, rack=broker.rack
-    )
+    row = DescribeClusterResponse.DescribeClusterBroker
     return DescribeClusterResponse(
         cluster_id=broker.data.cluster_id,
-        controller_id=broker.node_id,
-        brokers=[node],
+        controller_id=_controller(broker),
+        brokers=[
+            row(broker_id=node, host=host, port=port, rack=rack) for node, host, port, rack in _nodes(broker, call)
+        ],
         cluster_authorized_operations=(
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
         ),

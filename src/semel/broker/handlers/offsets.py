@@ -97,6 +97,8 @@ def _offset_for(partition: Partition, timestamp: int, isolation_level: int, vers
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}")
     visible_end = log.last_stable_offset if isolation_level == 1 else log.high_watermark
     if timestamp == LATEST:
+        if not partition.knows_its_end:
+            raise Refused(ErrorCode.OFFSET_NOT_AVAILABLE, "a new leader does not know yet what is committed")
         return Found(-1, visible_end, log.leader_epoch)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(-1, log.log_start_offset, log.leader_epochs.epoch_at(log.log_start_offset))

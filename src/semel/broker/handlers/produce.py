@@ -262,6 +262,8 @@ def _write_each(
                     raise refused[id(part)]
                 partition = topic.partition(part.index)
                 _check_request(request, call, partition, records)
+                if broker.cluster is not None:
+                    _check_role(partition, request.acks)
                 batch: Batch | None = None
                 if records[ATTRIBUTES_AT] & CODEC_MASK or len(records) > SMALL_BYTES or partition.log.admission.codec:
                     admission = partition.log.admission
@@ -300,6 +302,8 @@ def _write_each(
 def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: _Outcome) -> Any:
     to_flush = broker.durability.to_flush(outcome.written)
     if request.acks == 0:
+        if broker.cluster is not None:
+            _once_committed(broker, request, call, [], outcome, ProduceResponse())
         if to_flush:
             # Nobody waits for it. With fsync nobody reads it before it is on disk.
             broker.spawn(broker.durability.flusher.flush(to_flush))
@@ -307,7 +311,36 @@ def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: 
             call.connection.refuse("a produce with acks=0 was refused")
         return None
     response = ProduceResponse(responses=outcome.responses)
+    if broker.cluster is not None:
+        return _once_committed(broker, request, call, to_flush, outcome, response)
     return _after_flush(broker, to_flush, outcome, response) if to_flush else response
+
+
+def _once_committed(
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    to_flush: list[Partition],
+    outcome: _Outcome,
+    response: ProduceResponse,
+) -> Any:
+    """In a cluster: with acks=all the answer waits for the in-sync replicas."""
+    from semel.broker.replication.answers import hint_produce, once_committed
+
+    committed = once_committed(broker, outcome.written, outcome.answers, request.acks, request.timeout_ms)
+    if committed is None and not to_flush:
+        hint_produce(broker, call, response)
+        return response
+
+    async def finish() -> ProduceResponse:
+        if to_flush:
+            await _after_flush(broker, to_flush, outcome, response)
+        if committed is not None:
+            await committed
+        hint_produce(broker, call, response)
+        return response
+
+    return finish()
 
 
 def _refusal(index: int, error: Refused) -> _PartitionResponse:
@@ -350,13 +383,19 @@ def _check_request(request: ProduceRequest, call: Call, partition: Partition, re
             raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients cannot write to it")
         if records is not None and len(records) > REPAIR_BYTES:
             raise _too_much_at_once(topic)
-    if acks == -1 and topic.min_insync_replicas > 1:
+    if acks == -1 and topic.min_insync_replicas > 1 and type(partition) is Partition:
         why = f"{topic.name}: min.insync.replicas={topic.min_insync_replicas}, but there is one broker"
         raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS, why)
     if records is None or len(records) < HEADER_SIZE:
         raise Refused(ErrorCode.INVALID_RECORD, "a produce must carry one record batch")
     if call.version < ZSTD_SINCE and records[ATTRIBUTES_AT] & CODEC_MASK == ZSTD:
         raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE} or later")
+
+
+def _check_role(partition: Partition, acks: int) -> None:
+    from semel.broker.replication.answers import check_may_write
+
+    check_may_write(partition, acks)
 
 
 def _append(

@@ -36,6 +36,7 @@ from semel.wire.messages.admin import (
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.quotas import MutationQuota
+    from semel.broker.replication.membership import Membership
     from semel.broker.server import BrokerServer
 
 
@@ -54,6 +55,8 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
     planned: list[tuple[Topic, int]] = []
     written: list[CreateTopicsResponse.CreatableTopicResult] = []
     flat_names: dict[str, str] = {}
+    if broker.cluster is not None:
+        await broker.cluster.know_brokers()
     for name, topic in asked.items():
         await pace.rest()
         result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None, configs=None)
@@ -67,8 +70,11 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
             created = broker.topics.new_topic(name, count, overrides, flat_names)
             if mutation is not None:
                 mutation.take(count)
+            replicas = _placed(broker, topic, count)
             if not request.validate_only:
-                if created.internal:
+                if broker.cluster is not None:
+                    await _create_in_cluster(broker.cluster, created, replicas)
+                elif created.internal:
                     # Created at once: the broker may create its own topics at any time.
                     created = broker.topics.create(name, count, overrides)
                     broker.open_soon(created.partitions)
@@ -78,6 +84,8 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 flat_names[flat_name(name)] = name
                 result.topic_id = created.topic_id
             _describe(broker, created, count, result)
+            if replicas:
+                result.replication_factor = len(replicas[0])
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     if planned:
@@ -90,6 +98,30 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
                 result.num_partitions = result.replication_factor = -1
                 result.error_code, result.error_message = error.code, error.why
     return CreateTopicsResponse(topics=results, throttle_time_ms=_throttle_time_ms(mutation))
+
+
+def _placed(
+    broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic, count: int
+) -> dict[int, tuple[int, ...]]:
+    """In a cluster: where the partitions of a new topic go."""
+    if broker.cluster is None:
+        return {}
+    from semel.broker.replication.topics import placement
+
+    if topic.name in INTERNAL_TOPICS:
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: coordinators are not served yet")
+    if topic.assignments:
+        return {row.partition_index: tuple(row.broker_ids) for row in topic.assignments}
+    factor = topic.replication_factor
+    if factor == -1:
+        factor = broker.settings["default.replication.factor"]
+    return placement(broker.cluster, topic.name, count, factor)
+
+
+async def _create_in_cluster(cluster: Membership, topic: Topic, replicas: dict[int, tuple[int, ...]]) -> None:
+    from semel.broker.replication.topics import create
+
+    await create(cluster, topic, replicas)
 
 
 def _check_coordinators_topic(broker: BrokerServer, name: str, count: int, overrides: dict[str, str]) -> None:
@@ -117,7 +149,7 @@ def _count_and_settings(broker: BrokerServer, topic: CreateTopicsRequest.Creatab
         partition_count = broker.settings["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions
         if partition_count < 1:
             raise Refused(ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions: at least one is needed")
-        if topic.replication_factor != -1 and topic.replication_factor != 1:
+        if broker.cluster is None and topic.replication_factor != -1 and topic.replication_factor != 1:
             raise Refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"replication factor {topic.replication_factor}: there is one broker",
@@ -148,7 +180,7 @@ def _assigned_count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTo
     if sorted(one.partition_index for one in topic.assignments) != list(range(len(topic.assignments))):
         raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
     for one in topic.assignments:
-        if list(one.broker_ids) != [broker.node_id]:
+        if broker.cluster is None and list(one.broker_ids) != [broker.node_id]:
             raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
     return len(topic.assignments)
 

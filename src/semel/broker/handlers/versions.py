@@ -39,6 +39,7 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
                 max_version=broker.highest_version(key),
             )
             for key in sorted(SERVED)
+            if broker.serves(key)
         ],
         supported_features=[
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from semel.broker.stored.dynamic_settings import DynamicSettings
 from semel.broker.stored.group_settings import GroupSettingsStore
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from semel.config import Values
 
 
+class ProducerIdSource(Protocol):
+    """Who hands out producer ids."""
+
+    def take(self) -> int:
+        """The next unused producer id."""
+
+
 class Stores:
     """The stores of one broker, over one metadata store."""
 
@@ -27,7 +34,7 @@ class Stores:
         """`settings`: what the broker was started with."""
         self.metadata = metadata
         self._settings = settings
-        self.producer_ids = ProducerIds(metadata, node_id, highest_producer_id)
+        self.producer_ids: ProducerIdSource = ProducerIds(metadata, node_id, highest_producer_id)
         self.broker_settings = DynamicSettings(metadata, node_id, settings)
         self.group_settings = GroupSettingsStore(metadata)
         self.quotas = QuotaStore(metadata)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from semel.errors import Refused
 from semel.log.checkpoints import (
     CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
     machine_went_down,
@@ -66,7 +67,9 @@ class TopicLogs:
         *,
         clean: bool,
         manifest: Manifest | None = None,
+        is_replicated: bool = False,
     ) -> None:
+        """`is_replicated`: the partitions have replicas on other brokers, and their high watermarks are kept apart."""
         self.directory = directory
         #: The broker's settings; replaced when they change.
         self.settings = settings
@@ -77,6 +80,7 @@ class TopicLogs:
         self._clean = clean
         #: What the last clean stop left of partitions that were not opened since.
         self._manifest = manifest or Manifest()
+        self._is_replicated = is_replicated
         self._machine_went_down = False
         self._recovery_points: dict[tuple[str, int], int] = {}
 
@@ -134,11 +138,12 @@ class TopicLogs:
             unsynced_may_be_lost=self._machine_went_down and not self._durability.promises_fsync(topic),
             expected=self._expected(partition),
             chance=self.environment.chance,
+            is_replicated=self._is_replicated,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.verifies_transactions = self.settings["transaction.partition.verification.enable"]
-        log.high_watermark_follows_end = self._durability.high_watermark_follows_end
-        if not self._clean and not log.high_watermark_follows_end:
+        log.high_watermark_follows_end = self._durability.high_watermark_follows_end and not self._is_replicated
+        if not self._clean and not self._durability.high_watermark_follows_end:
             # A crash leaves records that were never fsynced. Nobody may see one that could still be lost.
             log.flusher.flush()
         return log
@@ -171,6 +176,22 @@ class TopicLogs:
             if partition.open_log is not None:
                 self._recovery_points[partition.topic.name, partition.index] = partition.open_log.flusher.recovery_point
         write_offsets(self.files, self.directory, RECOVERY_POINTS, self._recovery_points)
+
+    def checkpoint_high_watermarks(self, partitions: Iterable[Partition]) -> None:
+        """Write down how far each log is committed (R11). Nobody relies on it after a power failure: a follower that
+        knows less truncates no more."""
+        offsets = {
+            (partition.topic.name, partition.index): partition.open_log.high_watermark
+            for partition in partitions
+            if partition.open_log is not None
+        }
+        known = read_offsets(self.files, self.directory, HIGH_WATERMARKS)
+        write_offsets(self.files, self.directory, HIGH_WATERMARKS, {**known, **offsets}, durable=False)
+
+    @property
+    def machine_went_down(self) -> bool:
+        """Whether the machine was restarted since the last run, which did not stop cleanly. Known after `load`."""
+        return self._machine_went_down
 
     def are_gone(self, log: PartitionLog) -> bool:
         """Whether a log's files were removed under the running broker."""
@@ -212,7 +233,7 @@ class TopicLogs:
         """A later topic of the same name must not inherit where this one's logs began or were compacted to."""
         points = self._recovery_points
         self._recovery_points = {key: offset for key, offset in points.items() if key[0] not in topic_names}
-        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS):
+        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS):
             offsets = read_offsets(self.files, self.directory, checkpoint)
             kept = {key: offset for key, offset in offsets.items() if key[0] not in topic_names}
             if len(kept) < len(offsets):
@@ -236,6 +257,8 @@ class TopicLogs:
         clean = all(log.failed is None for log in logs)
         clean = clean and all(partition.offline is None for partition in partitions)
         self.checkpoint_recovery_points(partitions)
+        if self._is_replicated:
+            self.checkpoint_high_watermarks(partitions)
         left = Manifest(entries=entries())
         for partition in partitions:
             name = partition.directory.name
@@ -262,6 +285,6 @@ class TopicLogs:
 
 def _open_or_stay_offline(partition: Partition) -> None:
     with suppress(Refused):  # then it is offline, which was logged; requests get the error
-        _ = partition.log
+        _ = partition.own_log
 
 

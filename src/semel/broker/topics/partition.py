@@ -32,6 +32,9 @@ class Partition:
 
     __slots__ = ("_files", "_log", "_open", "directory", "index", "offline", "topic", "watchers")
 
+    #: Whether this broker serves the partition to clients.
+    is_served: bool = True
+
     def __init__(
         self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog], files: Files
     ) -> None:
@@ -64,6 +67,19 @@ class Partition:
     @property
     def log(self) -> PartitionLog:
         """The partition's log; the first use opens it."""
+        return self._log or self._opened_log()
+
+    @property
+    def own_log(self) -> PartitionLog:
+        """The log for what a broker does by itself. In a cluster `log` is the leader's alone."""
+        return self.log
+
+    @property
+    def knows_its_end(self) -> bool:
+        """Whether the high watermark is known. A new leader learns it from its followers."""
+        return True
+
+    def _opened_log(self) -> PartitionLog:
         log = self._log
         if log is None:
             if isinstance(self.offline, (DamagedLog, DirectoryGone)):

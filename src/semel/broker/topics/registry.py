@@ -24,6 +24,7 @@ from semel.broker.topics.partition import Partition
 from semel.broker.topics.topic import Topic, check_topic_name, flat_name
 from semel.config import TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
+from semel.log.checkpoints import topic_id_from_text
 from semel.log.damage import DirectoryGone
 from semel.log.file_names import LOG_SUFFIX
 from semel.log.manifest import Manifest
@@ -37,8 +38,15 @@ Rest = Callable[[], Awaitable[None]]
 class TopicRegistry:
     """The topics by name and by id, and every change to them."""
 
-    def __init__(self, store: LocalMetadataStore, settings: Values, logs: TopicLogs) -> None:
+    def __init__(
+        self,
+        store: LocalMetadataStore,
+        settings: Values,
+        logs: TopicLogs,
+        partition_type: type[Partition] = Partition,
+    ) -> None:
         self._store = store
+        self._partition_type = partition_type
         self._stored = StoredTopics(store)
         self._settings = settings
         self._logs = logs
@@ -140,7 +148,20 @@ class TopicRegistry:
         if self.gone is None:
             self._logs.checkpoint_recovery_points(self.all_partitions())
 
+    def checkpoint_high_watermarks(self) -> None:
+        """Write down how far each replicated log is known to be committed."""
+        if self.gone is None:
+            self._logs.checkpoint_high_watermarks(self.all_partitions())
+
     # Changing
+
+    def adopt(self, name: str, topic_id: str, partition_count: int, overrides: dict[str, str]) -> Topic:
+        """Take over a topic of the cluster. Its partitions are opened when they get a role."""
+        configs = _legal_settings(name, overrides)
+        topic = Topic(name, topic_id_from_text(topic_id), configs, topic_values(self._settings, configs))
+        self._add(topic, partition_count)
+        self._call_listeners()
+        return topic
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str] | None = None) -> Topic:
         """Create a topic at once, or refuse as Kafka does. Clients' topics are created by `create_all`."""
@@ -276,7 +297,7 @@ class TopicRegistry:
     def _add_partitions(self, topic: Topic, partition_count: int) -> None:
         for index in range(len(topic.partitions), partition_count):
             directory = self._logs.directory / f"{topic.name}-{index}"
-            topic.partitions.append(Partition(topic, index, directory, self._logs.open, self._logs.files))
+            topic.partitions.append(self._partition_type(topic, index, directory, self._logs.open, self._logs.files))
 
     async def _save(self, changes: TopicChanges, new: list[tuple[str, int, int]] | None = None) -> None:
         """Store what will be, before it is: what the disk refuses has not happened.

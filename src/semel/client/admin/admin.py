@@ -14,11 +14,11 @@ from semel.client.admin.transactions import TransactionAdmin
 from semel.client.admin.users import UserAdmin
 from semel.client.argument_lists import as_values
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.connection import Connection
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop
 from semel.config import ADMIN, Values
 from semel.environment import MACHINE, Environment
+from semel.net.connection import Connection
 
 
 class AsyncAdmin:

@@ -15,12 +15,12 @@ from math import inf
 from typing import Any
 
 from semel.client.cluster.authentication import Authentication, check_sasl_is_not_asked_for
-from semel.client.cluster.connection import Connection
 from semel.client.cluster.response_errors import check
 from semel.client.cluster.throttling import Throttles
 from semel.client.cluster.wait_warnings import WaitWarnings
 from semel.config import ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
+from semel.net.connection import Connection
 from semel.wire import Malformed
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.frames import parse_response, request_frame

@@ -16,13 +16,13 @@ from typing import Any
 
 from semel.client.cluster.authentication import Authentication
 from semel.client.cluster.broker_connections import BrokerConnections, read_address
-from semel.client.cluster.connection import Connection
 from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata, topics_of
 from semel.client.cluster.response_errors import check
 from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
 from semel.environment import MACHINE, Environment
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
+from semel.net.connection import Connection
 from semel.security.credentials import client_credentials
 from semel.security.tls import client_context
 from semel.wire.apis import ApiKey

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 from semel.client.argument_lists import as_callback, as_subscription, as_timeout_s, as_values
 from semel.client.arguments import INT32_MAX, as_number
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.connection import Connection
 from semel.client.consumer.committer import OffsetCommitter
 from semel.client.consumer.fetcher import ConsumerRecord, Fetcher
 from semel.client.consumer.iteration import Iteration
@@ -37,6 +36,7 @@ from semel.environment import MACHINE, Environment
 from semel.errors import ErrorCode, Misuse
 from semel.machines.reading.fetch_positions import FetchPositions
 from semel.machines.values import TopicPartition
+from semel.net.connection import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa

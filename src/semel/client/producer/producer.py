@@ -26,7 +26,6 @@ from semel.client.arguments import (
     as_wait,
 )
 from semel.client.cluster.cluster import Cluster
-from semel.client.cluster.connection import Connection
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop
 from semel.client.producer.config import parse_config
@@ -39,6 +38,7 @@ from semel.environment import MACHINE, Environment
 from semel.errors import ErrorCode, Fatal, KafkaError, RequestTimedOut
 from semel.machines.transactions.producer import ProducerState
 from semel.machines.values import ProducerIdentity
+from semel.net.connection import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,265 @@
+"""What this broker knows of the cluster, read from ZooKeeper and kept true by watches (rule Z7).
+
+Guarantees:
+
+- A node is read again after every change, and a state that is older than the known one is never taken.
+- After the connection was lost everything is read again: watches do not outlive a connection.
+- `changed` is called after what was read is in the image, once for everything that was read together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semel.cluster.session import (
+    ConnectionLoss,
+    EventType,
+    NoNode,
+    SessionExpired,
+    SessionState,
+    Stat,
+    WatchEvent,
+    ZooKeeperSession,
+)
+from semel.machines.controller.image import Broker, Image, Topic
+from semel.machines.replication.values import PartitionState
+from semel.machines.values import TopicPartition
+from semel.machines.znodes import paths
+from semel.machines.znodes.values import (
+    BrokerLife,
+    BrokerRegistration,
+    TopicAssignment,
+    UnreadableZnode,
+    decode_config,
+    decode_controller,
+    decode_controller_epoch,
+    decode_state,
+)
+
+logger = logging.getLogger(__name__)
+
+#: What a node is about: ("ids",), ("id", n), ("life", n), ("topic", name), ("state", name, partition), ...
+Key = tuple[Any, ...]
+#: How many nodes are read at once.
+READ_AT_ONCE = 200
+
+
+class ImageReader:
+    """Reads and watches. `settings_of` gives (min.insync.replicas, unclean allowed) for a topic's own settings."""
+
+    def __init__(
+        self,
+        session: ZooKeeperSession,
+        settings_of: Callable[[Mapping[str, str]], tuple[int, bool]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._settings_of = settings_of
+        self._changed = changed
+        self._dirty: dict[Key, None] = {}
+        self._wake = asyncio.Event()
+        #: One reading at a time: the answer to an older question must not replace that to a newer one.
+        self._one_at_a_time = asyncio.Lock()
+        self.registrations: dict[int, BrokerRegistration] = {}
+        #: Which session has registered each broker.
+        self.owners: dict[int, int] = {}
+        self._lives: dict[int, tuple[BrokerLife, int]] = {}
+        self._assignments: dict[str, tuple[TopicAssignment, int]] = {}
+        self.configs: dict[str, dict[str, str]] = {}
+        self._states: dict[TopicPartition, tuple[PartitionState, int]] = {}
+        self._created: dict[Key, int] = {}
+        self._controller: int | None = None
+        self._controller_epoch = (0, 0)
+        session.add_listener(self._on_session)
+
+    # What is known
+
+    def image(self) -> Image:
+        """As it is now. What changes later changes a later image."""
+        brokers = {
+            number: Broker(
+                number,
+                version,
+                number in self.registrations,
+                life.leaving,
+                self.registrations[number].rack if number in self.registrations else None,
+            )
+            for number, (life, version) in self._lives.items()
+        }
+        topics = {}
+        for name, (assignment, version) in self._assignments.items():
+            if name in self.configs:
+                needed, unclean = self._settings_of(self.configs[name])
+                topics[name] = Topic(name, assignment, version, needed, unclean)
+        epoch, version = self._controller_epoch
+        return Image(brokers, topics, dict(self._states), self._controller, epoch, version)
+
+    def life(self, broker: int) -> tuple[BrokerLife, int] | None:
+        return self._lives.get(broker)
+
+    # Reading
+
+    async def load(self) -> None:
+        """Read everything. Raises what ZooKeeper answers instead."""
+        await self._session.sync("/")
+        self._mark_all()
+        await self._read_dirty(keep_going=False)
+
+    async def run(self) -> None:
+        """Read what has changed, for as long as the broker lives."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._session.state is SessionState.CONNECTED and self._dirty:
+                await self._read_dirty(keep_going=True)
+                self._changed()
+
+    def refresh(self) -> None:
+        """Something was refused because what we know is old: read it again."""
+        self._mark_all()
+
+    def _mark_all(self) -> None:
+        for key in (("ids",), ("lives",), ("controller",), ("epoch",), ("topics",)):
+            self._mark(key)
+        for number in {*self.registrations, *self._lives}:
+            self._mark(("id", number))
+            self._mark(("life", number))
+        for name in self._assignments:
+            self._mark(("topic", name))
+            self._mark(("config", name))
+
+    def _mark(self, key: Key) -> None:
+        self._dirty[key] = None
+        self._wake.set()
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._mark_all()
+
+    async def _read_dirty(self, *, keep_going: bool) -> None:
+        async with self._one_at_a_time:
+            await self._read_all_dirty(keep_going=keep_going)
+
+    async def _read_all_dirty(self, *, keep_going: bool) -> None:
+        while self._dirty:
+            keys = list(self._dirty)[:READ_AT_ONCE]
+            for key in keys:
+                del self._dirty[key]
+            outcomes = await asyncio.gather(*map(self._read, keys), return_exceptions=True)
+            for key, outcome in zip(keys, outcomes, strict=True):
+                if isinstance(outcome, (ConnectionLoss, SessionExpired)) and keep_going:
+                    self._dirty[key] = None  # read again when the session is back
+                elif isinstance(outcome, UnreadableZnode) and keep_going:
+                    logger.error("%s", outcome)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+            if keep_going and self._session.state is not SessionState.CONNECTED:
+                return
+
+    async def _get(self, key: Key, path: str) -> tuple[bytes, Stat] | None:
+        """A node with a watch; None if it is not there, and then the watch waits for it."""
+
+        def fired(event: WatchEvent) -> None:
+            if event.type is not EventType.NONE:
+                self._mark(key)
+
+        if await self._session.exists(path, fired) is None:
+            return None
+        try:
+            return await self._session.get(path)
+        except NoNode:
+            return None  # gone meanwhile: the watch has fired
+
+    async def _children(self, key: Key, path: str) -> list[str]:
+        def fired(event: WatchEvent) -> None:
+            if event.type is not EventType.NONE:
+                self._mark(key)
+
+        return (await self._session.get_children(path, fired))[0]
+
+    async def _read(self, key: Key) -> None:
+        await getattr(self, f"_read_{key[0]}")(*key[1:])
+
+    async def _read_ids(self) -> None:
+        here = {int(name) for name in await self._children(("ids",), paths.BROKER_IDS)}
+        for number in here | self.registrations.keys():
+            self._mark(("id", number))
+            self._mark(("life", number))
+
+    async def _read_lives(self) -> None:
+        for name in await self._children(("lives",), paths.LIVES):
+            if int(name) not in self._lives:
+                self._mark(("life", int(name)))
+
+    async def _read_id(self, number: int) -> None:
+        path = paths.broker(number)
+        found = await self._get(("id", number), path)
+        if found is None:
+            self.registrations.pop(number, None)
+            self.owners.pop(number, None)
+        else:
+            self.registrations[number] = BrokerRegistration.decode(found[0], path)
+            self.owners[number] = found[1].ephemeral_owner
+
+    async def _read_life(self, number: int) -> None:
+        path = paths.life(number)
+        found = await self._get(("life", number), path)
+        if found is None:
+            self._lives.pop(number, None)
+        else:
+            self._lives[number] = BrokerLife.decode(found[0], path), found[1].version
+
+    async def _read_controller(self) -> None:
+        found = await self._get(("controller",), paths.CONTROLLER)
+        self._controller = None if found is None else decode_controller(found[0])
+
+    async def _read_epoch(self) -> None:
+        found = await self._get(("epoch",), paths.CONTROLLER_EPOCH)
+        if found is not None:
+            self._controller_epoch = decode_controller_epoch(found[0]), found[1].version
+
+    async def _read_topics(self) -> None:
+        names = set(await self._children(("topics",), paths.TOPICS))
+        for name in names - self._assignments.keys():
+            self._mark(("topic", name))
+            self._mark(("config", name))
+        for name in self._assignments.keys() - names:
+            self._forget_topic(name)
+
+    def _forget_topic(self, name: str) -> None:
+        self._assignments.pop(name, None)
+        self.configs.pop(name, None)
+        for partition in [each for each in self._states if each.topic == name]:
+            del self._states[partition]
+
+    async def _read_topic(self, name: str) -> None:
+        path = paths.topic(name)
+        found = await self._get(("topic", name), path)
+        if found is None:
+            self._forget_topic(name)
+            return
+        assignment = TopicAssignment.decode(found[0], path)
+        self._assignments[name] = assignment, found[1].version
+        for number in assignment.partitions:
+            self._mark(("state", name, number))
+
+    async def _read_config(self, name: str) -> None:
+        path = paths.config("topics", name)
+        found = await self._get(("config", name), path)
+        self.configs[name] = {} if found is None else decode_config(found[0], path)
+
+    async def _read_state(self, name: str, number: int) -> None:
+        key, path, partition = ("state", name, number), paths.state(name, number), TopicPartition(name, number)
+        found = await self._get(key, path)
+        if found is None:
+            self._states.pop(partition, None)
+            return
+        data, stat = found
+        known = self._states.get(partition)
+        if known is not None and self._created.get(key) == stat.czxid and stat.version <= known[1]:
+            return
+        self._created[key] = stat.czxid
+        self._states[partition] = decode_state(data, path), stat.version
