@@ -55,6 +55,7 @@ class Compaction(Workload):
                 commit = chance.random() < 0.7
                 if not commit:
                     self._settle(noted, False)
+                    await producer.flush()  # else an abort may forget what was not sent yet
                     await producer.abort_transaction()
                 else:
                     await producer.commit_transaction()
