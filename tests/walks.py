@@ -212,8 +212,8 @@ def _is_ours(code: CodeType) -> bool:
 def micro_batch() -> Walk:
     """A micro-batch of one task, from foreachBatch to its commit.
 
-    Spark itself is left out: a stand-in hands the rows to the task, in this process. The calls to `routing`, which only
-    builds Spark's plan, are entered by hand.
+    Spark itself is left out: a stand-in hands the rows to the task, in this process. The call to `kafka_columns`, which
+    only builds Spark's plan, is entered by hand.
     """
     import pyarrow as pa
 
@@ -244,14 +244,13 @@ def micro_batch() -> Walk:
         """What Spark would do with the frame: run the task over one batch of rows."""
 
         def __init__(self) -> None:
-            self.sparkSession = self.sparkContext = self.conf = self
-            self.defaultParallelism = 1
+            self.reports: list[dict[str, Any]] = []
 
-        def set(self, *_: str) -> None:
-            pass
+        def coalesce(self, _: int) -> Rows:
+            return self
 
-        def mapInArrow(self, task: Callable[[Any], Any], _: str) -> Rows:
-            rows = {"value": pa.array([b"v"], pa.binary()), routing.TARGET: pa.array([0], pa.int32())}
+        def mapInArrow(self, task: Callable[[Any], Any], _: Any) -> Rows:
+            rows = {"value": pa.array([b"v"], pa.binary()), "partition": pa.array([0], pa.int32())}
             self.reports = [row for part in task(iter([pa.RecordBatch.from_pydict(rows)])) for row in part.to_pylist()]
             return self
 
@@ -266,7 +265,7 @@ def micro_batch() -> Walk:
         loop = LoopThread("walk")
         cluster = loop.run(connections.connect(settings))
         claims = ClaimServer("127.0.0.1")
-        saved = batch_transaction.kafka_columns, batch_transaction.rows_by_partition
+        saved = batch_transaction.kafka_columns
         try:
             client = TransactionClient(cluster, DriverTransaction("walk", "walk", timeout_ms=60_000))
             given = batch_transaction.OutputSettings(settings, DEFAULT_PRODUCER, 1, None, (True,))
@@ -275,7 +274,6 @@ def micro_batch() -> Walk:
                 Outputs("ledger").write, attempts=1, keeps_state=False, observer=lambda step, _: steps.append(step),
             )  # fmt: skip
             batch_transaction.kafka_columns = lambda *_: Rows()  # type: ignore[assignment]
-            batch_transaction.rows_by_partition = lambda rows, *_: rows  # type: ignore[assignment]
             for batch_id in range(3):
                 steps.clear()
                 walk = MicroBatchWalk(sink.ExactlyOnceSink.__call__.__code__, lambda: Step.COMMITTED in steps)
@@ -292,7 +290,7 @@ def micro_batch() -> Walk:
                     for each in loops:
                         each.loop.call_soon_threadsafe(sys.setprofile, None)
         finally:
-            batch_transaction.kafka_columns, batch_transaction.rows_by_partition = saved
+            batch_transaction.kafka_columns = saved
             claims.close()
             for task_loop, task_cluster in connections._clusters.values():
                 task_loop.run(task_cluster.close())
@@ -301,7 +299,7 @@ def micro_batch() -> Walk:
             loop.run(cluster.close())
             loop.close()
     produce = batch_transaction.BatchTransaction._run_tasks.__code__
-    walk.calls += [(produce, function.__code__) for function in (routing.kafka_columns, routing.rows_by_partition)]
+    walk.calls.append((produce, routing.kafka_columns.__code__))
     return walk
 
 

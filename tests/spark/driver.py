@@ -13,7 +13,6 @@ from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.spark.claims import ClaimServer
 from semel.spark.connections import connect
 from semel.spark.kafka_options import ClientSettings, ProducerOptions
-from semel.spark.routing import TARGET
 from semel.spark.transaction_client import TransactionClient
 from semel.spark.writer import WritePlan, write
 from semel.wire.messages.transactions import ListTransactionsRequest
@@ -79,7 +78,7 @@ class Driver:
 
 
 def rows_of(values: list[bytes]) -> pa.RecordBatch:
-    """Rows as they come out of the shuffle, all for partition 0."""
+    """Rows as Spark hands them to a task, all for partition 0."""
     return pa.RecordBatch.from_pydict(
-        {"value": pa.array(values, pa.binary()), TARGET: pa.array([0] * len(values), pa.int32())}
+        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * len(values), pa.int32())}
     )

@@ -44,7 +44,6 @@ def load(stage: Stage, frame: Any, name: str, **settings: Any) -> Load:
 
 
 def test_a_load_is_done_once_for_each_name_and_a_rerun_says_so(stage: Stage) -> None:
-    adaptive = stage.spark.conf.get("spark.sql.adaptive.enabled")
     done = load(stage, rows_of(stage, 0, 30), "monday")
     assert (done.rows, done.was_done, str(done)) == (30, False, "load 'monday' is done: 30 rows")
     assert load(stage, rows_of(stage, 30, 50), "tuesday").rows == 20
@@ -54,7 +53,6 @@ def test_a_load_is_done_once_for_each_name_and_a_rerun_says_so(stage: Stage) -> 
     assert numbers(stage) == list(range(50))
     assert load(stage, rows_of(stage, 50, 50), "nothing").rows == 0
     assert load(stage, rows_of(stage, 50, 60), "nothing").was_done
-    assert stage.spark.conf.get("spark.sql.adaptive.enabled") == adaptive
 
 
 def test_lost_answers_and_a_failed_attempt_leave_each_row_once(stage: Stage) -> None:

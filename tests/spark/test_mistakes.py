@@ -81,7 +81,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"kafka": {"enable.idempotence": False}}, "kafka: enable.idempotence=false: a transaction needs true"),
         ({"kafka": {"linger.ms": 20}}, "kafka: linger.ms: a task fills its batches from rows that are there"),
         ({"kafka": {"retries": 3}}, "kafka: retries: requests are repeated until delivery.timeout.ms"),
-        ({"kafka": {"max.in.flight.requests.per.connection": 5}}, "the batches of a partition are sent one by one"),
+        ({"kafka": {"max.in.flight.requests.per.connection": 5}}, "up to five requests of a partition are"),
         ({"kafka": {"transactional.id": "x"}}, "kafka: transactional.id: give it as the argument transactional_id"),
         ({"kafka": {"transaction.timeout.ms": 1}}, "give it as the argument transaction_timeout_ms"),
         ({"kafka": {"bootstrap.servers": "h:1"}}, "kafka: bootstrap.servers: give it as the argument"),

@@ -96,7 +96,7 @@ def test_several_outputs_and_loads_are_one_transaction_there_too(
 #: Rows of the recovery table, each by the test that shows it on Semel. `test_recovery.py` has the others on both.
 ROWS = [
     on_semel.test_a_task_that_dies_after_its_first_produce_makes_the_batch_run_again_under_a_new_epoch,
-    on_semel.test_a_second_writer_of_a_partition_fails_the_job_and_the_batch_runs_again,
+    on_semel.test_a_second_attempt_of_a_task_fails_the_job_and_the_batch_runs_again,
     on_semel.test_an_error_after_the_commit_does_not_write_the_batch_again,
     on_semel.test_a_checkpoint_set_back_several_batches_is_skipped_through,
     on_semel.test_a_checkpoint_set_back_that_takes_newer_data_into_an_old_batch_is_refused,

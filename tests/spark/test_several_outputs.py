@@ -83,11 +83,12 @@ def test_several_outputs_are_one_transaction_and_read_the_source_once(stage: Sta
 
 
 def test_of_a_task_killed_in_the_second_output_nothing_of_the_first_is_seen(stage: Stage) -> None:
-    values = stage.put_numbers(40)
+    values = [b"%06d" % number for number in range(40)]
+    stage.put("payments", ((b"account-%d" % (number % 7), value) for number, value in enumerate(values)), partition=0)
     killed: list[int] = []
 
     def kill(passing: Passing) -> None:
-        # The first two are for the two partitions of the ledger.
+        # There is one task. Its first two are for the two partitions of the ledger.
         is_third = passing.api_key == ApiKey.PRODUCE and passing.way is Way.REQUEST and passing.count == 3
         if is_third and not killed:
             killed.extend(python_workers(stage.spark.sparkContext._gateway.proc.pid))

@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.machines.values import TopicPartition
-from semel.spark.range_reader import OffsetRange
-from semel.spark.source_plan import as_spark, ends_not_before, ends_within_limit, places_of, split_ranges, unread_spans
+from semel.spark.range_reader import OffsetRange, SmallRanges
+from semel.spark.source_plan import (
+    FEW_RECORDS,
+    as_spark,
+    ends_not_before,
+    ends_within_limit,
+    join_small_ranges,
+    places_of,
+    split_ranges,
+    unread_spans,
+)
 
 spans = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted).map(tuple)
 waiting_maps = st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 12)), spans, min_size=1)
@@ -39,6 +48,19 @@ def test_cutting_ranges_covers_every_offset_once(
         assert all(r.end - r.start <= most for r in pieces)
     if not most and not least:
         assert pieces == ranges
+
+
+@given(waiting_maps)
+def test_little_is_read_by_one_task_and_every_offset_is_read_once(
+    waiting: dict[TopicPartition, tuple[int, int]],
+) -> None:
+    ranges = [OffsetRange(p.topic, p.partition, since, until) for p, (since, until) in waiting.items() if until > since]
+    tasks = [task.ranges if isinstance(task, SmallRanges) else (task,) for task in join_small_ranges(ranges)]
+    assert [one for task in tasks for one in task] == ranges
+    sizes = [sum(one.end - one.start for one in task) for task in tasks]
+    assert all(size <= FEW_RECORDS for size, task in zip(sizes, tasks, strict=True) if len(task) > 1)
+    if sum(sizes) <= FEW_RECORDS:
+        assert len(tasks) <= 1
 
 
 def test_what_was_read_never_moves_back_and_never_vanishes() -> None:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import semel
 from semel.errors import KafkaError
 from semel.machines.pipeline.batch_marker import BatchMarker
-from semel.machines.pipeline.claims import ClaimRefused
+from semel.machines.pipeline.claims import ClaimBook, ClaimRefused
 from semel.machines.pipeline.driver_transaction import CommitUnknown
 from semel.spark.kafka_options import ProducerOptions
 from semel.spark.writer import WritePlan, write
@@ -152,17 +152,45 @@ def test_a_zombie_task_after_the_abort_cannot_write(driver: Driver, topics: str)
 
 
 class NoGuard:
-    """The claim guard taken out."""
+    """The claim guard taken out: every attempt may write, and begins with sequence 0."""
 
-    def claim(self, epoch: tuple[int, int, int], topic: str, partition: int) -> None:
-        """Grant everything."""
+    task = 0
+
+    def writer(self, epoch: tuple[int, int, int], task: int, patience_ms: float) -> NoGuard:
+        return self
+
+    async def take_turn(self, topic: str, partition: int, records: int) -> int:
+        return 0
+
+    async def end_turn(self, topic: str, partition: int) -> None:
+        """Nobody waits."""
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+
+class GuardThatDoesNotKnowTasks(ClaimBook):
+    """Half of the guard taken out: sequences are given out once each, and any attempt of a task gets them."""
+
+    def refusal(self, epoch: tuple[int, int, int], task: int, attempt: str) -> str:
+        return ""
 
 
 def test_a_second_task_of_the_same_epoch_is_refused(driver: Driver) -> None:
     driver.begin()
     driver.task([b"1"])
-    with pytest.raises(ClaimRefused, match="already claimed"):
+    with pytest.raises(ClaimRefused, match="it ran twice"):
         driver.task([b"other rows, same sequences"])
+
+
+def test_without_the_guard_a_task_that_runs_twice_would_write_twice(driver: Driver, topics: str) -> None:
+    """Why a second attempt is refused, though it would get sequence numbers of its own: the ablation shows it."""
+    driver.claims._book = GuardThatDoesNotKnowTasks()
+    driver.begin()
+    driver.task([b"a"])
+    driver.task([b"a"])
+    driver.commit(0)
+    assert committed_values(topics) == [b"a", b"a"]
 
 
 def test_without_the_claim_guard_the_broker_would_drop_a_second_tasks_rows_in_silence(

@@ -6,7 +6,8 @@ this module wraps their flat buffers as Arrow arrays and unwraps them again, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semel.errors import ErrorCode, Refused
@@ -160,21 +161,44 @@ def _where_offsets_move(offsets: pa.Buffer, rows: int) -> pa.Buffer | None:
     return pc.not_equal(starts, ends).buffers()[1]
 
 
-def from_arrow(
+@dataclass(frozen=True, slots=True, eq=False)
+class UnsealedBatch:
+    """Encoded rows that have no producer and no sequence number yet."""
+
+    #: The records, behind room for the header.
+    data: bytearray
+    record_count: int
+    base_timestamp: int
+    max_timestamp: int
+    attributes: int
+
+    def seal(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+        """The finished batch."""
+        return seal(
+            self.data,
+            attributes=self.attributes,
+            last_offset_delta=self.record_count - 1,
+            base_timestamp=self.base_timestamp,
+            max_timestamp=self.max_timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            record_count=self.record_count,
+        )
+
+
+def encode_arrow(
     rows: pa.RecordBatch | pa.Table,
     *,
     timestamp_ms: int,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
     transactional: bool = False,
     codec: int = NONE,
     level: int | None = None,
     max_batch_bytes: int = 1_048_576,
     max_row_bytes: int | None = None,
     timestamp_column: str | None = None,
-) -> list[bytes]:
-    """All rows, in order, as batches of at most `max_batch_bytes` with consecutive sequences.
+) -> Iterator[UnsealedBatch]:
+    """All rows, in order, as batches of at most `max_batch_bytes`, to be sealed.
 
     Columns `value` (required), `key` and `headers` are those of Spark's Kafka sink; others are left alone. Records
     have `timestamp_ms` unless `timestamp_column` names a column with their timestamps. A row that does not fit a batch
@@ -183,8 +207,6 @@ def from_arrow(
     """
     import pyarrow as pa
 
-    sequence = base_sequence
-    result: list[bytes] = []
     for part in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
         keys = _column(part, "key", required=False)
         values = _column(part, "value", required=True)
@@ -205,21 +227,35 @@ def from_arrow(
             if len(data) > most:
                 why = f"row {start} makes a batch of {len(data)} bytes, and {most} are allowed"
                 raise Refused(ErrorCode.MESSAGE_TOO_LARGE, why)
-            batch = seal(
-                data,
-                attributes=codec | (TRANSACTIONAL if transactional else 0),
-                last_offset_delta=count - 1,
-                base_timestamp=base_timestamp,
-                max_timestamp=max_timestamp,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=sequence,
-                record_count=count,
-            )
-            result.append(batch)
-            if sequence != NO_SEQUENCE:
-                sequence = next_sequence(sequence, count)
+            attributes = codec | (TRANSACTIONAL if transactional else 0)
+            yield UnsealedBatch(data, count, base_timestamp, max_timestamp, attributes)
             start += count
+
+
+def from_arrow(
+    rows: pa.RecordBatch | pa.Table,
+    *,
+    timestamp_ms: int,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    codec: int = NONE,
+    level: int | None = None,
+    max_batch_bytes: int = 1_048_576,
+    max_row_bytes: int | None = None,
+    timestamp_column: str | None = None,
+) -> list[bytes]:
+    """All rows, in order, as finished batches with consecutive sequences. The arguments are those of `encode_arrow`."""
+    sequence = base_sequence
+    result: list[bytes] = []
+    for batch in encode_arrow(
+        rows, timestamp_ms=timestamp_ms, transactional=transactional, codec=codec, level=level,
+        max_batch_bytes=max_batch_bytes, max_row_bytes=max_row_bytes, timestamp_column=timestamp_column,
+    ):  # fmt: skip
+        result.append(batch.seal(producer_id, producer_epoch, sequence))
+        if sequence != NO_SEQUENCE:
+            sequence = next_sequence(sequence, batch.record_count)
     return result
 
 

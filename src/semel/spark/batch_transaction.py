@@ -2,7 +2,7 @@
 
 Guarantees: what was written becomes visible whole, with its progress and its marker, or not at all. A batch that was
 committed before is not written again. Several DataFrames may go to one topic: a later one goes on with the sequence
-numbers of the one before, and its tasks claim their partitions anew.
+numbers of the one before, and its tasks claim their places anew.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, Mark
 from semel.machines.pipeline.claims import RowRefused, WriteReport, check_reports
 from semel.machines.pipeline.driver_transaction import DriverFenced, PipelineProgress, is_worth_another_try
 from semel.machines.values import ProducerIdentity, TopicPartition
-from semel.records.sequence import next_sequence
 
 from .checkpoint import BatchOffsets
 from .claims import ClaimServer
 from .kafka_options import ClientSettings, ProducerOptions
 from .preflight import PipelineMistake
-from .routing import kafka_columns, rows_by_partition
+from .routing import kafka_columns
 from .transaction_client import TransactionClient
 from .writer import REPORT_SCHEMA, WritePlan, write
 
@@ -136,39 +135,31 @@ class BatchTransaction:
             topic,
             self._settings.producer,
             self._writes,
-            dict(self._sequences),
+            # Count once: if the topic grows meanwhile, one key must not go to two partitions within one batch.
+            self._partition_count(topic) if topic else None,
         )
         self._writes += 1
-        self._claims.begin_epoch(plan.epoch)
+        self._claims.begin_epoch(plan.epoch, self._sequences)
         try:
             reports = self._run_tasks(frame, plan)
-            check_reports(self._claims.claimed, reports)
+            check_reports(self._claims.given, reports)
         except Exception as error:
             if mistake := self._claims.mistake:
                 raise RowRefused(mistake) from error
             raise
         finally:
             self._claims.end_epoch()
+        self._sequences = self._claims.sequences
         for report in reports:
-            place = report.topic, report.partition
-            self._sequences[place] = next_sequence(self._sequences.get(place, 0), report.records)
             self.rows += report.records
             self.size_bytes += report.size_bytes
         return reports
 
     def _run_tasks(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
         rows = kafka_columns(frame, plan.topic)
-        session = rows.sparkSession
-        session.conf.set("spark.sql.adaptive.enabled", "false")  # it could split one output partition over two tasks
-        # Count once: if the topic grows meanwhile, one key must not go to two partitions within one batch.
-        partitions = self._partition_count(plan.topic) if plan.topic else None
-        parallelism = session.sparkContext.defaultParallelism
-        writers = self._settings.writers or min(parallelism, partitions or parallelism)
-        reports = (
-            rows_by_partition(rows, partitions, plan.client_settings, writers, plan.refuse_row)
-            .mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA)
-            .collect()
-        )
+        if self._settings.writers:
+            rows = rows.coalesce(self._settings.writers)
+        reports = rows.mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA).collect()
         return [WriteReport(*row) for row in reports]
 
     def add_progress(self, batch: Batch) -> dict[TopicPartition, int]:

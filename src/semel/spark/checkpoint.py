@@ -77,7 +77,11 @@ def _kafka_offsets(text: str) -> list[tuple[TopicPartition, int]]:
 
 
 class Checkpoint:
-    """A query's checkpoint directory."""
+    """A query's checkpoint directory. What Spark never changes again is read once: a read is many calls to the JVM."""
+
+    _query_id: str | None = None
+    #: The last batch that is done, and its end offsets.
+    _last_done: tuple[int, BatchOffsets] | None = None
 
     def __init__(self, spark: Any, location: str) -> None:
         self._jvm = spark._jvm
@@ -86,7 +90,9 @@ class Checkpoint:
 
     def query_id(self) -> str:
         """The query's id. It stays the same over restarts."""
-        return str(json.loads(self._read("metadata"))["id"])
+        if self._query_id is None:
+            self._query_id = str(json.loads(self._read("metadata"))["id"])
+        return self._query_id
 
     def offsets(self, batch_id: int) -> BatchOffsets:
         """The end offsets of a micro-batch."""
@@ -94,8 +100,14 @@ class Checkpoint:
 
     def begins(self, batch_id: int) -> BatchOffsets:
         """The start offsets of a micro-batch: the ends of the one before. None are known of the first."""
+        if self._last_done is not None and self._last_done[0] == batch_id - 1:
+            return self._last_done[1]
         name = f"offsets/{batch_id - 1}"
         return self.offsets(batch_id - 1) if batch_id > 0 and self._exists(name) else BatchOffsets((), ())
+
+    def remember(self, batch_id: int, offsets: BatchOffsets) -> None:
+        """The end offsets of a micro-batch that is done: the next one begins there."""
+        self._last_done = batch_id, offsets
 
     def where_batch_begins(self, batch_id: int) -> str:
         """The start offsets of a micro-batch, for a message: the offsets if they are short, else their file."""

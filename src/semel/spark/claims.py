@@ -1,4 +1,4 @@
-"""How a task claims a partition: a question to the driver over a socket.
+"""How a task claims its place and takes its turns: questions to the driver over a socket.
 
 The rules are in `machines/pipeline/claims.py`. Here are the socket, the secret that keeps strangers out, and the lock:
 many tasks ask at once.
@@ -11,6 +11,7 @@ the driver could not tell such a row from a broken connection.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
@@ -19,12 +20,14 @@ import secrets
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NoReturn, cast
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn, cast
 
-from semel.machines.pipeline.claims import ClaimBook, ClaimRefused, Epoch, RowRefused
+from semel.machines.pipeline.claims import ClaimBook, ClaimRefused, Epoch, Place, RowRefused
 from semel.records import _select
 
 log = logging.getLogger("semel.spark")
@@ -41,26 +44,76 @@ class ClaimDesk:
     port: int
     secret: str
 
-    def claim(self, epoch: Epoch, topic: str, partition: int) -> None:
-        """Become the only writer of a partition in this epoch, or raise `ClaimRefused`."""
-        refusal = self._ask({"epoch": list(epoch), "topic": topic, "partition": partition})
-        if refusal is None:
-            raise ClaimRefused(f"the driver at {self.host}:{self.port} gave no answer about {topic}-{partition}")
-        if refusal:
-            raise ClaimRefused(refusal)
+    def writer(self, epoch: Epoch, task: int, patience_ms: float) -> TaskClaims:
+        """The claims of one attempt of a task. It waits for a turn up to `patience_ms`."""
+        return TaskClaims(self, epoch, task, patience_ms)
 
     def complain(self, epoch: Epoch, why: str) -> None:
         """Tell the driver that this micro-batch can never be written, and why."""
-        self._ask({"epoch": list(epoch), "mistake": why[:_LONGEST_COMPLAINT]})
-
-    def _ask(self, question: dict[str, object]) -> str | None:
-        """The driver's refusal, or an empty string for a yes; None if the connection was closed without an answer."""
-        question = {"secret": self.secret, "compiled": _select.COMPILED, **question}
+        question = {"secret": self.secret, "epoch": list(epoch), "mistake": why[:_LONGEST_COMPLAINT]}
         with socket.create_connection((self.host, self.port), timeout=_ANSWER_TIMEOUT_S) as connection:
             connection.sendall(json.dumps(question).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline(65536)
-        return str(json.loads(line)["refused"]) if line else None
+            connection.recv(1)  # it has been noted
+
+
+class TaskClaims:
+    """What one attempt of a task may write. Used on the event loop.
+
+    A connection carries one question at a time, because an answer waits until it is the task's turn. So there are as
+    many connections as turns are waited for at once.
+    """
+
+    def __init__(self, desk: ClaimDesk, epoch: Epoch, task: int, patience_ms: float) -> None:
+        self._desk, self._epoch, self._patience_s = desk, epoch, patience_ms / 1000
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._about = {
+            "secret": desk.secret, "epoch": list(epoch), "task": task, "attempt": uuid.uuid4().hex,
+            "compiled": _select.COMPILED,
+        }  # fmt: skip
+        #: The task's number in Spark's stage.
+        self.task = task
+
+    async def take_turn(self, topic: str, partition: int, records: int) -> int:
+        """Wait for the turn at a partition. Returns the first sequence number, or raises `ClaimRefused`."""
+        question = {"turn": [topic, partition], "records": records, "patience_s": self._patience_s}
+        reader, writer = await self._connection()
+        try:
+            writer.write(self._line(question))
+            async with asyncio.timeout(self._patience_s + _ANSWER_TIMEOUT_S):
+                line = await reader.readline()
+        except (OSError, TimeoutError):
+            line = b""
+        if not line:
+            writer.close()
+            raise ClaimRefused(
+                f"the driver at {self._desk.host}:{self._desk.port} gave no answer about {topic}-{partition}"
+            )
+        self._idle.append((reader, writer))
+        answer = json.loads(line)
+        if answer["refused"]:
+            raise ClaimRefused(answer["refused"])
+        return int(answer["sequence"])
+
+    async def end_turn(self, topic: str, partition: int) -> None:
+        """All is acknowledged: let the next task write. Nobody waits for an answer to this."""
+        reader, writer = await self._connection()
+        writer.write(self._line({"end": [topic, partition]}))
+        await writer.drain()
+        self._idle.append((reader, writer))
+
+    async def close(self) -> None:
+        """Close the connections. What was sent arrives."""
+        for _, writer in self._idle:
+            writer.close()
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._idle:
+            return self._idle.pop()
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await asyncio.open_connection(self._desk.host, self._desk.port)
+
+    def _line(self, question: dict[str, Any]) -> bytes:
+        return json.dumps({**self._about, **question}).encode() + b"\n"
 
 
 def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
@@ -73,8 +126,8 @@ def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
 class ClaimServer:
     """Answers claims on the driver while a query runs. Listens on `bind`; tasks connect to `host`. Port 0: any.
 
-    `on_claim` is called for each granted claim, before the task gets its answer: under transaction protocol V1 the
-    driver adds the partition to the transaction there.
+    `on_claim` is called for the first turn at each partition, before the task gets its answer: under transaction
+    protocol V1 the driver adds the partition to the transaction there.
     """
 
     def __init__(
@@ -85,21 +138,20 @@ class ClaimServer:
         port: int = 0,
     ) -> None:
         self._book = ClaimBook()
-        self._book_lock = threading.Lock()
+        self._changed = threading.Condition()
         self._on_claim = on_claim
         self._adding = threading.Lock()
+        self._added: set[Place] = set()
         self._has_warned = False
         secret = secrets.token_hex(16)
         answer = self._answer
 
         class Handler(socketserver.StreamRequestHandler):
-            timeout = _ANSWER_TIMEOUT_S
-
             def handle(self) -> None:
-                line = self.rfile.readline(65536)
-                if line:
-                    refused = answer(line, str(self.client_address[0]))
-                    self.wfile.write(json.dumps({"refused": refused}).encode() + b"\n")
+                with contextlib.suppress(OSError):  # the task has ended
+                    while line := self.rfile.readline(65536):
+                        if (found := answer(line, str(self.client_address[0]))) is not None:
+                            self.wfile.write(json.dumps(found).encode() + b"\n")
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
@@ -111,57 +163,88 @@ class ClaimServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="semel-claims", daemon=True)
         self._thread.start()
 
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Grant claims of this epoch, and of no other."""
-        with self._book_lock:
-            self._book.open(epoch)
+    def begin_epoch(self, epoch: Epoch, sequences: Mapping[Place, int] = MappingProxyType({})) -> None:
+        """Grant claims of this epoch, and of no other. `sequences`: the next ones of partitions written before."""
+        with self._changed:
+            self._book.open(epoch, sequences)
+            self._added = set()
 
     def end_epoch(self) -> None:
-        """Grant no more claims."""
-        with self._book_lock:
+        """Grant no more claims. Tasks that wait for a turn are refused."""
+        with self._changed:
             self._book.close()
+            self._changed.notify_all()
 
     @property
     def mistake(self) -> str:
         """Why the last micro-batch can never be written; empty if no task complained."""
-        with self._book_lock:
+        with self._changed:
             return self._book.mistake
 
     @property
-    def claimed(self) -> frozenset[tuple[str, int]]:
-        """The partitions claimed in this epoch."""
-        with self._book_lock:
-            return self._book.claimed
+    def given(self) -> dict[tuple[int, str, int], int]:
+        """How many records each task was given sequence numbers for, in this epoch."""
+        with self._changed:
+            return self._book.given
 
-    def _answer(self, line: bytes, asked_by: str) -> str:
+    @property
+    def sequences(self) -> dict[Place, int]:
+        """The next sequence number of each partition that was written in this transaction."""
+        with self._changed:
+            return self._book.sequences
+
+    def _answer(self, line: bytes, asked_by: str) -> dict[str, Any] | None:
         try:
             question = json.loads(line)
             secret, (producer_id, producer_epoch, write_number) = question["secret"], question["epoch"]
-            mistake = question.get("mistake")
-            topic, partition = (question["topic"], question["partition"]) if mistake is None else ("", -1)
+            mistake, ended = question.get("mistake"), question.get("end")
+            task, attempt = (int(question["task"]), str(question["attempt"])) if mistake is None else (-1, "")
+            topic, partition = ended or question["turn"] if mistake is None else ("", -1)
+            records, patience_s = int(question.get("records", 0)), float(question.get("patience_s", 0))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return "not a claim"
+            return {"refused": "not a claim"}
         if not hmac.compare_digest(str(secret), self.desk.secret):
-            return "this claim does not come from a task of this query"
+            return {"refused": "this claim does not come from a task of this query"}
         epoch = (producer_id, producer_epoch, write_number)
         if question.get("compiled") is False:
             self._warn_of_slow_loops(asked_by)
-        with self._book_lock:
-            if mistake is not None:
+        if mistake is not None:
+            with self._changed:
                 self._book.complain(epoch, str(mistake))
-                return ""
-            refusal = self._book.refusal(epoch, topic, partition)
-        if not refusal and self._on_claim is not None:
+            return {"refused": ""}
+        if ended:
+            with self._changed:
+                self._book.end_turn(epoch, attempt, (topic, partition))
+                self._changed.notify_all()
+            return None
+        return self._wait_for_turn(epoch, task, attempt, (topic, partition), records, patience_s)
+
+    def _wait_for_turn(
+        self, epoch: Epoch, task: int, attempt: str, place: Place, records: int, patience_s: float
+    ) -> dict[str, Any]:
+        deadline = time.monotonic() + patience_s
+        with self._changed:
+            while True:
+                if refusal := self._book.refusal(epoch, task, attempt):
+                    return {"refused": refusal}
+                sequence = self._book.take_turn(task, attempt, place, records)
+                if sequence is not None:
+                    break
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    return {"refused": f"task {task} had no turn at {place[0]}-{place[1]} for {patience_s:.0f} s"}
+                self._changed.wait(left_s)
+        if self._on_claim is not None and place not in self._added:
             with self._adding:
                 try:
-                    self._on_claim(topic, partition)
+                    self._on_claim(*place)
                 except Exception as error:  # the task must get an answer whatever went wrong, instead of waiting
-                    return f"{topic}-{partition} could not join the transaction: {error}"
-        return refusal
+                    return {"refused": f"{place[0]}-{place[1]} could not join the transaction: {error}"}
+            self._added.add(place)
+        return {"refused": "", "sequence": sequence}
 
     def _warn_of_slow_loops(self, host: str) -> None:
         """Once for a query: it is the same for every task of an executor, and says nothing new the second time."""
-        with self._book_lock:
+        with self._changed:
             if self._has_warned:
                 return
             self._has_warned = True

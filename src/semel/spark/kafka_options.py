@@ -44,7 +44,7 @@ _NOT_OF_A_SINK = {
     "transaction.two.phase.commit.enable": "the pipeline commits by itself: leave it out",
     "linger.ms": "a task fills its batches from rows that are there, and never waits for more: leave it out",
     "retries": "requests are repeated until delivery.timeout.ms: set that, or leave it out",
-    "max.in.flight.requests.per.connection": "the batches of a partition are sent one by one: leave it out",
+    "max.in.flight.requests.per.connection": "up to five requests of a partition are sent at once: leave it out",
     "partitioner.ignore.keys": "give the rows a column 'partition' instead",
     "key.serializer": "the column key is text or binary, and is written as it is: leave it out",
     "value.serializer": "the column value is text or binary, and is written as it is: leave it out",

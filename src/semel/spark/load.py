@@ -99,7 +99,6 @@ def write(
         spark, settings, transactional_id, timeout_ms=transaction_timeout_ms, step_ms=producer.step_ms,
         claim_port=claim_port, group_id=f"{transactional_id}/{name}",
     )  # fmt: skip
-    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
     try:
         named = constants_of(frame, topic)
         side.loop.run(check_cluster(side.cluster, bootstrap, [named], marker_topic, transaction_timeout_ms))
@@ -117,7 +116,6 @@ def write(
 
         run_batch(writing, batch, attempts, observer, body, lambda: None)
     finally:
-        spark.conf.set("spark.sql.adaptive.enabled", adaptive)
         side.close()
     # Where the answer to the commit was lost, the marker tells the second attempt that it is done: done by this call.
     found = Load(name, rows or 0, was_done=rows is None)

@@ -93,10 +93,10 @@ def start(
     `frame` has the columns of Spark's Kafka sink: `value`, and optionally `key`, `headers`, `partition`, `topic`.
     `transactional_id` is the pipeline's name on the broker: a second pipeline with the same name fences the first.
     Progress is committed to the group of the same name. `output_mode` is Spark's: append, update or complete. `writers`
-    is the number of tasks that write (by default one per core, at most one per output partition). `attempts` is how
-    often a micro-batch is tried before the query fails. `kafka` are settings of the client, by Kafka's or librdkafka's
-    names: security, timeouts, `batch.size` and so on. `claim_port` is the driver's port that tasks connect to before
-    they write, for a cluster with a firewall.
+    is the most tasks that compute and write rows (by default as many as the query has). `attempts` is how often a
+    micro-batch is tried before the query fails. `kafka` are settings of the client, by Kafka's or librdkafka's names:
+    security, timeouts, `batch.size` and so on. `claim_port` is the driver's port that tasks connect to before they
+    write, for a cluster with a firewall.
 
     `metrics_port` is where the driver serves its figures for Prometheus, at /metrics. 0 takes a free port, and
     `query.metrics_port` tells which.

@@ -43,6 +43,13 @@ class OffsetRange(InputPartition):
     end: int
 
 
+@dataclass
+class SmallRanges(InputPartition):
+    """What one task reads if there is little: several ranges, one after the other."""
+
+    ranges: tuple[OffsetRange, ...]
+
+
 def read_range(wanted: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """The visible records of a range, as Arrow record batches."""
     loop, cluster = cluster_of(options.client_settings)

@@ -1,13 +1,13 @@
-"""Where each row goes: its output partition, and the task that writes it.
+"""Where each row goes. Rows stay in the task that computed them: there is no shuffle.
 
-Guarantees: a row always goes to the same partition, also when Spark computes a lost task again with the rows in another
-order. The partition is the row's `partition` column, else Kafka's hash of the key, else a hash of the value; it never
-depends on the order of rows. Only keys are sent to Python for this; everything else stays in the JVM.
+Guarantees: a row goes to the partition in its column `partition`, else to the one that Kafka's clients choose for its
+key. Rows of one key stay in their order. A row without a key goes to the partition that its task fills at the moment;
+tasks and micro-batches begin with different ones, so that all partitions fill alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from semel.errors import Misuse
@@ -20,9 +20,6 @@ from .limits import find_topic
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The column that carries a row's output partition through the shuffle.
-TARGET = "__semel_target"
-
 _HEADERS = "array<struct<key: string, value: binary>>"
 
 #: How long to wait for a topic that a row names: a broker may be creating it.
@@ -31,89 +28,87 @@ _TOPIC_PATIENCE_MS = 10_000
 
 def kafka_columns(frame: Any, topic: str | None) -> Any:
     """The columns of Spark's Kafka sink, cast to Kafka's types; and the source's offset, to name a refused row."""
-    from pyspark.sql.functions import col
     from pyspark.sql.types import LongType
 
-    names = set(frame.columns)
-    columns = [col("value").cast("binary").alias("value")]
-    if "key" in names:
-        columns.append(col("key").cast("binary").alias("key"))
-    if "headers" in names:
-        columns.append(col("headers").cast(_HEADERS).alias("headers"))
-    if "partition" in names:
-        columns.append(col("partition").cast("int").alias("partition"))
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    columns = ["cast(`value` as binary) as value"]
+    if "key" in types:
+        columns.append("cast(`key` as binary) as key")
+    if "headers" in types:
+        columns.append(f"cast(`headers` as {_HEADERS}) as headers")
+    if "partition" in types:
+        columns.append("cast(`partition` as int) as partition")
     if topic is None:
-        columns.append(col("topic").cast("string").alias("topic"))
-    if "offset" in names and isinstance(frame.schema["offset"].dataType, LongType):
-        columns.append(col("offset"))
-    return frame.select(*columns)
+        columns.append("cast(`topic` as string) as topic")
+    if isinstance(types.get("offset"), LongType):
+        columns.append("`offset`")
+    return frame.selectExpr(*columns)
 
 
-def rows_by_partition(
-    rows: Any, partitions: int | None, settings: ClientSettings, writers: int, refuse_row: Callable[[str], NoReturn]
-) -> Any:
-    """Add the output partition to each row, and shuffle so that each output partition is in one task.
+class Router:
+    """The destinations of a task's rows.
 
-    `partitions` is the topic's partition count; None if a column names the topic. A task calls `refuse_row` for a row
-    whose topic is missing or does not exist.
+    `partitions` is the partition count of `topic`; both are None if a column names the topic. `refuse_row` is called
+    for a row whose topic is missing or does not exist. `turn` differs between tasks and between micro-batches.
     """
-    from pyspark.sql.functions import coalesce, col, lit, when, xxhash64
-    from pyspark.sql.functions import hash as hash_of
-    from pyspark.sql.functions import pmod as remainder
 
-    task = col(TARGET)
-    if partitions is None:
-        key = col("key") if "key" in rows.columns else lit(None).cast("binary")
-        target = _partition_by_topic(settings, refuse_row)(col("topic"), key, col("value"))
-        task = remainder(hash_of(col("topic")) + col(TARGET), lit(writers))
-    else:
-        target = remainder(xxhash64(col("value")), lit(partitions)).cast("int")
-        if "key" in rows.columns:
-            target = when(col("key").isNull(), target).otherwise(_partition_by_key(partitions)(col("key")))
-    if "partition" in rows.columns:
-        target = coalesce(col("partition"), target)
-    return rows.withColumn(TARGET, target).drop("partition").repartitionById(writers, task)
+    def __init__(
+        self,
+        topic: str | None,
+        partitions: int | None,
+        settings: ClientSettings,
+        refuse_row: Callable[[str], NoReturn],
+        turn: int,
+    ) -> None:
+        self._topic, self._settings, self._refuse_row, self._turn = topic, settings, refuse_row, turn
+        self._counts = {} if topic is None or partitions is None else {topic: partitions}
+        self._filling: dict[str, int] = {}
 
+    def route(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        """The rows of a batch by topic and partition, in their order."""
+        import pyarrow.compute as pc
 
-def _partition_by_key(partitions: int) -> Any:
-    def partition_of(keys: pa.Array) -> pa.Array:
-        return partition_column(keys, partitions, 0)
+        if self._topic is not None:
+            yield from self._within(self._topic, batch)
+            return
+        topics = batch.column("topic")
+        if topics.null_count:
+            self._refuse_row("a row has no topic: give start() a topic, or fill the column 'topic' in every row")
+        for name in pc.unique(topics).to_pylist():
+            yield from self._within(name, batch.filter(pc.equal(topics, name)).drop_columns(["topic"]))
 
-    return _as_udf(partition_of)
+    def _within(self, topic: str, rows: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        import pyarrow.compute as pc
 
+        count, names = self._count(topic), rows.schema.names
+        filling = self._filling.setdefault(topic, self._turn % count)
+        targets = partition_column(rows.column("key"), count, filling) if "key" in names else None
+        if "partition" in names:
+            given = rows.column("partition")
+            targets = pc.fill_null(given, filling) if targets is None else pc.coalesce(given, targets)
+            rows = rows.drop_columns(["partition"])
+        if targets is None:
+            yield topic, filling, rows
+            return
+        counts = pc.value_counts(targets)
+        if len(counts) == 1:
+            yield topic, targets[0].as_py(), rows
+            return
+        rows = rows.take(pc.array_sort_indices(targets))  # a stable sort
+        start = 0
+        for each in sorted(counts.to_pylist(), key=lambda each: each["values"]):
+            yield topic, each["values"], rows.slice(start, each["counts"])
+            start += each["counts"]
 
-def _partition_by_topic(settings: ClientSettings, refuse_row: Callable[[str], NoReturn]) -> Any:
-    def partition_of(topics: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
-        return partitions_for(topics, keys, values, settings, refuse_row)
+    def is_full(self, topic: str, partition: int) -> None:
+        """A batch for this partition is complete: rows without a key go to the next one."""
+        if self._filling[topic] == partition:
+            self._filling[topic] = (partition + 1) % self._count(topic)
 
-    return _as_udf(partition_of)
-
-
-def _as_udf(function: Any) -> Any:
-    """An Arrow UDF. Spark reads the annotations, which must be types and not strings."""
-    import pyarrow as pa
-    import pyspark.sql.functions as spark_functions
-
-    function.__annotations__ = dict.fromkeys(function.__annotations__, pa.Array)
-    functions: Any = spark_functions
-    return functions.arrow_udf(function, "int")
-
-
-def partitions_for(
-    topics: pa.Array, keys: pa.Array, values: pa.Array, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]
-) -> pa.Array:
-    """The partition of each row in the topic that it names. Runs in a task."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if topics.null_count:
-        refuse_row("a row has no topic: give start() a topic, or fill the column 'topic' in every row")
-    chosen = pa.nulls(len(topics), pa.int32())
-    for name in pc.unique(topics).to_pylist():
-        count = _partition_count(name, settings, refuse_row)
-        here = pc.if_else(pc.is_valid(keys), partition_column(keys, count, 0), partition_column(values, count, 0))
-        chosen = pc.if_else(pc.equal(topics, name), here, chosen)
-    return chosen
+    def _count(self, topic: str) -> int:
+        if topic not in self._counts:
+            self._counts[topic] = _partition_count(topic, self._settings, self._refuse_row)
+        return self._counts[topic]
 
 
 def _partition_count(topic: str, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]) -> int:

@@ -42,14 +42,16 @@ class ExactlyOnceSink:
             if self._keeps_state:
                 frame.write.format("noop").mode("overwrite").save()
 
+        batch = batch_of(self._checkpoint, batch_id)
         run_batch(
             self._transaction,
-            batch_of(self._checkpoint, batch_id),
+            batch,
             self._attempts,
             self._observer,
             lambda: self._body(self._transaction, frame),
             compute_only,
         )
+        self._checkpoint.remember(batch_id, batch.offsets)
 
 
 def batch_of(checkpoint: Checkpoint, batch_id: int) -> Batch:

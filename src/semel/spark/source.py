@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ from semel.machines.values import TopicPartition
 
 from .connections import cluster_of, connect
 from .limits import find_topic
-from .range_reader import DataLost, OffsetRange, read_range
+from .range_reader import DataLost, OffsetRange, SmallRanges, read_range
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions, kafka_mistake
 from .source_plan import (
     SparkOffsets,
@@ -41,6 +42,7 @@ from .source_plan import (
     ends_not_before,
     ends_within_limit,
     is_batch_due,
+    join_small_ranges,
     places_of,
     split_ranges,
     unread_spans,
@@ -190,7 +192,7 @@ class _RangeReader:
             )
         return as_spark({**found, **self._offsets_at(dict.fromkeys(unmatched, LATEST))})
 
-    def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange]:
+    def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
         new = [place for place in places_of(end) if str(place.partition) not in start.get(place.topic, {})]
         beginnings = self._offsets_at(dict.fromkeys(new, EARLIEST))  # a new partition is read from its beginning
         ranges = []
@@ -205,10 +207,14 @@ class _RangeReader:
                 )
             if until > since:
                 ranges.append(OffsetRange(place.topic, place.partition, since, until))
-        return split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)
+        if self._options.max_records_per_partition or self._options.min_partitions:
+            return [*split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)]
+        return join_small_ranges(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range as Arrow record batches. Runs in a task."""
+        """Read what one task is to read, as Arrow record batches. Runs in the task."""
+        if isinstance(partition, SmallRanges):
+            return chain.from_iterable(read_range(one, self._options) for one in partition.ranges)
         if not isinstance(partition, OffsetRange):
             return iter(())  # for a batch without ranges Spark makes up a partition, and runs a task
         return read_range(partition, self._options)
@@ -217,7 +223,7 @@ class _RangeReader:
 class SemelBatchReader(_RangeReader, DataSourceReader):
     """The reader of a batch query."""
 
-    def partitions(self) -> list[OffsetRange]:
+    def partitions(self) -> list[OffsetRange | SmallRanges]:
         """The ranges between the starting and the ending offsets."""
         places = self._partitions_of_topics()
         start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
@@ -272,7 +278,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         """Fix the end of an availableNow run."""
         self._until = self._latest()
 
-    def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange]:
+    def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
         """The ranges of one micro-batch."""
         return self._ranges(start, end)
 

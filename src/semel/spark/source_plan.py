@@ -7,7 +7,10 @@ from itertools import pairwise
 
 from semel.machines.values import TopicPartition
 
-from .range_reader import OffsetRange
+from .range_reader import OffsetRange, SmallRanges
+
+#: A task costs more than to read so many records.
+FEW_RECORDS = 100
 
 #: Offsets as Spark's Kafka source stores them in the checkpoint: {"topic": {"0": 42}}.
 SparkOffsets = dict[str, dict[str, int]]
@@ -87,6 +90,25 @@ def split_ranges(
     for one in pieces:
         finer += _cut(one, max(1, round(least_partitions * (one.end - one.start) / total)))
     return finer
+
+
+def join_small_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange | SmallRanges]:
+    """Ranges that together have few records become one task.
+
+    >>> join_small_ranges([OffsetRange("t", 0, 0, 60), OffsetRange("t", 1, 0, 40), OffsetRange("t", 2, 0, 101)])
+    [SmallRanges(ranges=(OffsetRange(topic='t', partition=0, start=0, end=60), \
+OffsetRange(topic='t', partition=1, start=0, end=40))), OffsetRange(topic='t', partition=2, start=0, end=101)]
+    """
+    groups: list[list[OffsetRange]] = []
+    records = 0
+    for one in ranges:
+        records += one.end - one.start
+        if groups and records <= FEW_RECORDS:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+            records = one.end - one.start
+    return [group[0] if len(group) == 1 else SmallRanges(tuple(group)) for group in groups]
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:

@@ -1,9 +1,10 @@
 """What a task does: write its rows of the micro-batch into the driver's transaction.
 
-Guarantees: a task produces to a partition only after it has claimed it, with sequences from 0 (or from where an earlier
-DataFrame of the same transaction ended) and one request at a time, which keeps the order. A batch that must be sent
-again has the same sequence and the same bytes. A task reports only what the broker has acknowledged. Rows are encoded
-while earlier ones are being sent.
+Guarantees: a task produces to a partition only in its turn, with the sequence numbers that the driver gave it, and ends
+its turn when all is acknowledged. At most five requests of a partition are on their way at once, and never the first
+one of a transaction with others: until it is acknowledged a broker could accept a later one in its place. What must be
+sent again is sent in order, with the same sequences and the same bytes. A task reports only what the broker has
+acknowledged. Rows are encoded while earlier ones are being sent.
 """
 
 from __future__ import annotations
@@ -12,33 +13,33 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster, Leader
-from semel.errors import ErrorCode, Misuse, Refused, error_for
+from semel.errors import ErrorCode, Misuse, Refused, Retriable, error_for
 from semel.machines.pipeline.claims import Epoch
 from semel.machines.values import ProducerIdentity
-from semel.records.batch import Batch
-from semel.records.columns import from_arrow
+from semel.records.columns import UnsealedBatch, encode_arrow
 from semel.records.sequence import next_sequence
 from semel.wire.messages.produce import ProduceRequest
 
-from .claims import ClaimDesk, refuse_row
+from .claims import ClaimDesk, TaskClaims, refuse_row
 from .connections import cluster_of
 from .kafka_options import DEFAULT_PRODUCER, ClientSettings, ProducerOptions
 from .limits import forget_largest_batch, largest_batch
-from .routing import TARGET
+from .routing import Router
 
-REPORT_SCHEMA = "topic string, partition int, records long, first_offset long, last_offset long, size_bytes long"
 _REPORT = pa.schema(
     [
+        ("task", pa.int32()),
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("records", pa.int64()),
@@ -47,6 +48,8 @@ _REPORT = pa.schema(
         ("size_bytes", pa.int64()),
     ]
 )
+#: The same for Spark. As a type and not as text, which the JVM would have to parse for every micro-batch.
+REPORT_SCHEMA = from_arrow_schema(_REPORT)
 
 #: The broker's errors for a batch that is too large for the topic.
 _LIMITS = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -65,8 +68,8 @@ class WritePlan:
     producer: ProducerOptions = DEFAULT_PRODUCER
     #: How many DataFrames were written in this transaction before.
     write_number: int = 0
-    #: The next sequence number of each partition that was written in this transaction before.
-    sequences: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    #: The partition count of `topic`, the same for all tasks: a key must not move if the topic grows meanwhile.
+    partitions: int | None = None
 
     @property
     def epoch(self) -> Epoch:
@@ -82,19 +85,22 @@ class WritePlan:
 def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.RecordBatch]:
     """Write this task's rows. Yields a report per output partition: what the broker acknowledged."""
     loop, cluster = cluster_of(plan.client_settings)
+    claims = plan.desk.writer(plan.epoch, task_number(), plan.producer.deadline_ms)
+    turn = plan.identity.producer_epoch + claims.task
+    router = Router(plan.topic, plan.partitions, plan.client_settings, plan.refuse_row, turn)
     writers: dict[tuple[str, int], _PartitionWriter] = {}
     outbox = _Outbox(loop, plan.producer.unsent_bytes)
     try:
         for batch in batches:
-            for topic, partition, rows in _by_destination(batch, plan.topic):
+            for topic, partition, rows in router.route(batch):
                 writer = writers.get((topic, partition))
                 if writer is None:
                     _check_partition(loop, cluster, topic, partition, plan)
-                    plan.desk.claim(plan.epoch, topic, partition)
-                    writer = writers[topic, partition] = _PartitionWriter(cluster, plan, topic, partition)
+                    writer = writers[topic, partition] = _PartitionWriter(cluster, plan, claims, topic, partition)
                 writer.add(rows)
                 if writer.waiting_bytes >= plan.producer.batch_bytes:
                     writer.encode_into(outbox)
+                    router.is_full(topic, partition)
         for writer in writers.values():
             writer.encode_into(outbox)
         outbox.wait_for_all()
@@ -105,27 +111,16 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
         plan.refuse_row(str(error))
     finally:
         outbox.cancel()
+        loop.run(claims.close())
     yield pa.RecordBatch.from_pylist([writer.report() for writer in writers.values()], schema=_REPORT)
 
 
-def _by_destination(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The rows of a batch by topic and partition, in their order."""
-    if topic is None:
-        topics = batch.column("topic")
-        for name in pc.unique(topics).to_pylist():
-            yield from _by_destination(batch.filter(pc.equal(topics, name)).drop_columns(["topic"]), name)
-        return
-    targets = batch.column(TARGET)
-    rows = batch.drop_columns([TARGET])
-    counts = pc.value_counts(targets)
-    if len(counts) == 1:
-        yield topic, targets[0].as_py(), rows
-        return
-    rows = rows.take(pc.array_sort_indices(targets))  # a stable sort
-    start = 0
-    for count in sorted(counts.to_pylist(), key=lambda count: count["values"]):
-        yield topic, count["values"], rows.slice(start, count["counts"])
-        start += count["counts"]
+def task_number() -> int:
+    """The number of this task in its stage. It stays the same when Spark runs the task again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int, plan: WritePlan) -> None:
@@ -185,15 +180,16 @@ class _Outbox:
 
 
 class _PartitionWriter:
-    """The only writer of one partition in this epoch."""
+    """This task's writer of one partition."""
 
-    def __init__(self, cluster: Cluster, plan: WritePlan, topic: str, partition: int) -> None:
-        self._cluster, self._plan, self._topic, self._partition = cluster, plan, topic, partition
+    def __init__(self, cluster: Cluster, plan: WritePlan, claims: TaskClaims, topic: str, partition: int) -> None:
+        self._cluster, self._plan, self._claims = cluster, plan, claims
+        self._topic, self._partition = topic, partition
         self._largest = self._ask_for_the_limit()
         self._waiting: list[pa.RecordBatch] = []
         self.waiting_bytes = 0
-        self._next_sequence = plan.sequences.get((topic, partition), 0)
-        self._turn = asyncio.Lock()
+        self._encoded: deque[UnsealedBatch] = deque()
+        self._one_sender = asyncio.Lock()
         self._failed = False
         self._acknowledged = self._acknowledged_bytes = 0
         self._first_offset = self._last_offset = -1
@@ -209,32 +205,32 @@ class _PartitionWriter:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self.waiting_bytes = [], 0
         for rows in table.combine_chunks().to_batches():
-            for encoded in self._encode(rows):
-                records = Batch.parse(memoryview(encoded)).record_count
-                self._next_sequence = next_sequence(self._next_sequence, records)
-                outbox.put(self._send(encoded, records), len(encoded))
+            for batch in self._encode(rows):
+                self._encoded.append(batch)
+                outbox.put(self._send(batch), len(batch.data))
 
-    def _encode(self, rows: pa.RecordBatch) -> list[bytes]:
+    def _encode(self, rows: pa.RecordBatch) -> Iterator[UnsealedBatch]:
+        done = 0
         try:
-            return from_arrow(
+            for batch in encode_arrow(
                 rows,
                 timestamp_ms=time.time_ns() // 1_000_000,
-                producer_id=self._plan.identity.producer_id,
-                producer_epoch=self._plan.identity.producer_epoch,
-                base_sequence=self._next_sequence,
+                transactional=True,
                 codec=self._plan.producer.codec,
                 level=self._plan.producer.level,
-                transactional=True,
                 max_batch_bytes=min(self._plan.producer.batch_bytes, self._largest),
                 max_row_bytes=self._largest,
-            )
+            ):
+                yield batch
+                done += batch.record_count
         except Refused as refused:
             if refused.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise
             forget_largest_batch(self._plan.client_settings)
             before, self._largest = self._largest, self._ask_for_the_limit()
             if self._largest > before:  # the limit was raised meanwhile
-                return self._encode(rows)
+                yield from self._encode(rows.slice(done))
+                return
             limit = f"max.message.bytes of topic '{self._topic}'"
             if self._largest == self._plan.producer.largest_request_bytes:
                 limit = "the option kafka.max.request.size"
@@ -249,18 +245,64 @@ class _PartitionWriter:
         given = self._plan.producer.largest_request_bytes
         return allowed if given is None else min(allowed, given)
 
-    async def _send(self, encoded: bytes, records: int) -> None:
-        async with self._turn:  # the lock is fair, so batches are sent in the order of their sequences
+    async def _send(self, batch: UnsealedBatch) -> None:
+        """Returns when this batch is acknowledged. It may go together with earlier or later ones."""
+        async with self._one_sender:
             if self._failed:
                 return  # the outbox raises the failure of the earlier batch
             try:
-                await self._produce(encoded, records)
+                while batch in self._encoded:
+                    await self._take_a_turn([self._encoded[number] for number in range(min(5, len(self._encoded)))])
             except BaseException:
                 self._failed = True
                 raise
 
-    async def _produce(self, encoded: bytes, records: int) -> None:
-        request = ProduceRequest(
+    async def _take_a_turn(self, batches: list[UnsealedBatch]) -> None:
+        """Send these batches with the sequence numbers of one turn, and wait until all are acknowledged."""
+        records = sum(batch.record_count for batch in batches)
+        sequence = await self._claims.take_turn(self._topic, self._partition, records)
+        is_first, requests = sequence == 0, []
+        identity = self._plan.identity
+        for batch in batches:
+            encoded = batch.seal(identity.producer_id, identity.producer_epoch, sequence)
+            requests.append((self._request(encoded), batch.record_count, len(encoded)))
+            sequence = next_sequence(sequence, batch.record_count)
+            self._encoded.popleft()
+        alone = requests[:1] if is_first or len(requests) == 1 else []
+        for request in alone:
+            self._note(await self._produce(request[0]), *request[1:])
+        await self._send_at_once(requests[len(alone) :])
+        await self._claims.end_turn(self._topic, self._partition)
+
+    async def _send_at_once(self, requests: list[tuple[ProduceRequest, int, int]]) -> None:
+        """Send without waiting for answers in between. From the first failure on, send again one after the other."""
+        answers = await asyncio.gather(*(self._try(request) for request, _, _ in requests))
+        in_order = True
+        for (request, records, size_bytes), answer in zip(requests, answers, strict=True):
+            in_order = in_order and answer is not None
+            self._note(answer if in_order else await self._produce(request), records, size_bytes)
+
+    async def _try(self, request: ProduceRequest) -> Any:
+        """The broker's answer, or None if it has to be sent again."""
+        try:
+            answer = await self._cluster.request(
+                Leader(self._topic, self._partition), request, version=12 if self._plan.implicit_add else 9
+            )
+        except Retriable:
+            return None
+        return None if answer.responses[0].partition_responses[0].error_code else answer
+
+    async def _produce(self, request: ProduceRequest) -> Any:
+        """The broker's answer. Retriable errors are waited out."""
+        return await self._cluster.request_retrying(
+            request,
+            to=Leader(self._topic, self._partition),
+            version=12 if self._plan.implicit_add else 9,
+            timeout_ms=self._plan.producer.deadline_ms,
+        )
+
+    def _request(self, encoded: bytes) -> ProduceRequest:
+        return ProduceRequest(
             transactional_id=self._plan.transactional_id,
             acks=-1,
             timeout_ms=self._cluster.config["request.timeout.ms"],
@@ -271,24 +313,21 @@ class _PartitionWriter:
                 )
             ],
         )
-        answer: Any = await self._cluster.request_retrying(
-            request,
-            to=Leader(self._topic, self._partition),
-            version=12 if self._plan.implicit_add else 9,
-            timeout_ms=self._plan.producer.deadline_ms,
-        )
+
+    def _note(self, answer: Any, records: int, size_bytes: int) -> None:
         row = answer.responses[0].partition_responses[0]
         if row.error_code:
             code = ErrorCode.of(row.error_code)
             raise error_for(code, f"producing to {self._topic}-{self._partition}: {code.meaning}")
         self._acknowledged += records
-        self._acknowledged_bytes += len(encoded)
+        self._acknowledged_bytes += size_bytes
         if self._first_offset < 0:
             self._first_offset = row.base_offset
         self._last_offset = row.base_offset + records - 1
 
     def report(self) -> dict[str, Any]:
         return {
+            "task": self._claims.task,
             "topic": self._topic,
             "partition": self._partition,
             "records": self._acknowledged,
