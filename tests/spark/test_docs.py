@@ -29,7 +29,7 @@ def test_every_test_the_page_names_is_there() -> None:
 
 #: What the design promises to survive, as words that the row of the page begins with.
 PROMISED = [
-    "a task", "an executor", "a zombie task after the abort", "two tasks write one partition (speculation)",
+    "a task", "an executor", "a zombie task after the abort", "a task runs twice (speculation)",
     "the driver dies before EndTxn", "the driver dies after EndTxn", "the answer to EndTxn is lost",
     "the transaction times out", "the broker stays away", "the broker is killed between produce and commit",
     "two drivers with one id", "the checkpoint is set back", "the checkpoint is lost, or another query uses the id",
