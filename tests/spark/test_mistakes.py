@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 import semel
 from semel.errors import Disconnected
-from semel.spark import NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start
+from semel.spark import NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start, transaction
 from semel.spark.source_options import OptionError
 from tests.spark.stage import Stage
 
@@ -143,6 +143,25 @@ def test_columns_that_sparks_own_sink_takes_are_taken(stage: Stage) -> None:
     )
     stage.run(rows)  # the argument topic wins, so nobody looks at the column
     assert [record.partition for record in stage.seen()] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [("nofs://host/x", 'No FileSystem for scheme "nofs"'), ("{folder}/file", "is not a directory")],
+)
+def test_a_checkpoint_that_cannot_be_is_told_in_one_sentence(stage: Stage, place: str, says: str) -> None:
+    (stage.folder / "file").write_text("not a directory")
+    place = place.format(folder=stage.folder)
+    refuses(stage, stage.source(), says, checkpoint=place)
+    refuses(stage, stage.source(), f"checkpoint='{place}' cannot be used: ", checkpoint=place)
+
+
+def test_a_block_with_the_checkpoint_of_another_query_says_so(stage: Stage) -> None:
+    given: dict[str, Any] = {"bootstrap_servers": stage.bootstrap_servers, "transactional_id": "block"}
+    says = r"checkpoint='.*' cannot be used: File .*/offsets/0 does not exist"
+    block = transaction(batch_id=0, checkpoint=stage.checkpoint, **given)
+    with pytest.raises(PipelineMistake, match=says), block:
+        raise AssertionError("the block must not be run")
 
 
 def test_addresses_and_the_checkpoint_may_be_given_as_programs_have_them(stage: Stage) -> None:

@@ -249,8 +249,8 @@ class ClaimServer:
                 return
             self._has_warned = True
         log.warning(
-            "the executor at %s runs the record loops in plain Python, which is several times slower: install Semel's "
-            "wheel there (--archives), not only its sources (--py-files); see docs/spark-cluster.md",
+            "the executor at %s runs the record loops in plain Python, which is several times slower: bring Semel's "
+            "wheel there (--archives), or install it where there is a C compiler; see docs/spark-cluster.md",
             host,
         )
 

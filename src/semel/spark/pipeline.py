@@ -32,6 +32,7 @@ from .preflight import (
     check_limits,
     check_query,
     check_sources,
+    checkpoint_in_words,
     constants_of,
     kafka_arguments,
     location_text,
@@ -146,9 +147,10 @@ def start(
         settings = OutputSettings(client_settings, producer, writers, marker_at, here)
         kept_in = side.keep_progress(marker_topic, targets.topics)
         writing = BatchTransaction(side.loop, side.client, side.claims, settings)
-        if adopt:
-            adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
-        _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
+        with checkpoint_in_words(location):
+            if adopt:
+                adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
+            _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
         measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
         sink = ExactlyOnceSink(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe
@@ -156,7 +158,8 @@ def start(
         callback = BatchCallback(sink)
         if metrics_port is not None:
             measures.serve(metrics_host(spark), metrics_port, transactional_id)
-        query = stream.foreachBatch(callback).start()
+        with checkpoint_in_words(location):
+            query = stream.foreachBatch(callback).start()
     except BaseException:
         if measures is not None:
             measures.close()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from semel.client.cluster.cluster import Cluster
@@ -31,6 +32,8 @@ OUTPUT_MODES = ("append", "update", "complete")
 _TRIGGERS = ("processingTime", "availableNow", "once")
 _NO_BATCHES = ("continuous", "realTime")
 _INT32_MAX = 2**31 - 1
+#: How the names of Java's errors begin that are about files.
+_FILE_ERRORS = ("java.io.", "java.nio.file.", "org.apache.hadoop.")
 
 #: How long to wait for a topic that may be created on demand, and for one that not all brokers may know yet.
 _NEW_TOPIC_MS, _ANY_TOPIC_MS = 10_000, 2_000
@@ -165,12 +168,27 @@ def _check_trigger(trigger: Any) -> None:
 def _check_options(options: Any) -> None:
     if options is None:
         return
-    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+    if not isinstance(options, Mapping):
         raise PipelineMistake(f"options: must be a mapping from Spark's option names to values, not {_kind(options)}")
+    for name in options:
+        if not isinstance(name, str):
+            raise PipelineMistake(f"options: the name of an option is text, not {name!r}")
     own = {"checkpointlocation": "checkpoint", "outputmode": "output_mode", "queryname": "query_name", "topic": "topic"}
     for name in options:
         if name.lower() in own:
             raise PipelineMistake(f"options: '{name}' is the argument {own[name.lower()]} of start()")
+
+
+@contextmanager
+def checkpoint_in_words(location: str) -> Iterator[None]:
+    """Raise what Hadoop says about the checkpoint's place as one sentence, without its stack trace."""
+    try:
+        yield
+    except Exception as error:  # py4j's, with Java's inside
+        java = getattr(error, "java_exception", None)
+        if java is None or not str(java.getClass().getName()).startswith(_FILE_ERRORS):
+            raise
+        raise PipelineMistake(f"checkpoint='{location}' cannot be used: {java.getMessage()}") from None
 
 
 # --- the frame ----------------------------------------------------------------------------------------------------

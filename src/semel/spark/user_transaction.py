@@ -26,6 +26,7 @@ from .preflight import (
     check_columns,
     check_limits,
     check_topic_name,
+    checkpoint_in_words,
     constants_of,
     kafka_arguments,
     location_text,
@@ -166,7 +167,9 @@ def transaction(
         _open[key] = side, BatchTransaction(side.loop, side.client, side.claims, settings)
     side, writing = _open[key]
     try:
-        found = Transaction(side, writing, batch_of(where, batch_id), bootstrap=bootstrap)
+        with checkpoint_in_words(where.location):
+            batch = batch_of(where, batch_id)
+        found = Transaction(side, writing, batch, bootstrap=bootstrap)
         try:
             yield found
         except BaseException as error:
