@@ -386,7 +386,7 @@ class Model:
                 self._known[key] = self._fetch(number, other, may_join)
             fetched = self._known[key]
             if fetched is not None and fetched[:2] != (number, other):
-                asked = self.locals.values[fetched[1]].flight is not self.locals.values[other].flight
+                asked = self.locals.values[fetched[1]].flight != self.locals.values[other].flight
                 after = self._put(state, broker, fetched[0], asks=state.asks + asked)
                 assert isinstance(after, State)
                 yield f"{broker} fetches", self._put(after, leader, fetched[1], fetched[2])

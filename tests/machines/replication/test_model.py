@@ -145,7 +145,7 @@ ABLATIONS: dict[str, tuple[Bounds, set[str], Patches, int]] = {
             (FollowerReplica, "_is_late", lambda self, leader_epoch: False),
             (FollowerReplica, "next_request", _validated_once),
         ],
-        43,
+        131,
     ),
     "R7: logs that part are not noticed": (
         SUSPICIOUS,
@@ -163,7 +163,7 @@ ABLATIONS: dict[str, tuple[Bounds, set[str], Patches, int]] = {
                 lambda self, fetch: fetch.follower not in self.counted and fetch.offset >= self.high_watermark,
             )
         ],
-        14,
+        36,
     ),
     "R8: joins below the high watermark": (
         SUSPICIOUS,
