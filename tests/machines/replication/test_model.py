@@ -105,8 +105,6 @@ def _validated_once(self: FollowerReplica, now_ms: int) -> Any:
 
 Patches = list[tuple[Any, str, Any]]
 
-#: It takes a minute to be found, and is left to the soak. `test_decide.py` has this check too.
-RARE = "R8: joins in a life that is over"
 #: A rule; bounds in which it matters; what the model leaves out; what is patched; the first seed to try.
 ABLATIONS: dict[str, tuple[Bounds, set[str], Patches, int]] = {
     "Z1: writes whatever the version is": (SUSPICIOUS, {"Z1"}, [], 1),
@@ -177,15 +175,12 @@ ABLATIONS: dict[str, tuple[Bounds, set[str], Patches, int]] = {
         ],
         1,
     ),
-    RARE: (POWER_LOSS, {"R8"}, [], 21),
+    "R8: joins in a life that is over": (POWER_LOSS, {"R8"}, [], 172),
 }
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "rule",
-    [pytest.param(rule, marks=pytest.mark.soak) if rule == RARE else rule for rule in ABLATIONS],
-)
+@pytest.mark.parametrize("rule", ABLATIONS)
 def test_without_the_rule_the_model_finds_a_story(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds, without, patches, seed = ABLATIONS[rule]
     for owner, name, replacement in patches:
