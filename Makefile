@@ -26,8 +26,8 @@ help:
 	@echo "make bench   Semel beside Apache Kafka, ratios into bench/results (BENCH=name selects)"
 	@echo "make soak    the long fault runs"
 	@echo "make fuzz    hostile bytes by the million (TARGET=name selects, FUZZ_RUNS=number)"
-	@echo "make simulate    the real broker and clients in a simulated world, seed after seed (SEEDS=first..last)"
-	@echo "make ablations   each safeguard taken away in the simulation, and the seed that notices it"
+	@echo "make simulate   the real broker and clients in a simulated world, seed after seed (SEEDS=first..last)"
+	@echo "make ablations  each safeguard taken away in the simulation, and the seed that notices it"
 	@echo "make states  write docs/states from the state tables in the code"
 	@echo "make clean   remove what the targets above have made"
 

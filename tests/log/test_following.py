@@ -264,9 +264,10 @@ elections = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans
 
 @calm
 @given(elections)
-def test_scenario_33_quick_elections_leave_logs_that_converge(history: list[tuple[int, int, bool]]) -> None:
-    """K-6361. Three replicas without a high watermark: any of them may lead next, with or without ever having followed
-    the one before, and writes as much as it likes or nothing. After all that two follow the last leader."""
+def test_quick_elections_leave_logs_that_converge(history: list[tuple[int, int, bool]]) -> None:
+    """Scenario 33 (K-6361), of the log alone. Three replicas without a high watermark: any of them may lead next, with
+    or without ever having followed the one before, and writes as much as it likes or nothing. After all that two follow
+    the last leader."""
     with scratch() as directory:
         logs = [follower_in(Path(directory, str(number)), **SMALL) for number in range(3)]
         leader = logs[0]

@@ -140,6 +140,7 @@ class FakeBroker:
         self.leader_epoch = 0
         self.loop = FakeLoop(self)
         self.fatal_error = None
+        self.cluster = None
         self.topics = SimpleNamespace(topics={}, gone=None)
         self.internal_topics = SimpleNamespace(get=self._internal_topic)
         self.durability = OsDurability(cast(Any, None), cast(Any, SimpleNamespace(add=lambda step: step())))

@@ -29,6 +29,7 @@ from semel.log.flusher import LogFlusher
 from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.reader import LogReader
+from semel.log.truncation import Truncation
 from semel.machines.contract import Decision, StateRecord
 from semel.machines.producing.accumulator import with_producer
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
@@ -246,15 +247,12 @@ def without_checksum_of_snapshots(patch: Patch) -> None:
 
 
 def without_producer_state_in_truncation(patch: Patch) -> None:
-    original = PartitionLog.adopt
+    original = Truncation._apply
 
-    def adopt(self: PartitionLog, loaded: Any) -> None:
-        known = getattr(self, "producers", None)
-        original(self, loaded)
-        if known is not None:
-            self.producers = known
+    def apply(self: Truncation, _: Any) -> None:
+        original(self, self._log.producers)
 
-    patch.setattr(PartitionLog, "adopt", adopt)
+    patch.setattr(Truncation, "_apply", apply)
 
 
 def without_cleaner_bound(patch: Patch) -> None:

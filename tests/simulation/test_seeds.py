@@ -118,3 +118,11 @@ def test_a_workload_that_does_not_exist_is_named() -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "there is no workload 'nonsense'" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [("--seeds", "9..2"), ("--seeds", "a..b"), ("--duration", "0"), ("--hours", "-1")])
+def test_a_run_that_would_play_nothing_is_refused(wrong: tuple[str, str]) -> None:
+    program = [sys.executable, "-m", "semel", "simulate", *wrong]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 2
+    assert wrong[0] in done.stderr and wrong[1] in done.stderr

@@ -9,21 +9,23 @@ from collections import Counter
 
 import click
 
+_POSITIVE = click.FloatRange(0, min_open=True)
+
 
 @click.command()
 @click.option("--seed", type=int, help="Play this seed only.")
 @click.option("--seeds", default="0..100", show_default=True, help="Play these seeds: FIRST..LAST, the last one too.")
-@click.option("--hours", type=float, help="Go on with further seeds until so many simulated hours are over.")
-@click.option("--duration", type=float, default=20.0, show_default=True, help="Simulated seconds of faults per seed.")
+@click.option("--hours", type=_POSITIVE, help="Go on with further seeds until so many simulated hours are over.")
+@click.option("--duration", type=_POSITIVE, default=20.0, show_default=True, help="Simulated seconds per seed.")
 @click.option("--workload", "workloads", multiple=True, help="Play this workload; several may be given.")
 @click.option("--fault", "faults", multiple=True, help="Let only faults of this kind strike; several may be given.")
-@click.option("--faults-per-minute", type=float, default=18.0, show_default=True, help="How often faults strike.")
+@click.option("--faults-per-minute", type=_POSITIVE, default=18.0, show_default=True, help="How often faults strike.")
 @click.option("--durability", type=click.Choice(["os", "fsync"]), help="semel.durability; by default the seed decides.")
 @click.option("--strikes", help="Exactly these faults, as a failure prints them.")
 @click.option("--brokers", type=click.IntRange(1, 1), default=1, show_default=True, help="How many brokers.")
 @click.option("--no-shrink", is_flag=True, help="Do not look for the smallest set of faults that still fails.")
 @click.option("--coverage", is_flag=True, help="Name the kinds of faults and the cells of state tables never taken.")
-@click.option("--replays", type=int, default=0, help="Play each seed so often again, and compare the traces.")
+@click.option("--replays", type=click.IntRange(0), default=0, help="Play each seed again so often, and compare.")
 @click.pass_context
 def simulate(
     context: click.Context,
@@ -124,6 +126,7 @@ def simulate(
 
 def _range(text: str) -> tuple[int, int]:
     first, dots, last = text.partition("..")
-    if not (first.isdigit() and (last.isdigit() or not dots)):
+    # A range without a seed would end well and prove nothing.
+    if not (first.isdecimal() and (last.isdecimal() or not dots)) or int(last or first) < int(first):
         raise click.UsageError(f"--seeds {text}: write FIRST..LAST, such as 0..999")
     return int(first), int(last or first)
