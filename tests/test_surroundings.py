@@ -58,7 +58,8 @@ def uses(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, called
             method = called.rpartition(".")[2]
             of_files = called.startswith(("files.", "self._files.", "self.files.", "log.files.", "self._logs.files."))
-            if isinstance(node.func, ast.Attribute) and method in OF_PATHS and not of_files:
+            of_znodes = called.endswith("session.exists")  # a session with ZooKeeper, which is given too
+            if isinstance(node.func, ast.Attribute) and method in OF_PATHS and not of_files | of_znodes:
                 yield node.lineno, called
         elif isinstance(node, ast.ImportFrom) and node.module in ("random", "time", "secrets", "uuid"):
             for alias in node.names:

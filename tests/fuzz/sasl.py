@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from semel.broker.dispatch import Call, Dispatcher
+from semel.broker.handlers import SERVED
 from semel.broker.net.connection import Served, ServerConnection
 from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool
 from semel.broker.security.gate import Gate
@@ -187,6 +188,7 @@ class Story:
                 delegation_tokens=SimpleNamespace(tokens=SimpleNamespace(secret=None)),
             ),
             highest_version=lambda key: APIS[key].max_version,
+            serves=lambda key: key in SERVED,
             now_ms=lambda: int(self.loop.now_s * 1000),
         )
         self.broker = broker
