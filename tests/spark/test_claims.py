@@ -31,11 +31,30 @@ def writer(server: ClaimServer, task: int = 0, patience_ms: float = 20_000) -> T
 
 
 async def once(claims: TaskClaims, partition: int = 0, records: int = 10) -> int:
-    """Take one turn, and keep it."""
+    """Take one turn, and end it."""
     try:
-        return await claims.take_turn("ledger", partition, records)
+        sequence = await claims.take_turn("ledger", partition, records)
+        await claims.end_turn("ledger", partition)
+        return sequence
     finally:
         await claims.close()
+
+
+@pytest.fixture
+def slow(server: ClaimServer) -> Iterator[TaskClaims]:
+    """Task 0: it has the turn at partition 0, and does not end it."""
+    loop = asyncio.new_event_loop()
+    claims = writer(server, 0)
+    loop.run_until_complete(claims.take_turn("ledger", 0, 10))
+    claims.stop = lambda: loop.run_until_complete(_gone(claims))  # type: ignore[attr-defined]
+    yield claims
+    claims.stop()  # type: ignore[attr-defined]
+    loop.close()
+
+
+async def _gone(claims: TaskClaims) -> None:
+    await claims.close()
+    await asyncio.sleep(0.01)  # the transports close
 
 
 def test_the_first_attempt_of_a_task_may_write_and_the_second_is_refused(server: ClaimServer) -> None:
@@ -79,8 +98,8 @@ def test_tasks_that_write_to_one_partition_get_it_one_after_the_other(server: Cl
     assert server.given == {(task, "ledger", 0): 50 for task in range(6)}
 
 
-def test_who_waits_for_a_turn_is_refused_when_the_epoch_ends(server: ClaimServer) -> None:
-    asyncio.run(once(writer(server, 0)))  # it has the turn, and is dead
+@pytest.mark.parametrize("how", ["the epoch ends", "the task that has the turn dies"])
+def test_who_waits_for_a_turn_that_never_comes_is_refused(server: ClaimServer, slow: Any, how: str) -> None:
     refused: list[str] = []
 
     def wait() -> None:
@@ -91,13 +110,20 @@ def test_who_waits_for_a_turn_is_refused_when_the_epoch_ends(server: ClaimServer
     waiting = threading.Thread(target=wait)
     waiting.start()
     until(lambda: server._book._attempts.keys() == {0, 1}, what="the second task to ask")
-    server.end_epoch()
+    if how == "the epoch ends":
+        server.end_epoch()
+    else:
+        slow.stop()
     waiting.join(20)
-    assert "is over" in refused[0]
+    assert ("is over" if how == "the epoch ends" else "a task died in its turn at ledger-0") in refused[0]
 
 
-def test_a_task_does_not_wait_for_ever(server: ClaimServer) -> None:
-    asyncio.run(once(writer(server, 0)))
+def test_a_task_that_ended_its_turns_may_go_and_others_write_on(server: ClaimServer) -> None:
+    for task in range(5):
+        assert asyncio.run(once(writer(server, task))) == 10 * task
+
+
+def test_a_task_does_not_wait_for_ever(server: ClaimServer, slow: TaskClaims) -> None:
     with pytest.raises(ClaimRefused, match="task 1 had no turn at ledger-0"):
         asyncio.run(once(writer(server, 1, patience_ms=50)))
 

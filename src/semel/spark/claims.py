@@ -56,6 +56,9 @@ class ClaimDesk:
             connection.recv(1)  # it has been noted
 
 
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class TaskClaims:
     """What one attempt of a task may write. Used on the event loop.
 
@@ -65,7 +68,9 @@ class TaskClaims:
 
     def __init__(self, desk: ClaimDesk, epoch: Epoch, task: int, patience_ms: float) -> None:
         self._desk, self._epoch, self._patience_s = desk, epoch, patience_ms / 1000
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[_Connection] = []
+        #: The connections over which turns were given. The driver takes the end of one for the death of this task.
+        self._with_turn: dict[Place, _Connection] = {}
         self._about = {
             "secret": desk.secret, "epoch": list(epoch), "task": task, "attempt": uuid.uuid4().hex,
             "compiled": _select.COMPILED,
@@ -88,25 +93,26 @@ class TaskClaims:
             raise ClaimRefused(
                 f"the driver at {self._desk.host}:{self._desk.port} gave no answer about {topic}-{partition}"
             )
-        self._idle.append((reader, writer))
         answer = json.loads(line)
         if answer["refused"]:
+            self._idle.append((reader, writer))
             raise ClaimRefused(answer["refused"])
+        self._with_turn[topic, partition] = reader, writer
         return int(answer["sequence"])
 
     async def end_turn(self, topic: str, partition: int) -> None:
         """All is acknowledged: let the next task write. Nobody waits for an answer to this."""
-        reader, writer = await self._connection()
+        reader, writer = self._with_turn.pop((topic, partition))
         writer.write(self._line({"end": [topic, partition]}))
         await writer.drain()
         self._idle.append((reader, writer))
 
     async def close(self) -> None:
         """Close the connections. What was sent arrives."""
-        for _, writer in self._idle:
+        for _, writer in (*self._idle, *self._with_turn.values()):
             writer.close()
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connection(self) -> _Connection:
         if self._idle:
             return self._idle.pop()
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
@@ -121,6 +127,10 @@ def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
     with contextlib.suppress(OSError):  # then the driver treats it as any other failure, and tries again
         desk.complain(epoch, why)
     raise RowRefused(why)
+
+
+#: The turns that were given over one connection and have not ended: by partition, the epoch and the attempt.
+_Turns = dict[Place, tuple[Epoch, str]]
 
 
 class ClaimServer:
@@ -144,14 +154,16 @@ class ClaimServer:
         self._added: set[Place] = set()
         self._has_warned = False
         secret = secrets.token_hex(16)
-        answer = self._answer
+        answer, is_over = self._answer, self._connection_ended
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
+                turns: _Turns = {}
                 with contextlib.suppress(OSError):  # the task has ended
                     while line := self.rfile.readline(65536):
-                        if (found := answer(line, str(self.client_address[0]))) is not None:
+                        if (found := answer(line, str(self.client_address[0]), turns)) is not None:
                             self.wfile.write(json.dumps(found).encode() + b"\n")
+                is_over(turns)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
@@ -193,7 +205,7 @@ class ClaimServer:
         with self._changed:
             return self._book.sequences
 
-    def _answer(self, line: bytes, asked_by: str) -> dict[str, Any] | None:
+    def _answer(self, line: bytes, asked_by: str, turns: _Turns) -> dict[str, Any] | None:
         try:
             question = json.loads(line)
             secret, (producer_id, producer_epoch, write_number) = question["secret"], question["epoch"]
@@ -216,8 +228,19 @@ class ClaimServer:
             with self._changed:
                 self._book.end_turn(epoch, attempt, (topic, partition))
                 self._changed.notify_all()
+            turns.pop((topic, partition), None)
             return None
-        return self._wait_for_turn(epoch, task, attempt, (topic, partition), records, patience_s)
+        found = self._wait_for_turn(epoch, task, attempt, (topic, partition), records, patience_s)
+        if not found["refused"]:
+            turns[topic, partition] = epoch, attempt
+        return found
+
+    def _connection_ended(self, turns: _Turns) -> None:
+        """A task that is gone in its turn never ends it: nobody may wait for that."""
+        with self._changed:
+            for place, (epoch, attempt) in turns.items():
+                self._book.lose_turn(epoch, attempt, place)
+            self._changed.notify_all()
 
     def _wait_for_turn(
         self, epoch: Epoch, task: int, attempt: str, place: Place, records: int, patience_s: float

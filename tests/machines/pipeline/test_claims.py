@@ -53,6 +53,18 @@ def test_only_who_has_the_turn_can_end_it() -> None:
     assert book.take_turn(1, "b", PLACE, 5) is None
 
 
+def test_nobody_waits_for_who_died_in_its_turn() -> None:
+    book = open_book()
+    book.take_turn(0, "a", PLACE, 10)
+    book.lose_turn(NEXT_EPOCH, "a", PLACE)
+    book.lose_turn(EPOCH, "b", PLACE)
+    assert book.refusal(EPOCH, 1, "b") == ""
+    book.lose_turn(EPOCH, "a", PLACE)
+    assert "died in its turn at ledger-0" in book.refusal(EPOCH, 1, "b")
+    book.open(NEXT_EPOCH)
+    assert book.refusal(NEXT_EPOCH, 1, "b") == ""
+
+
 def test_a_later_write_of_the_same_transaction_goes_on_with_its_sequences() -> None:
     book = ClaimBook()
     book.open((4000, 7, 1), {PLACE: 42})

@@ -59,6 +59,7 @@ class ClaimBook:
         self._turns: dict[Place, str] = {}
         self._sequences: dict[Place, int] = {}
         self._given: dict[tuple[int, str, int], int] = {}
+        self._lost = ""
         self._mistake = ""
 
     def open(self, epoch: Epoch, sequences: Mapping[Place, int] = MappingProxyType({})) -> None:
@@ -69,7 +70,7 @@ class ClaimBook:
         self._epoch = epoch
         self._attempts, self._turns, self._given = {}, {}, {}
         self._sequences = dict(sequences)
-        self._mistake = ""
+        self._lost = self._mistake = ""
 
     def close(self) -> None:
         """End the epoch: no task may write any more."""
@@ -79,6 +80,8 @@ class ClaimBook:
         """Enter an attempt of a task. Returns why it is refused, or an empty string if it may write."""
         if epoch != self._epoch:
             return f"task {task}: epoch {epoch} is over, the current one is {self._epoch}"
+        if self._lost:
+            return f"task {task}: {self._lost}"
         if self._attempts.setdefault(task, attempt) != attempt:
             return f"task {task} already writes in epoch {epoch}: it ran twice"
         return ""
@@ -98,6 +101,15 @@ class ClaimBook:
         """All records of this turn are acknowledged: the next task may write."""
         if epoch == self._epoch and self._turns.get(place) == attempt:
             del self._turns[place]
+
+    def lose_turn(self, epoch: Epoch, attempt: str, place: Place) -> None:
+        """Who has this turn is gone. Nobody is granted anything any more: the micro-batch must run again.
+
+        If the others waited for the turn instead, they could occupy all executors, and Spark could not run the lost
+        task again, which is what fails the job.
+        """
+        if epoch == self._epoch and self._turns.get(place) == attempt:
+            self._lost = f"a task died in its turn at {place[0]}-{place[1]}"
 
     def complain(self, epoch: Epoch, why: str) -> None:
         """Note why the micro-batch can never be written. Only the first complaint of the current epoch is kept."""
