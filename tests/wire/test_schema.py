@@ -55,6 +55,8 @@ def test_a_repr_shows_what_differs_from_the_defaults() -> None:
     request = ProduceRequest(acks=-1, topic_data=[ProduceRequest.TopicProduceData(name="t")])
     assert repr(request) == "ProduceRequest(acks=-1, topic_data=[ProduceRequest.TopicProduceData(name='t')])"
     assert "<1000 bytes>" in repr(ProduceRequest.PartitionProduceData(records=bytes(1000)))
+    shown = repr(ProduceRequest.PartitionProduceData(index=1, records=memoryview(b"few")))
+    assert "records=b'few'" in shown, "the content, not the address of a view"
 
 
 def test_a_field_a_version_does_not_have_is_left_out_and_read_as_its_default() -> None:

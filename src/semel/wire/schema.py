@@ -149,6 +149,8 @@ class Struct:
             value = getattr(self, field.name)
             if isinstance(value, bytes | bytearray | memoryview) and len(value) > 64:
                 shown.append(f"{field.name}=<{len(value)} bytes>")
+            elif isinstance(value, memoryview):  # its own repr is an address: another one in every run
+                shown.append(f"{field.name}={bytes(value)!r}")
             elif value != field.default():
                 shown.append(f"{field.name}={value!r}")
         return f"{type(self).__qualname__}({', '.join(shown)})"
