@@ -104,6 +104,7 @@ def session() -> Any:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "2g")
+        .config("spark.python.unix.domain.socket.enabled", "true")  # as docs/spark.md advises, and the command sets
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .getOrCreate()
     )

@@ -12,11 +12,23 @@ from typing import Any
 
 import pytest
 
-from tests.spark.session import open_session
+from tests.spark.session import java_options, open_session, path_of_the_code
 from tests.support.requirements import connector_jars, require_spark
 
 #: No test takes this long, and none has given up by then: a query is waited for 150 s.
 _TOO_LONG_S = 120
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_driver_starts_quickly() -> Iterator[None]:
+    """Also a driver in a process of its own, whatever program started it.
+
+    Spark gives the options to its JVM, and the path to its Python workers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", java_options())
+        patch.setenv("PYTHONPATH", path_of_the_code())
+        yield
 
 
 @pytest.fixture(autouse=True)

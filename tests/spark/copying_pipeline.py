@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
@@ -22,7 +23,9 @@ def main() -> None:
     parser.add_argument("--source", default="payments")
     parser.add_argument("--target", default="ledger")
     parser.add_argument("--transactional-id", default="copy")
+    parser.add_argument("--forever", action="store_true", help="wait for more when the input is used up")
     options = parser.parse_args()
+    trigger: dict[str, Any] = {"processingTime": "500 milliseconds"} if options.forever else {"availableNow": True}
     begun: list[int] = []
 
     def observer(step: Step, batch_id: int) -> None:
@@ -46,7 +49,7 @@ def main() -> None:
     while True:
         query = start(
             payments.select("key", "value"), bootstrap_servers=options.bootstrap, topic=options.target,
-            transactional_id=options.transactional_id, checkpoint=options.checkpoint, trigger={"availableNow": True},
+            transactional_id=options.transactional_id, checkpoint=options.checkpoint, trigger=trigger,
             attempts=20, observer=observer,
         )  # fmt: skip
         try:

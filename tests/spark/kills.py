@@ -103,12 +103,15 @@ class Reader:
 class Kills:
     """One broker, one pipeline, and what was done to them."""
 
+    #: Of the topics.
+    replicas = 1
+
     def __init__(
         self, broker: KillableBroker, folder: Path, *, per_batch: int, seed: int, tell: Callable[[str], None]
     ) -> None:
         self.broker, self.tell = broker, tell
         self.chance = random.Random(seed)
-        self.stage = Stage(None, broker.bootstrap_servers, folder, TRANSACTIONAL_ID)
+        self.stage = Stage(None, broker.bootstrap_servers, folder, TRANSACTIONAL_ID, replicas=self.replicas)
         self.checkpoint = Path(self.stage.checkpoint)
         self.per_batch = per_batch
         self.sent = 0
@@ -122,9 +125,9 @@ class Kills:
         self._messages_left = 0
         self._struck: Place | None = None
         self._hit = threading.Event()
-        self.proxy = FaultProxy(broker.bootstrap_servers, self._watch).start()
         self.stage.create_topics(payments=PARTITIONS, ledger=PARTITIONS)
         self._admin = semel.Admin({"bootstrap.servers": broker.bootstrap_servers})
+        self._driver_connects_to = self._begin_watching()
         self.reader = Reader(broker.bootstrap_servers)
 
     # --- the pipeline ---------------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ class Kills:
     def _start_driver(self) -> Process:
         script = Path(__file__).with_name("copying_pipeline.py")
         command = [
-            sys.executable, str(script), "--bootstrap", self.proxy.bootstrap_servers, "--checkpoint",
+            sys.executable, str(script), "--bootstrap", self._driver_connects_to, "--checkpoint",
             str(self.checkpoint), "--master", "local-cluster[2,1,1024]", "--per-batch", str(self.per_batch),
         ]  # fmt: skip
         self.drivers += 1
@@ -208,6 +211,14 @@ class Kills:
             last = now
 
     # --- the kill -------------------------------------------------------------------------------------------------
+
+    def _begin_watching(self) -> str:
+        """Begin to look for the moments at which a kill strikes. Returns the address for the driver."""
+        self._proxy = FaultProxy(self.broker.bootstrap_servers, self._watch).start()
+        return self._proxy.bootstrap_servers
+
+    def _stop_watching(self) -> None:
+        self._proxy.stop()
 
     def _watch(self, passing: Passing) -> Fault | None:
         """The proxy's rule: strikes when the message that a placed kill waits for is there."""
@@ -316,11 +327,18 @@ class Kills:
             if seen.get(key) != numbers
         ]
         found += [f"{key!r} was never sent" for key in seen.keys() - wanted.keys()]
-        at = self.stage.bootstrap_servers
-        stored = [one for number in range(PARTITIONS) for one in stored_transactions(at, "ledger", number)]
+        stored = [
+            one
+            for number in range(PARTITIONS)
+            for one in stored_transactions(self._leader_of(number), "ledger", number)
+        ]
         self.aborted = len({one.name for one in stored if one.committed is False})
         self.committed = len({one.name for one in stored if one.committed})
         return found + [str(anomaly) for anomaly in judge(history(stored, polls), at_rest=True)]
+
+    def _leader_of(self, partition: int) -> str:
+        """The address at which this partition of `ledger` is read."""
+        return self.stage.bootstrap_servers
 
     def report(self) -> str:
         where: Counter[Place] = Counter()
@@ -340,8 +358,8 @@ class Kills:
             self.driver.kill9()
             self.driver.close()
         self.reader.close()
+        self._stop_watching()
         self._admin.close()
-        self.proxy.stop()
 
 
 def _begun_in(driver: Process) -> Counter[int]:

@@ -25,7 +25,7 @@ def main() -> None:
         .config("spark.eventLog.compress", "false")
         .config("spark.files", plan["files"])
         .config("spark.python.authenticate.socketTimeout", "120s")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.executor.extraJavaOptions", plan["java_options"])
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("DEBUG")

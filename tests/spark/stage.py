@@ -42,6 +42,8 @@ class Stage:
     checkpoint: str = ""
     #: What all names of topics end with, on a broker that is shared with other tests.
     suffix: str = ""
+    #: Of the topics that are created.
+    replicas: int = 1
     steps: list[tuple[Step, int]] = field(default_factory=list)
     #: What the last `run` ran.
     query: Any = None
@@ -51,9 +53,9 @@ class Stage:
 
     def create_topics(self, **partitions: int) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        created = admin.create_topics([NewTopic(name + self.suffix, count, 1) for name, count in partitions.items()])
-        for result in created.values():
-            result.result(20)
+        wanted = [NewTopic(name + self.suffix, count, self.replicas) for name, count in partitions.items()]
+        for result in admin.create_topics(wanted).values():
+            result.result(60)
 
     def put(self, topic: str, rows: Iterable[tuple[bytes | None, bytes | None]], *, partition: int = -1) -> None:
         """Plain input, by librdkafka."""
@@ -124,25 +126,28 @@ class Stage:
                 "isolation.level": "read_committed" if committed else "read_uncommitted",
                 "enable.partition.eof": True,
                 "enable.auto.commit": False,
+                "fetch.wait.max.ms": 10,  # the end of a partition is told by a fetch that found nothing
             }
         )
-        found: list[Seen] = []
         topic += self.suffix
         try:
-            partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-            for number in sorted(partitions):
-                consumer.assign([confluent_kafka.TopicPartition(topic, number, 0)])
-                while True:
-                    message = consumer.poll(30)
-                    assert message is not None, f"no end of {topic}-{number} in 30 s"
-                    if message.error() is not None:
-                        assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
-                        break
-                    headers = tuple(message.headers() or ())
-                    found.append(Seen(topic, number, message.key(), message.value(), headers))
+            numbers = sorted(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+            found: dict[int, list[Seen]] = {number: [] for number in numbers}
+            ended: set[int] = set()
+            consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in numbers])
+            while len(ended) < len(numbers):
+                message = consumer.poll(30)
+                assert message is not None, f"no end of {topic} in 30 s, but in {sorted(ended)} of {numbers}"
+                number = message.partition()
+                if message.error() is not None:
+                    assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+                    ended.add(number)
+                    continue
+                headers = tuple(message.headers() or ())
+                found[number].append(Seen(topic, number, message.key(), message.value(), headers))
         finally:
             consumer.close()
-        return found
+        return [record for number in numbers for record in found[number]]
 
     def values(self, topic: str = "ledger", *, committed: bool = True) -> list[bytes | None]:
         return [record.value for record in self.seen(topic, committed=committed)]

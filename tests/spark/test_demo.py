@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,14 +21,18 @@ from tests.support.requirements import CHECKOUT, require_spark
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture
-def demo() -> ModuleType:
-    """`examples/demo.py`, imported."""
-    spec = importlib.util.spec_from_file_location("demo", CHECKOUT / "examples" / "demo.py")
+def imported(name: str) -> ModuleType:
+    """A program of `examples`."""
+    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def demo() -> ModuleType:
+    return imported("demo")
 
 
 def processes_that_name(text: str) -> list[str]:
@@ -114,3 +119,20 @@ def test_the_judge_of_the_demo_says_no_to_any_tampering(
     stage.put("balances", balances)
     stage.put("fraud", fraud)
     assert demo.judge(semel_broker.bootstrap_servers) is (tampering == "nothing")
+
+
+@pytest.mark.parametrize(
+    ("says", "starts"), [("Python worker failed to connect back.", 5), ("a task failed", 1)], ids=["slow", "failed"]
+)
+def test_the_pipeline_of_payments_is_started_again_only_if_spark_was_too_slow(says: str, starts: int) -> None:
+    require_spark()
+    from pyspark.errors import StreamingQueryException
+
+    payments, ends = imported("payments_pipeline"), [StreamingQueryException(says)] * 5
+    query = Mock(awaitTermination=Mock(side_effect=ends))
+    with pytest.raises(StreamingQueryException, match=says):
+        payments.run_patiently(lambda: query)
+    assert query.awaitTermination.call_count == starts
+    query.awaitTermination = Mock(side_effect=[StreamingQueryException("Python worker failed to connect back."), True])
+    payments.run_patiently(lambda: query)
+    assert query.awaitTermination.call_count == 2

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("pyspark")
 
 from semel.cli.pipeline import pipeline
+from semel.spark.job.building import session_settings
 from semel.spark.job.file import FileMistakes, Mistake, read_pipeline
 
 GOOD = """\
@@ -52,6 +53,13 @@ def test_a_file_says_what_is_read_how_it_is_changed_and_where_it_goes(tmp_path: 
         "kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "payments", "startingOffsets": "earliest",
     }  # fmt: skip
     assert [(output.name, output.topic) for output in found.outputs] == [("ledger", "ledger")]
+
+
+def test_python_workers_are_reached_by_unix_sockets_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    name = "spark.python.unix.domain.socket.enabled"
+    assert session_settings(read_pipeline(written(tmp_path, GOOD), {}), None)[name] == "true"
+    said = GOOD + "[spark]\npython.unix.domain.socket.enabled = false\n"
+    assert session_settings(read_pipeline(written(tmp_path, said), {}), "local[1]")[name] == "false"
 
 
 def test_what_init_writes_has_no_mistake_and_is_never_overwritten(tmp_path: Path) -> None:

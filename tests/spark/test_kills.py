@@ -32,7 +32,10 @@ EVERY_KIND: Plan = [
 ]  # fmt: skip
 
 
-def survive(broker: KillableBroker, folder: Path, plan: Plan, *, records: int, per_batch: int, bound_s: float) -> None:
+def survive(
+    broker: KillableBroker, folder: Path, plan: Plan, *, records: int, per_batch: int, bound_s: float,
+    kind: type[Kills] = Kills,
+) -> None:  # fmt: skip
     began = time.monotonic()
     seed = random.randrange(1 << 30)
 
@@ -40,7 +43,7 @@ def survive(broker: KillableBroker, folder: Path, plan: Plan, *, records: int, p
         print(f"  {time.monotonic() - began:5.0f} s  {what}", flush=True)
 
     tell(f"{records} records, {len(plan)} rounds, seed {seed}")
-    kills = Kills(broker, folder, per_batch=per_batch, seed=seed, tell=tell)
+    kills = kind(broker, folder, per_batch=per_batch, seed=seed, tell=tell)
     counted = 0
     try:
         kills.put(records)

@@ -23,6 +23,7 @@ from semel.testing.fault_proxy import FaultProxy, Passing, Way
 from semel.wire.apis import ApiKey
 from tests.security.conftest import PASSWORD, USER, Locks, locked_kafka, locked_semel  # noqa: F401 - fixtures
 from tests.spark.driver import Driver
+from tests.spark.session import java_options
 from tests.spark.stage import Stage
 from tests.support.pages import blocks_of
 from tests.support.processes import free_port
@@ -166,6 +167,7 @@ def test_no_secret_is_written_down_or_shown_and_files_are_found_by_their_bare_na
     plan = {
         "events": str(events), "files": str(brought), "source": source, "sink": sink,
         "bootstrap": locked_semel.address("SASL_SSL"), "checkpoint": str(checkpoint),
+        "java_options": java_options(),
     }  # fmt: skip
     path = os.pathsep.join(part for part in (str(CHECKOUT / "src"), os.environ.get("PYTHONPATH")) if part)
     ran = subprocess.run(

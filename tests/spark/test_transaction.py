@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -19,6 +18,7 @@ from semel.testing.fault_proxy import Cut, FaultProxy, every
 from semel.wire.apis import ApiKey
 from tests.spark.driver import SOURCE, Driver, rows_of
 from tests.support.processes import BrokerProcess
+from tests.support.reading import read_all
 from tests.support.waiting import until
 
 
@@ -37,23 +37,9 @@ def driver(topics: str) -> Iterator[Driver]:
     driver.close()
 
 
-def committed_values(bootstrap_servers: str) -> list[bytes | None]:
+def committed_values(bootstrap_servers: str) -> list[bytes]:
     """What librdkafka, a client nobody here wrote, sees of the ledger under read_committed."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap_servers, "group.id": "proof", "isolation.level": "read_committed",
-         "enable.partition.eof": True, "enable.auto.commit": False}
-    )  # fmt: skip
-    consumer.assign([confluent_kafka.TopicPartition("ledger", 0, 0)])
-    found: list[bytes | None] = []
-    try:
-        while (message := consumer.poll(20)) is not None:
-            if message.error() is not None:
-                assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
-                return found
-            found.append(message.value())
-        raise AssertionError("no end of the partition in 20 s")
-    finally:
-        consumer.close()
+    return read_all(bootstrap_servers, "ledger")
 
 
 def test_a_batch_becomes_visible_with_its_progress_and_not_before(driver: Driver, topics: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -23,6 +22,7 @@ from semel.spark.writer import WritePlan, write
 from semel.testing.fault_proxy import Cut, Delay, Fault, FaultProxy, Passing, Way
 from semel.wire.apis import ApiKey
 from tests.spark.driver import Driver, rows_of
+from tests.support.reading import read_all
 
 pa = pytest.importorskip("pyarrow")
 
@@ -39,18 +39,7 @@ def topics(semel_broker: semel.Broker) -> str:
 
 def committed_values(bootstrap_servers: str) -> list[bytes]:
     """The ledger in its order, as librdkafka sees it under read_committed."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap_servers, "group.id": "proof", "isolation.level": "read_committed",
-         "enable.partition.eof": True, "enable.auto.commit": False}
-    )  # fmt: skip
-    consumer.assign([confluent_kafka.TopicPartition("ledger", 0, 0)])
-    found: list[bytes] = []
-    try:
-        while (message := consumer.poll(20)) is not None and message.error() is None:
-            found.append(message.value())
-        return found
-    finally:
-        consumer.close()
+    return read_all(bootstrap_servers, "ledger")
 
 
 def small_batches(plan: WritePlan) -> WritePlan:

@@ -14,7 +14,7 @@ from semel.config import ConfigError
 from semel.machines.pipeline.driver_transaction import DriverTransaction
 
 from .claims import ClaimServer
-from .connections import connect
+from .connections import RESTART_PATIENCE_MS, connect
 from .kafka_options import ClientSettings
 from .limits import is_compacted
 from .preflight import PipelineMistake
@@ -42,7 +42,7 @@ class DriverSide:
         self.loop = LoopThread("semel-pipeline")
         try:
             try:
-                self.cluster = self.loop.run(connect(settings))
+                self.cluster = self.loop.run(connect(settings, patience_ms=RESTART_PATIENCE_MS))
             except ConfigError as error:
                 raise PipelineMistake(f"kafka: {error}") from None
             self.transaction = DriverTransaction(transactional_id, group_id or transactional_id, timeout_ms=timeout_ms)

@@ -32,7 +32,7 @@ from semel.config import ConfigError
 from semel.errors import KafkaError
 from semel.machines.values import TopicPartition
 
-from .connections import cluster_of, connect
+from .connections import RESTART_PATIENCE_MS, cluster_of, connect
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, SmallRanges, read_range
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions, kafka_mistake
@@ -125,7 +125,7 @@ def check_topics(options: SourceOptions) -> None:
 
 async def _check_topics(options: SourceOptions) -> None:
     try:
-        cluster = await connect(options.client_settings)
+        cluster = await connect(options.client_settings, patience_ms=RESTART_PATIENCE_MS)
     except ConfigError as error:
         raise OptionError(kafka_mistake(error)) from None
     try:

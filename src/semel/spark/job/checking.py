@@ -17,7 +17,7 @@ from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
 from semel.client.offset_requests import list_offsets
 from semel.config import CONSUMER
-from semel.errors import ErrorCode, KafkaError, Retriable
+from semel.errors import Disconnected, ErrorCode, KafkaError, Retriable
 from semel.machines.pipeline.batch_marker import MarkerConflict, forget_command, refuse_foreign_checkpoint
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
 from semel.machines.values import TopicPartition
@@ -278,11 +278,17 @@ async def _from_coordinator(cluster: Cluster, message: Any, code_of: Callable[[A
 
     Asking who it is would create its internal topic, if that is not there; and not every user is told whether it is.
     """
-    answer = None
-    for node_id in cluster.metadata.nodes:
-        answer = await cluster.request(node_id, message)
+    answer, gone = None, None
+    for node_id in list(cluster.metadata.nodes):
+        try:
+            answer = await cluster.request(node_id, message)
+        except Disconnected as error:
+            gone = error  # it may be named for a while after it is gone
+            continue
         if ErrorCode.of(code_of(answer)) not in _ANOTHER_BROKER:
-            break
+            return answer
+    if gone is not None:
+        raise gone
     return answer
 
 
