@@ -21,7 +21,7 @@ from semel.simulation.workloads import WORKLOADS
 from tests.simulation.regressions import REGRESSIONS
 
 #: How much CPU time fresh seeds get.
-FRESH_CPU_S = 20.0
+FRESH_CPU_S = 15.0
 
 
 @pytest.mark.timeout(900)
@@ -50,7 +50,7 @@ def test_each_workload_ends_well_without_faults(name: str) -> None:
     assert result.violations == [], result.command
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
+@pytest.mark.parametrize("name", sorted(name for name, kind in FAULTS.items() if kind.alone))
 @pytest.mark.timeout(300)
 def test_each_kind_of_fault_is_survived(name: str) -> None:
     durability = "fsync" if FAULTS[name].loses_unsynced else None
@@ -65,13 +65,15 @@ def test_each_kind_of_fault_is_survived(name: str) -> None:
 #: Some safeguards, one of each part, whose absence the first seeds notice. `make ablations` has all of them.
 QUICK = (
     "sequence check", "last stable offset", "list of aborted transactions", "a produce is answered after its fsync",
+    "a batch that did not commit is read again", "compaction stops at the last stable offset",
+    "a refused commit does not disturb a join",
 )
 
 
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.timeout(300)
 def test_a_safeguard_that_is_taken_away_is_missed(name: str) -> None:
-    caught = look_for(name, seeds=20)
+    caught = look_for(name, seeds=60)
     assert caught is not None
 
 

@@ -5,7 +5,8 @@ What a power loss leaves is what a journalling file system may leave that promis
 - Bytes that were fsynced stay. Of those written since, any beginning may be there, and a part of it may be zeros.
 - Bytes that were overwritten since the last fsync may be the old or the new ones.
 - A new, renamed or removed name is safe once its directory was fsynced. Until then each may be as it was before.
-- After an fsync that failed, the bytes it was for are never safe: a later fsync that succeeds says nothing about them.
+- After an fsync that failed, the bytes it was for, and those after them, are not safe: the system takes them for
+  written, and a later fsync that succeeds says nothing about them. Only writing them again helps.
 
 A process that is killed loses nothing: the system has what it wrote.
 """
@@ -15,10 +16,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path as RealPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.log.files import Buffer, Files, Path
+from semel.testing.data_directory import DataDirectory
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -62,7 +63,14 @@ class File:
         if position > len(content):
             content.extend(bytes(position - len(content)))
         content[position : position + len(data)] = data
+        if self.lost_from is not None and position <= self.lost_from:
+            self._written_again_to(position + len(data))
         self.modified_ms = now_ms
+
+    def _written_again_to(self, end: int) -> None:
+        """Everything up to here is to be written by the next fsync, whatever became of the last one."""
+        assert self.lost_from is not None
+        self.lost_from = None if end >= len(self.data) else max(self.lost_from, end)
 
     def truncate(self, size: int, now_ms: int) -> None:
         if size < self.safe_bytes:
@@ -71,6 +79,8 @@ class File:
             del self.data[size:]
         else:
             self.data.extend(bytes(size - len(self.data)))
+        if self.lost_from is not None and size <= self.lost_from:
+            self.lost_from = None
         self.modified_ms = now_ms
 
     def sync(self) -> None:
@@ -104,6 +114,22 @@ class File:
         self.undo.clear()
         self.lost_from = None
         self.locked_by = None
+
+
+class Rot:
+    """A bit that went bad. Nobody may have noticed yet: a file that is not read is not repaired."""
+
+    __slots__ = ("_bad", "_good", "file", "position")
+
+    def __init__(self, file: File, position: int, bit: int) -> None:
+        self.file, self.position = file, position
+        self._good = file.data[position]
+        self._bad = file.data[position] = self._good ^ bit
+
+    def restore(self) -> None:
+        """As it was, unless somebody else has written there since."""
+        if self.position < len(self.file.data) and self.file.data[self.position] == self._bad:
+            self.file.data[self.position] = self._good
 
 
 class Directory:
@@ -140,6 +166,7 @@ class Disk:
         #: How many bytes the disk still takes; None for as many as one likes.
         self.free_bytes: int | None = None
         self.writes = self.syncs = 0
+        self.rotten: list[Rot] = []
 
     def new_file(self) -> File:
         self._number += 1
@@ -166,6 +193,14 @@ class Disk:
         self.obstacle = None
         self.free_bytes = None
 
+    def restore(self, name: str) -> None:
+        """Somebody repairs the bits that went bad in files of this name."""
+        for path, file in self.files():
+            if path.endswith(f"/{name}"):
+                for rot in self.rotten:
+                    if rot.file is file:
+                        rot.restore()
+
     def files(self, below: str = "") -> Iterator[tuple[str, File]]:
         """Every file and its path."""
 
@@ -180,12 +215,27 @@ class Disk:
         if type(start) is Directory:
             yield from walk(start, below.rstrip("/"))
 
-    def copy_to(self, below: str, target: RealPath) -> None:
-        """Write a directory of this disk to the real one, for whoever reads only that."""
-        for path, file in self.files(below):
-            there = target / path[len(below) :].lstrip("/")
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_bytes(file.data)
+
+class StoredData(DataDirectory):
+    """A directory of a simulated disk, for whoever checks what was left in it."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        super().__init__(root)
+        self._disk = disk
+
+    def _names(self, path: str, kind: type[File | Directory]) -> list[str]:
+        found = self._disk.find(path)
+        return sorted(n for n, entry in found.names.items() if type(entry) is kind) if type(found) is Directory else []
+
+    def directories(self) -> list[str]:
+        return self._names(self._root, Directory)
+
+    def names(self, directory: str) -> list[str]:
+        return self._names(f"{self._root}/{directory}", File)
+
+    def read(self, path: str) -> bytes | None:
+        found = self._disk.find(f"{self._root}/{path}")
+        return bytes(found.data) if type(found) is File else None
 
 
 class SimulatedFiles(Files):

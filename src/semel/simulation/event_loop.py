@@ -15,10 +15,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import copy_context
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from semel.simulation.threads import SimulatedThreads
 
 if TYPE_CHECKING:
     from semel.simulation.machines import Process
@@ -75,14 +80,34 @@ class Timer(Handle):
             self._loop.timer_was_cancelled()
 
 
+@contextmanager
+def without_a_list_of_tasks() -> Iterator[None]:
+    """Every task is noted in a set of weak references, for `asyncio.all_tasks`, which nobody asks in a world: each
+    process knows its own. The set costs more than the rest of a task."""
+    tasks = getattr(asyncio.tasks, "_scheduled_tasks", None) or getattr(asyncio.tasks, "_all_tasks", None)
+    if not isinstance(tasks, WeakSet):
+        yield
+        return
+    tasks.add = _ignore  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del tasks.add
+
+
+def _ignore(task: object) -> None:
+    """Nobody asks."""
+
+
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """The loop of one world. Everything in it runs here: brokers, clients, faults and checkers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ready: deque[Any]
+        self._stopping: bool
         self._now = BEGINS_AT_S
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, Handle]] = []
         self._cancelled_timers = 0
         self._number = 0
         #: How many callbacks were run, and how many of them since the clock last moved.
@@ -93,7 +118,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.network: Network
         #: Called with what a callback raised, and the process it belongs to.
         self.on_failure: Callable[[Process | None, dict[str, Any]], None] = lambda process, context: None
-        self.set_task_factory(NumberedTask)  # type: ignore[arg-type]
 
     # Time
 
@@ -103,11 +127,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        timer = Timer(callback, args, contextvars.copy_context() if context is None else context)
+        timer = Timer(callback, args, copy_context() if context is None else context)
         timer._when = when
         timer._loop = self
-        self._number += 1
-        heappush(self._timers, (when, self._number, timer))
+        self._number = number = self._number + 1
+        heappush(self._timers, (when, number, timer))
         return timer
 
     def call_later(  # type: ignore[override]
@@ -115,10 +139,15 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
+    def deliver_at(self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], process: Process) -> None:
+        """Call something in a process at a time. Nobody can cancel it."""
+        self._number = number = self._number + 1
+        heappush(self._timers, (when, number, Handle(callback, args, process.context.copy())))
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        handle = Handle(callback, args, contextvars.copy_context() if context is None else context)
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -131,46 +160,51 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Leave out timers that were cancelled, once they are many."""
         self._cancelled_timers += 1
         if self._cancelled_timers > 500 and self._cancelled_timers * 2 > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            self._timers[:] = [entry for entry in self._timers if not entry[2]._cancelled]
             heapify(self._timers)
             self._cancelled_timers = 0
 
     def _run_once(self) -> None:
-        ready = self._ready
-        timers = self._timers
-        if not ready:
-            while timers and timers[0][2]._cancelled:
-                heappop(timers)
-            if not timers:
-                raise NothingHappens("everybody waits for something that nobody will do")
-            if timers[0][0] > self._now:
-                self._now = timers[0][0]
-                self._at_this_moment = 0
-        now = self._now
-        while timers and timers[0][0] <= now:
-            timer = heappop(timers)[2]
-            if not timer._cancelled:
-                ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            process = handle._context.get(PROCESS)
-            if process is not None and not process.runs:
-                process.missed(handle)
-                continue
-            self.callbacks += 1
-            self._at_this_moment += 1
-            self._running = process
-            try:
-                handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                what = f"Exception in callback {getattr(handle._callback, '__qualname__', handle._callback)}"
-                self.call_exception_handler({"message": what, "exception": error})
-        if self._at_this_moment > CALLBACKS_AT_ONE_MOMENT:
-            raise BusyLoop(f"{self._at_this_moment} callbacks, and the time is still {now}")
+        """Run until the loop is stopped. asyncio would ask after every turn; here it is asked inside."""
+        ready, timers, get_process = self._ready, self._timers, PROCESS
+        popleft, due = ready.popleft, ready.append
+        while not self._stopping:
+            if not ready:
+                while timers and timers[0][2]._cancelled:
+                    heappop(timers)
+                if not timers:
+                    raise NothingHappens("everybody waits for something that nobody will do")
+                if timers[0][0] > self._now:
+                    self._now = timers[0][0]
+                    self._at_this_moment = 0
+            now = self._now
+            while timers and timers[0][0] <= now:
+                timer = heappop(timers)[2]
+                if not timer._cancelled:
+                    due(timer)
+            count = len(ready)
+            self.callbacks += count
+            self._at_this_moment += count
+            while count:
+                count -= 1
+                handle = popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                process = context.get(get_process)
+                if process is not None and not process.runs:
+                    process.missed(handle)
+                    continue
+                self._running = process
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    what = f"Exception in callback {getattr(handle._callback, '__qualname__', handle._callback)}"
+                    self.call_exception_handler({"message": what, "exception": error})
+            if self._at_this_moment > CALLBACKS_AT_ONE_MOMENT:
+                raise BusyLoop(f"{self._at_this_moment} callbacks, and the time is still {now}")
 
     def _process_events(self, event_list: Any) -> None:
         raise AssertionError("this loop has no sockets")
@@ -199,11 +233,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     # What tasks and futures are made of
 
+    #: Asked for every future and task: no.
+    get_debug = bool
+
     def create_future(self) -> asyncio.Future[Any]:
-        self._number += 1
         future = NumberedFuture(loop=self)
-        future.number = self._number
+        self._number = future.number = self._number + 1
         return future
+
+    def create_task(
+        self, coro: Any, *, name: object = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        return NumberedTask(self, coro, name=name, context=context)
 
     def next_number(self) -> int:
         self._number += 1
@@ -218,6 +259,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             process = PROCESS.get()
             assert process is not None, "a thread belongs to a process"
             executor = process.default_threads
+        if isinstance(executor, SimulatedThreads):
+            return executor.result_of(func, args)
         return asyncio.wrap_future(executor.submit(func, *args), loop=self)
 
     async def create_connection(  # type: ignore[override]
@@ -234,7 +277,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 class NumberedFuture(asyncio.Future):  # type: ignore[type-arg]
     """A future whose hash is its number: sets of futures have the same order in every run."""
 
-    number: int = 0
+    __slots__ = ("number",)
+    number: int
 
     def __hash__(self) -> int:
         return self.number
@@ -243,15 +287,15 @@ class NumberedFuture(asyncio.Future):  # type: ignore[type-arg]
 class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
     """The same for tasks. It also tells its process, which closes its coroutines when it dies."""
 
-    number: int = 0
+    __slots__ = ("number",)
+    number: int
 
     def __init__(self, loop: VirtualTimeLoop, coroutine: Any, **options: Any) -> None:
-        self.number = loop.next_number()
+        loop._number = self.number = loop._number + 1
         super().__init__(coroutine, loop=loop, **options)
         process = PROCESS.get()
         if process is not None:
-            process.tasks[self.number] = self
-            self.add_done_callback(process.forget_task)
+            process.began(self)
 
     def __hash__(self) -> int:
         return self.number

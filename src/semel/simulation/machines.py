@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.environment import Environment
 from semel.simulation.disk import Disk, ProcessDied, SimulatedFiles
-from semel.simulation.event_loop import PROCESS
+from semel.simulation.event_loop import PROCESS, NumberedTask
 from semel.simulation.threads import SimulatedThreads
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ class Machine:
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
+        self._loop = world.loop
         self.name = name
         self.chance = random.Random(f"{world.seed} machine {name}")
         self.is_up = True
         #: How wrong its clock is.
         self.clock_error_ms = 0
+        #: How fast it ever was.
+        self.fastest_error_ms = 0
         self.boots = 1
         self.disk = Disk(self)
         #: How much longer than usual the disk and its threads take.
@@ -46,7 +49,11 @@ class Machine:
 
     def now_ms(self) -> int:
         """What its wall clock shows."""
-        return EPOCH_MS + self.clock_error_ms + int(self.world.loop.time() * 1000)
+        return EPOCH_MS + self.clock_error_ms + int(self._loop._now * 1000)
+
+    def steady_ms(self) -> int:
+        """What its clock shows that nobody sets."""
+        return int(self._loop._now * 1000)
 
     def work_time_s(self) -> float:
         """How long a thread takes for a piece of work."""
@@ -84,7 +91,9 @@ class Process:
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
         self.exception_handler: Any = None
-        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        #: Its tasks. Those that are done are left out when there are many.
+        self.tasks: list[NumberedTask] = []
+        self._many_tasks = 32
         self.servers: list[Server] = []
         self.transports: dict[int, Transport] = {}
         self._missed: list[Any] = []
@@ -93,6 +102,7 @@ class Process:
         self._work_s = 0.0
         self.environment = Environment(
             now_ms=machine.now_ms,
+            steady_ms=machine.steady_ms,
             work_clock_s=self._work_clock_s,
             work_clock_ns=lambda: int(self._work_clock_s() * 1e9),
             chance=chance,
@@ -133,8 +143,16 @@ class Process:
             self.on_death.remove(done)
         return task.result()
 
-    def forget_task(self, task: Any) -> None:
-        self.tasks.pop(task.number, None)
+    def began(self, task: NumberedTask) -> None:
+        """One of its tasks begins."""
+        self.tasks.append(task)
+        if len(self.tasks) > self._many_tasks:
+            self._forget_done_tasks()
+            self._many_tasks = 32 + 2 * len(self.tasks)
+
+    def _forget_done_tasks(self) -> None:
+        """Let go of tasks that are done. asyncio tells now of those whose failure nobody has asked for."""
+        self.tasks = [one for one in self.tasks if not one.done()]
 
     def missed(self, handle: Any) -> None:
         """One of its callbacks was due while it did not run."""
@@ -158,6 +176,7 @@ class Process:
         """Kill it at this moment. With `told` the system closes its connections, so the others learn of it."""
         if not self.is_alive:
             return
+        self._forget_done_tasks()
         self.is_alive = self.runs = self.is_paused = False
         self._missed.clear()
         self.machine.processes.remove(self)
@@ -168,8 +187,8 @@ class Process:
         for transport in tuple(self.transports.values()):
             transport.process_died(told=told)
         # Their `finally` blocks run now and here, where they can change nothing any more.
-        tasks, self.tasks = self.tasks, {}
-        for task in tasks.values():
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             self.context.copy().run(_close, task.get_coro())
         callbacks, self.on_death = self.on_death, []

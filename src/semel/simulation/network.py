@@ -55,6 +55,8 @@ class Network:
         self._world = world
         self._loop = world.loop
         self.chance = world.chance_for("network")
+        self._random = self.chance.random
+        self._trace = world.trace
         self.conditions = Conditions()
         #: (from, to): what is sent this way does not arrive now.
         self._cuts: set[tuple[str, str]] = set()
@@ -65,16 +67,16 @@ class Network:
         self._next_port = 50_000
         self.delivered_bytes = 0
         self.requests = 0
-        #: The last requests that came whole, for whoever sends them again (`faults.repeats`).
-        self.heard: deque[bytes] = deque(maxlen=200)
+        #: The last requests that came whole, and when, for whoever sends them again (`faults.repeats`).
+        self.heard: deque[tuple[float, bytes]] = deque(maxlen=200)
 
     # Conditions
 
     def delay_s(self) -> float:
-        conditions = self.conditions
-        delay = conditions.delay_s * (0.5 + self.chance.random())
-        if self.chance.random() < conditions.spike_chance:
-            delay += conditions.spike_s * self.chance.random()
+        conditions, random = self.conditions, self._random
+        delay = conditions.delay_s * (0.5 + random())
+        if random() < conditions.spike_chance:
+            delay += conditions.spike_s * random()
         return delay
 
     def cut(self, source: str, target: str) -> None:
@@ -96,7 +98,7 @@ class Network:
             self.heal(*pair)
 
     def is_cut(self, source: Machine, target: Machine) -> bool:
-        return (source.name, target.name) in self._cuts or not target.is_up
+        return not target.is_up or (bool(self._cuts) and (source.name, target.name) in self._cuts)
 
     def came_back(self, machine: Machine) -> None:
         """A machine has power again: it knows nothing of its old connections, and says so when it is asked."""
@@ -241,6 +243,7 @@ class Transport(asyncio.Transport):
         self.connection = connection
         self.network = connection.network
         self.process = process
+        self._here = process.machine
         self.is_client = is_client
         self.peer: Transport
         self.protocol: Any = None
@@ -323,7 +326,7 @@ class Transport(asyncio.Transport):
         self._write(b"".join(buffers))
 
     def _write(self, data: bytes) -> None:
-        if self._is_closing or self.is_over or not data:
+        if self._is_closing or not data:
             return
         self._unsent_bytes += len(data)
         self._send(data)
@@ -332,23 +335,23 @@ class Transport(asyncio.Transport):
             self.protocol.pause_writing()
 
     def _send(self, data: bytes | None, *, by_reset: bool = False) -> None:
-        network, peer = self.network, self.peer
-        if self.connection.loses_answer and not self.is_client and data is not None:
-            network._world.trace.note("loses", self.connection.name)
-            self.connection.reset()
+        network, connection = self.network, self.connection
+        if connection.loses_answer and not self.is_client and data is not None:
+            network._world.trace.note("loses", connection.name)
+            connection.reset()
             return
-        if self.outgoing or network.is_cut(self.process.machine, peer.process.machine):
+        if self.outgoing or network.is_cut(self._here, self.peer._here):
             self.outgoing.append(data)
             return
-        chance, conditions = network.chance, network.conditions
-        if data is not None and len(data) > 8 and chance.random() < conditions.split_chance:
+        chance = network.chance
+        if data is not None and len(data) > 8 and chance.random() < network.conditions.split_chance:
             middle = chance.randrange(1, len(data))
             self._fly(data[:middle])
             self._fly(data[middle:])
         else:
-            self._fly(data, by_reset=by_reset)
+            self._fly(data, by_reset)
 
-    def _fly(self, data: bytes | None, *, by_reset: bool = False) -> None:
+    def _fly(self, data: bytes | None, by_reset: bool = False) -> None:
         network, peer = self.network, self.peer
         loop = network._loop
         arrival_s = loop._now + network.delay_s()
@@ -356,8 +359,7 @@ class Transport(asyncio.Transport):
             arrival_s = self._last_arrival_s
         self._last_arrival_s = arrival_s
         if peer.process.is_alive:
-            context = peer.process.context.copy()
-            loop.call_at(arrival_s, peer._arrive, data, self.generation, by_reset, context=context)
+            loop.deliver_at(arrival_s, peer._arrive, (data, self.generation, by_reset), peer.process)
         elif data is not None and not self.is_over:
             # Nobody is there any more, and the system says so.
             self.connection.reset()
@@ -377,7 +379,11 @@ class Transport(asyncio.Transport):
     def _was_taken(self, size_bytes: int) -> None:
         """The other side's system has taken so many bytes."""
         self._unsent_bytes -= size_bytes
-        if self._is_writing_paused and self._unsent_bytes <= self._low and self.process.is_alive:
+        if self._is_writing_paused:
+            self._may_write_again()
+
+    def _may_write_again(self) -> None:
+        if self._unsent_bytes <= self._low and self.process.is_alive:
             self._is_writing_paused = False
             self.network._loop.call_soon(self._resume_writing, context=self.process.context.copy())
 
@@ -390,26 +396,35 @@ class Transport(asyncio.Transport):
     def _arrive(self, data: bytes | None, generation: int, by_reset: bool) -> None:
         if self.is_over or generation != self.peer.generation:
             return
-        network = self.network
+        network, connection = self.network, self.connection
         if data is None:
-            network._world.trace.note("ends", self.connection.name)
+            network._trace.note("ends", connection.name)
             if by_reset:
                 self._inbox.clear()
                 self._ended(ConnectionResetError(104, "Connection reset by peer"))
                 return
+            self._inbox.append((None, True))
+            self._read_on()
+            return
+        size = len(data)
+        network.delivered_bytes += size
+        network._trace.note_data(connection.name, connection.number, data)
+        if not self.is_client:
+            network.requests += 1
+            if data[4:6] in _WORTH_REPEATING and int.from_bytes(data[:4], "big") == size - 4:
+                network.heard.append((network._loop._now, data))
+        is_taken = self._inbox_bytes + size <= WINDOW_BYTES
+        if is_taken:
+            sender = self.peer
+            sender._unsent_bytes -= size
+            if sender._is_writing_paused:
+                sender._may_write_again()
+        if not self._inbox and is_taken and self._is_reading and self.protocol is not None:
+            self._hand_over(data)
         else:
-            network.delivered_bytes += len(data)
-            network._world.trace.note("data", self.connection.name, data)
-            self._inbox_bytes += len(data)
-            if not self.is_client:
-                network.requests += 1
-                if data[4:6] in _WORTH_REPEATING and int.from_bytes(data[:4], "big") == len(data) - 4:
-                    network.heard.append(data)
-        is_taken = self._inbox_bytes <= WINDOW_BYTES
-        if is_taken and data is not None:
-            self.peer._was_taken(len(data))
-        self._inbox.append((data, is_taken))
-        self._read_on()
+            self._inbox_bytes += size
+            self._inbox.append((data, is_taken))
+            self._read_on()
 
     def _read_on(self) -> None:
         while self._inbox and self._is_reading and self.protocol is not None and not self.is_over:
@@ -424,18 +439,26 @@ class Transport(asyncio.Transport):
 
     def _hand_over(self, data: bytes) -> None:
         protocol = self.protocol
-        position, size = 0, len(data)
-        while position < size:
+        size = len(data)
+        buffer = protocol.get_buffer(size)
+        if len(buffer) >= size:
+            buffer[:size] = data
+            protocol.buffer_updated(size)
+            return
+        position = 0
+        while True:
+            count = min(len(buffer), size - position)
+            buffer[:count] = data[position : position + count]
+            position += count
+            protocol.buffer_updated(count)
+            if position == size:
+                return
             if not self._is_reading or self.is_over:
                 # It has paused in the middle.
                 self._inbox.appendleft((data[position:], True))
                 self._inbox_bytes += size - position
                 return
             buffer = protocol.get_buffer(size - position)
-            count = min(len(buffer), size - position)
-            buffer[:count] = data[position : position + count]
-            position += count
-            protocol.buffer_updated(count)
 
     def is_reading(self) -> bool:
         return self._is_reading and not self.is_closing()

@@ -1,6 +1,6 @@
-"""One run of a world: a broker, workloads, faults by a schedule, the healing, and the judgement.
+"""One run of a world: brokers, workloads, faults by a schedule, the healing, and the judgement.
 
-The order: start the broker and let the workloads prepare; let workloads and faults go on for a while; stop the faults
+The order: start the brokers and let the workloads prepare; let workloads and faults go on for a while; stop the faults
 and heal everything; let the workloads end, which they must do in time; read everything back; check.
 """
 
@@ -13,10 +13,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from semel.cluster.session import ZooKeeperError
 from semel.errors import KafkaError
+from semel.log.checkpoints import PARTITION_METADATA
+from semel.machines.replication.values import PartitionState
+from semel.machines.znodes.values import TopicAssignment, decode_state
 from semel.simulation.disk import ProcessDied
 from semel.simulation.machines import Process
-from semel.simulation.world import BrokerNode, Clients, World
+from semel.simulation.world import CLUSTER_SETTINGS, BrokerNode, Clients, World
 from semel.testing.history import Operation, Outcome, Send
 
 if TYPE_CHECKING:
@@ -57,6 +61,17 @@ class Plan:
     duration_s: float
     durability: str
     strikes: list[Strike] = field(default_factory=list)
+    #: With more than one they are a cluster, over a ZooKeeper.
+    brokers: int = 1
+
+
+def registers(world: World) -> list[tuple[str, PartitionState]]:
+    """What ZooKeeper says of each partition, by the path of its node."""
+    return [
+        (path, decode_state(node.data, path))
+        for path, node in sorted(world.zookeeper.ensemble.newest.nodes.items())
+        if path.startswith("/brokers/topics/") and path.endswith("/state")
+    ]
 
 
 class Play:
@@ -67,8 +82,11 @@ class Play:
         self.world = World(plan.seed)
         self.world.broker_settings["semel.durability"] = plan.durability
         self.chance = self.world.chance_for("play")
-        self.broker = BrokerNode(self.world)
-        self.clients = Clients(self.broker.address)
+        self.brokers = [
+            BrokerNode(self.world, f"broker-{number}", self._settings_of(number))
+            for number in range(1, plan.brokers + 1)
+        ]
+        self.clients = Clients(",".join(broker.address for broker in self.brokers))
         self.history: list[Operation] = []
         self.workloads: list[Workload] = []
         self.actors: list[Actor] = []
@@ -77,9 +95,25 @@ class Play:
         #: How often each kind of fault struck, and whatever else is worth counting.
         self.struck: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-        #: Whether the broker should be running: a fault that stops it sets this, and starts it again.
-        self._broker_lock = asyncio.Lock()
+        #: Held while a machine is without power: what it forgot is on the others (F1).
+        self.power_lock = asyncio.Lock()
+        #: Who has lost it, and has perhaps not everything back.
+        self.without_power: list[BrokerNode] = []
         self._number = 0
+
+    def _settings_of(self, number: int) -> dict[str, object]:
+        count = self.plan.brokers
+        if count == 1:
+            return {}
+        replicas = min(3, count)
+        return {
+            **CLUSTER_SETTINGS,
+            "node.id": number,
+            "default.replication.factor": replicas,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "min.insync.replicas": 2 if replicas > 2 else 1,
+        }
 
     def next_value(self, prefix: str) -> bytes:
         """A value that is sent once."""
@@ -98,8 +132,9 @@ class Play:
         return self.note(Send(process, topic, partition, value, None, Outcome.UNKNOWN, transaction))
 
     def sent(self, place: int, offset: int | None) -> None:
-        """The record that was noted there is acknowledged."""
+        """The record that was noted there is acknowledged. An offset of -1 is none: a duplicate, long known."""
         before = self.history[place]
+        offset = None if offset is None or offset < 0 else offset
         assert isinstance(before, Send)
         self.history[place] = Send(
             before.process, before.topic, before.partition, before.value, offset, Outcome.OK, before.transaction
@@ -126,38 +161,65 @@ class Play:
         finally:
             process.die()
 
-    # The broker
+    # The brokers
 
-    async def restart_broker(self, end: Callable[[], Awaitable[None] | None], after_s: float) -> None:
-        """Let the broker end in this way, and start it again after a while. One such thing at a time."""
-        async with self._broker_lock:
+    @property
+    def is_cluster(self) -> bool:
+        return len(self.brokers) > 1
+
+    def a_broker(self, chance: random.Random) -> BrokerNode:
+        """One of the brokers. Where there is only one, nothing is drawn."""
+        return chance.choice(self.brokers) if self.is_cluster else self.brokers[0]
+
+    def everything_is_safe(self) -> bool:
+        """Whether everybody who has ever lost its power is in sync again: then two replicas have all that is committed,
+        in sync or eligible (E5), and one more may be lost (F1)."""
+        nodes = self.world.zookeeper.ensemble.newest.nodes
+        for path, state in registers(self.world):
+            topic, _, number = path.removesuffix("/state").partition("/partitions/")
+            replicas = TopicAssignment.decode(nodes[topic].data, topic).partitions.get(int(number), ())
+            if any(each not in state.isr for each in replicas if self.brokers[each - 1] in self.without_power):
+                return False
+        self.without_power.clear()
+        return True
+
+    def set_for_brokers(self, settings: dict[str, object]) -> None:
+        """What a workload needs, before the brokers start."""
+        for broker in self.brokers:
+            broker.settings |= settings
+
+    async def restart_broker(
+        self, broker: BrokerNode, end: Callable[[], Awaitable[None] | None], after_s: float
+    ) -> None:
+        """Let a broker end in this way, and start it again after a while. One such thing at a time."""
+        async with broker.lock:
             ended = end()
             if ended is not None:
                 await ended
             await asyncio.sleep(after_s)
-            await self.start_broker()
+            await self.start_broker(broker)
 
-    async def start_broker(self) -> None:
-        """Start the broker; a start that a fault prevents is tried again without it."""
-        machine = self.broker.machine
-        if self.broker.is_running:
+    async def start_broker(self, broker: BrokerNode) -> None:
+        """Start a broker; a start that a fault prevents is tried again without it."""
+        machine = broker.machine
+        if broker.is_running:
             return
         for _ in range(20):
             if not machine.is_up:
                 machine.boot()
             try:
-                await self.broker.start()
+                await broker.start()
                 return
-            except (OSError, ProcessDied, KafkaError) as error:
+            except (OSError, ProcessDied, KafkaError, ZooKeeperError) as error:
                 self.counts[f"start failed: {type(error).__name__}"] += 1
                 is_healthy = machine.disk.obstacle is None and machine.disk.free_bytes is None
-                if is_healthy and not isinstance(error, ProcessDied):
-                    self.world.violated(f"the broker does not start on a healthy disk: {error!r}")
+                if is_healthy and not isinstance(error, (ProcessDied, ZooKeeperError)):
+                    self.world.violated(f"{machine.name} does not start on a healthy disk: {error!r}")
                     return
-                self.broker.kill()
+                broker.kill()
                 await asyncio.sleep(0.5)
                 machine.disk.obstacle, machine.disk.free_bytes = None, None
-        self.world.violated("the broker does not start")
+        self.world.violated(f"{machine.name} does not start")
 
     # The run
 
@@ -171,7 +233,8 @@ class Play:
         world = self.world
         # A workload may ask for settings of the broker.
         self.workloads = [workloads.WORKLOADS[name](self) for name in self.plan.workloads]
-        await self.broker.start()
+        for broker in self.brokers:
+            await broker.start()
         watchers = [asyncio.ensure_future(checker(self)) for checker in checkers.WHILE_RUNNING.values()]
         for workload in self.workloads:
             await workload.prepare()
@@ -197,36 +260,48 @@ class Play:
                     world.violated(f"{name}: {type(error).__name__}: {error}")
         for task in watchers:
             task.cancel()
-        if self.broker.is_running:
-            await self.broker.stop()
+        for broker in self.brokers:
+            if broker.is_running:
+                await broker.stop()
         if not world.violations:
             for check in checkers.ON_THE_FILES.values():
                 check(self)
 
     async def _heal(self) -> None:
-        """Everything works again: the network, the disk, the machines. Clocks stay as wrong as they are."""
+        """Everything works again: the network, the disk, the machines. A clock that was set back is as fast again as it
+        ever was: until then a transaction that began before does not time out, as in Kafka."""
         self.world.network.heal_all()
         self.world.network.conditions.reset()
+        if self.is_cluster:
+            self._heal_zookeeper()
         for machine in self.world.machines:
             machine.disk.obstacle, machine.disk.free_bytes, machine.slowness = None, None, 1.0
+            machine.clock_error_ms = machine.fastest_error_ms
             if not machine.is_up:
                 machine.boot()
             for process in machine.processes:
                 process.go_on()
-        async with self._broker_lock:
-            await self.start_broker()
-            server = self.broker.server
-            assert server is not None
-            has_failed = any(
-                partition.offline is not None
-                or (partition.open_log is not None and partition.open_log.failed is not None)
-                for partition in server.topics.all_partitions()
-            )
-            if has_failed or server.topics.gone is not None or server.fatal_error is not None:
-                # What a person does after a disk failed: a restart recovers.
-                await self.broker.stop()
-                await asyncio.sleep(0.2)
-                await self.start_broker()
+        for broker in self.brokers:
+            async with broker.lock:
+                await self.start_broker(broker)
+                if broker.has_failed:
+                    # What a person does after a disk failed: a restart recovers.
+                    await broker.stop()
+                    # And after a bit of a topic id went bad and a crash took the stop's checksum of it, as told.
+                    broker.machine.disk.restore(PARTITION_METADATA)
+                    await asyncio.sleep(0.2)
+                    await self.start_broker(broker)
+
+    def _heal_zookeeper(self) -> None:
+        zookeeper = self.world.zookeeper
+        zookeeper.lag_of_server.clear()
+        for server in zookeeper.servers:
+            if not server.up:
+                zookeeper.start(server.number)
+        for broker in self.brokers:
+            if broker.session is not None:
+                broker.session.heal()
+                broker.session.answers_to_lose = 0
 
     async def _end_of_actors(self) -> None:
         left = [actor.over for actor in self.actors if not actor.over.done()]

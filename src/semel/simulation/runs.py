@@ -45,6 +45,8 @@ def command(plan: Plan, *, with_strikes: bool = False) -> str:
     parts = [f"semel simulate --seed {plan.seed}", f"--duration {plan.duration_s:g}"]
     parts += [f"--workload {name}" for name in plan.workloads]
     parts.append(f"--durability {plan.durability}")
+    if plan.brokers > 1:
+        parts.append(f"--brokers {plan.brokers}")
     if with_strikes:
         parts.append("--strikes '" + " ".join(str(one).replace(" ", "_") for one in plan.strikes) + "'")
     return " ".join(parts)
@@ -58,20 +60,16 @@ def draw_plan(
     durability: str | None = None,
     faults: Sequence[str] = (),
     faults_per_minute: float = FAULTS_PER_MINUTE,
+    brokers: int = 1,
 ) -> Plan:
     """What a seed decides, apart from what was asked for."""
     chance = random.Random(f"plan {seed}")
     drawn_durability = "fsync" if chance.random() < 0.4 else "os"
-    names = sorted(WORKLOADS)
+    names = [name for name, kind in sorted(WORKLOADS.items()) if (kind.in_a_cluster if brokers > 1 else kind.alone)]
     drawn = tuple(sorted(chance.sample(names, min(len(names), chance.choice((1, 1, 2, 2, 3))))))
     durability = durability or drawn_durability
     played = tuple(workloads) or drawn
-    is_old = any(WORKLOADS[name].uses_old_protocol for name in played)
-    kinds = [
-        kind
-        for kind in FAULTS.values()
-        if (durability == "fsync" or not kind.loses_unsynced) and not (is_old and kind.needs_new_protocol)
-    ]
+    kinds = [kind for kind in FAULTS.values() if kind.may_strike(brokers, durability)]
     # Each seed has its own few kinds: all of them at once would hide what two of them do together.
     chosen = chance.sample(kinds, chance.randint(1, min(6, len(kinds))))
     if faults:
@@ -81,7 +79,7 @@ def draw_plan(
     while (at_s := at_s + chance.expovariate(faults_per_minute / 60)) < duration_s:
         kind = chance.choices(chosen, [one.weight for one in chosen])[0]
         strikes.append(Strike(round(at_s, 3), kind.name, chance.getrandbits(32)))
-    return Plan(seed, played, duration_s, durability, strikes)
+    return Plan(seed, played, duration_s, durability, strikes, brokers)
 
 
 def run(plan: Plan) -> Result:

@@ -14,6 +14,8 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from semel.simulation.machines import Process
 
 
@@ -44,6 +46,30 @@ class Job(Future[Any]):
         return super().exception(0)
 
 
+class Awaited:
+    """A piece of work whose result is awaited on the event loop. It needs none of a `Job`'s locks."""
+
+    __slots__ = ("_args", "_work", "future")
+
+    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
+        self._work, self._args = work, args
+        self.future = future
+
+    def do(self) -> None:
+        future = self.future
+        if future.done():
+            return
+        try:
+            result = self._work(*self._args)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def cancel(self) -> None:
+        self.future.cancel()
+
+
 class SimulatedThreads(Executor):
     """So many threads of a process."""
 
@@ -51,20 +77,29 @@ class SimulatedThreads(Executor):
         self._process = process
         self._count = count
         self._last_end_s = 0.0
-        self._jobs: dict[Job, None] = {}
+        self._jobs: dict[Job | Awaited, None] = {}
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        process = self._process
         job = Job(lambda: work(*args, **named))
+        self._begin(job)
+        return job
+
+    def result_of(self, work: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """The same for an event loop, which waits for the result."""
+        job = Awaited(work, args, self._process.machine.world.loop.create_future())
+        self._begin(job)
+        return job.future
+
+    def _begin(self, job: Job | Awaited) -> None:
+        process = self._process
         loop = process.machine.world.loop
         end_s = loop.time() + process.machine.work_time_s()
         if self._count == 1:
             end_s = self._last_end_s = max(end_s, self._last_end_s)
         self._jobs[job] = None
-        loop.call_at(end_s, self._do, job, context=process.context)
-        return job
+        loop.deliver_at(end_s, self._do, (job,), process)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: Job | Awaited) -> None:
         self._jobs.pop(job, None)
         job.do()
 

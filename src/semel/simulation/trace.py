@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 from zlib import crc32
+
+_TIME = Struct("<d")
+_TIME_AND_PLACE = Struct("<dII")
 
 
 class Trace:
@@ -20,8 +24,15 @@ class Trace:
         """Note one event. Of `data` only the checksum is kept."""
         now = self._time()
         self.events += 1
-        self._sum = crc32(data, crc32(f"{now:.9f}{kind}{what}".encode(), self._sum))
+        self._sum = crc32(data, crc32(what.encode(), crc32(kind.encode(), crc32(_TIME.pack(now), self._sum))))
         self._last.append((now, kind, what))
+
+    def note_data(self, what: str, place: int, data: bytes) -> None:
+        """Note data that arrived on a connection: most events are such. `place` is a number for `what`."""
+        now = self._time()
+        self.events += 1
+        self._sum = crc32(data, crc32(_TIME_AND_PLACE.pack(now, place, self._sum)))
+        self._last.append((now, "data", what))
 
     @property
     def hash(self) -> str:

@@ -1,8 +1,9 @@
-"""One world: its loop, its network, its machines, and the brokers and clients in them. A seed decides everything."""
+"""One world: its loop, its network, its machines, its ZooKeeper, and the brokers and clients. A seed decides all."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import logging
 import random
@@ -17,13 +18,16 @@ from semel.client.admin.admin import AsyncAdmin
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
 from semel.client.session import AsyncTransactSession
-from semel.config import BROKER
+from semel.cluster.session import ZooKeeperSession
+from semel.config import BROKER, Values
 from semel.errors import Refused
 from semel.simulation.disk import ProcessDied
-from semel.simulation.event_loop import PROCESS, VirtualTimeLoop
+from semel.simulation.drawn_secrets import drawn_secrets
+from semel.simulation.event_loop import PROCESS, VirtualTimeLoop, without_a_list_of_tasks
 from semel.simulation.machines import Machine, Process
 from semel.simulation.network import Network
 from semel.simulation.trace import Trace
+from semel.simulation.zookeeper import Delays, SimulatedSession, SimulatedZooKeeper
 
 _Result = TypeVar("_Result")
 
@@ -48,6 +52,14 @@ BROKER_SETTINGS: dict[str, object] = {
     "group.min.session.timeout.ms": 1_000,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
 }
+#: What brokers of a cluster have besides: whoever is slow or gone is soon known to be.
+CLUSTER_SETTINGS: dict[str, object] = {
+    "zookeeper.connect": "zookeeper:2181",
+    "zookeeper.session.timeout.ms": 3_000,
+    "replica.lag.time.max.ms": 3_000,
+    "leader.imbalance.check.interval.seconds": 15,
+}
+ZOOKEEPER_SERVERS, ZOOKEEPER_TICK_MS = 3, 500
 
 
 class Violation(AssertionError):
@@ -70,10 +82,33 @@ class World:
         #: What went wrong. The run fails if anything is in it.
         self.violations: list[str] = []
         self.broker_settings = dict(BROKER_SETTINGS)
+        self._zookeeper: SimulatedZooKeeper | None = None
 
     def chance_for(self, whose: str) -> random.Random:
         """A source of chance of one's own: what one part draws does not change what another one gets."""
         return random.Random(f"{self.seed} {whose}")
+
+    @property
+    def zookeeper(self) -> SimulatedZooKeeper:
+        """The world's ZooKeeper, which is made when somebody first asks for it."""
+        if self._zookeeper is None:
+            # In a context of its own: it belongs to no process, whoever asks first.
+            self._zookeeper = contextvars.Context().run(
+                SimulatedZooKeeper,
+                self.loop,
+                self.chance_for("zookeeper"),
+                servers=ZOOKEEPER_SERVERS,
+                tick_ms=ZOOKEEPER_TICK_MS,
+                delays=Delays(latency_ms=(0.2, 1.5), lag_ms=(0.0, 3.0)),
+            )
+            ensemble, spread = self._zookeeper.ensemble, self._zookeeper.ensemble.on_transaction
+
+            def decided() -> None:
+                self.trace.note("zookeeper", str(ensemble.newest.zxid))
+                spread()
+
+            ensemble.on_transaction = decided
+        return self._zookeeper
 
     # Machines and processes
 
@@ -121,12 +156,14 @@ class World:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the processes of another world
             gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()  # modules and classes stay: nobody need look at them again before each world
         gc.disable()  # its moments would depend on what ran before
         asyncio.set_event_loop(self.loop)
         logging.getLogger("semel").setLevel(logging.CRITICAL + 1)
         hook, sys.unraisablehook = sys.unraisablehook, _ignore_killed
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), drawn_secrets(self.chance_for("secrets")), without_a_list_of_tasks():
                 # Of processes that were killed.
                 warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
                 warnings.filterwarnings("ignore", category=ResourceWarning)
@@ -148,8 +185,10 @@ class World:
 
 
 def _ignore_killed(problem: sys.UnraisableHookArgs) -> None:
-    """A coroutine of a killed process was waiting in a `finally` block. Anything else is told as usual."""
-    if not isinstance(problem.exc_value, RuntimeError) or "GeneratorExit" not in str(problem.exc_value):
+    """A coroutine of a killed process was waiting in a `finally` block, or began to wait in one, which only a task can.
+    Anything else is told as usual."""
+    said = str(problem.exc_value) if isinstance(problem.exc_value, RuntimeError) else ""
+    if "GeneratorExit" not in said and "inside a task" not in said:
         sys.__unraisablehook__(problem)
 
 
@@ -159,6 +198,10 @@ class BrokerNode:
     def __init__(self, world: World, name: str = "broker-1", settings: Mapping[str, object] | None = None) -> None:
         self.world = world
         self.machine = world.machine(name)
+        #: Held by whoever ends it and starts it again.
+        self.lock = asyncio.Lock()
+        #: Of this life with ZooKeeper, in a cluster.
+        self.session: SimulatedSession | None = None
         self.settings = {**world.broker_settings, "listeners": f"PLAINTEXT://{name}:{PORT}", **(settings or {})}
         self.process: Process | None = None
         self.server: BrokerServer | None = None
@@ -173,7 +216,12 @@ class BrokerNode:
         settings = BROKER.parse(self.settings)
 
         async def begin() -> None:
-            server = self.server = BrokerServer(settings, files=process.files, environment=process.environment)
+            server = self.server = BrokerServer(
+                settings,
+                files=process.files,
+                environment=process.environment,
+                open_session=lambda values: self._open_session(process, values),
+            )
             handle_failure = server.handle_failure
 
             def failed(error: BaseException) -> None:
@@ -187,9 +235,34 @@ class BrokerNode:
 
         await self.world.on(process, begin())
 
+    async def _open_session(self, process: Process, settings: Values) -> ZooKeeperSession:
+        timeout_ms = settings["zookeeper.session.timeout.ms"]
+        session = self.session = SimulatedSession(self.world.zookeeper, session_timeout_ms=timeout_ms)
+
+        def died() -> None:
+            session._open.clear()  # nobody is there who could be told
+            session.abandon()
+
+        process.on_death.append(died)
+        return await session.open(timeout_ms=timeout_ms)
+
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_alive
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it needs a restart to serve all of its data again."""
+        server = self.server
+        assert server is not None
+        if not hasattr(server, "topics"):
+            return True  # it did not get so far
+        if server.stopped.is_set() or server.fatal_error is not None or server.topics.gone is not None:
+            return True
+        return any(
+            partition.offline is not None or (partition.open_log is not None and partition.open_log.failed is not None)
+            for partition in server.topics.all_partitions()
+        )
 
     async def stop(self) -> None:
         """Stop it in order."""

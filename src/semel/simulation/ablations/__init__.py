@@ -23,6 +23,9 @@ from semel.simulation.runs import command, draw_plan, run
 SEEDS = 1_000
 
 
+_NOT_THERE = object()
+
+
 class Patch:
     """Changes attributes, and puts them back."""
 
@@ -30,12 +33,16 @@ class Patch:
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        self._before.append((owner, name, owner.__dict__[name]))
+        self._before.append((owner, name, owner.__dict__.get(name, _NOT_THERE)))
         setattr(owner, name, value)
 
     def undo(self) -> None:
         while self._before:
-            setattr(*self._before.pop())
+            owner, name, before = self._before.pop()
+            if before is _NOT_THERE:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
 
 Remove = Callable[[Patch], None]
@@ -53,6 +60,8 @@ class Ablation:
     duration_s: float = 10.0
     #: Why no seed notices, where that is known: usually another safeguard stands behind this one.
     unseen_because: str = ""
+    brokers: int = 1
+    faults_per_minute: float = 40
 
 
 ABLATIONS: dict[str, Ablation] = {}
@@ -65,11 +74,15 @@ def ablation(
     durability: str | None = None,
     duration_s: float = 10.0,
     unseen_because: str = "",
+    brokers: int = 1,
+    faults_per_minute: float = 40,
 ) -> Callable[[Remove], Remove]:
     """Register a safeguard by the function that removes it."""
 
     def register(remove: Remove) -> Remove:
-        ABLATIONS[name] = Ablation(name, remove, workloads, faults, durability, duration_s, unseen_because)
+        ABLATIONS[name] = Ablation(
+            name, remove, workloads, faults, durability, duration_s, unseen_because, brokers, faults_per_minute
+        )
         return remove
 
     return register
@@ -117,7 +130,8 @@ def look_for(name: str, seeds: int = SEEDS, first: int = 0) -> Caught | None:
                 faults=found.faults,
                 durability=found.durability,
                 duration_s=found.duration_s,
-                faults_per_minute=40,
+                faults_per_minute=found.faults_per_minute,
+                brokers=found.brokers,
             )
             if violations := run(plan).violations:
                 return Caught(seed, violations[0], command(plan))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from semel.client.session import AsyncTransactSession
+from semel.errors import ErrorCode
+from semel.machines.groups.classic.member import ClassicMembership
 from semel.machines.groups.offsets import GroupOffsets
 from semel.machines.producing.accumulator import with_producer
 from semel.machines.producing.sender import Sender
+from semel.machines.transactions.requests import GroupMetadata
 from semel.simulation.ablations import Patch, ablation, nothing
 
 
@@ -34,12 +37,26 @@ def without_a_batch_that_did_not_commit_is_read_again(patch: Patch) -> None:
     patch.set(AsyncConsumer, "rewind", nothing)
 
 
+@ablation("a refused commit does not disturb a join", "reading-cooperative", faults=("pieces",), duration_s=20)
+def without_a_refused_commit_does_not_disturb_a_join(patch: Patch) -> None:
+    """An old bug: a member whose commit was refused while it joined forgot its id, and the group waited for it."""
+
+    def on_commit_refused(self: ClassicMembership, code: ErrorCode, committed_as: GroupMetadata) -> None:
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            self.member_id = ""
+            self._lose()
+
+    patch.set(ClassicMembership, "on_commit_refused", on_commit_refused)
+
+
 @ablation(
     "retries keep their order",
     "idempotent", faults=("lost answers", "reset", "broker killed"),
     unseen_because="the broker refuses what comes out of order",
 )
 def without_retries_keep_their_order(patch: Patch) -> None:
+    """Whatever may be sent again is sent again, whoever is before it."""
+
     def sendable(self: Sender, partition: Any) -> int | None:
         lane = self._lanes.get(partition)
         again = [] if lane is None else [batch for batch in lane.unfinished if not batch.on_wire]
@@ -62,6 +79,7 @@ def without_retries_keep_their_order(patch: Patch) -> None:
 
 @ablation("a retry is the same bytes", "idempotent", faults=("lost answers", "reset"))
 def without_a_retry_is_the_same_bytes(patch: Patch) -> None:
+    """A retry is encoded anew, under the next sequence that is free."""
     original = Sender._take
 
     def take(self: Sender, partition: Any) -> Any:

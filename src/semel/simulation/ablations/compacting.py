@@ -40,9 +40,10 @@ def without_a_marker_stays_while_its_data_does(patch: Patch) -> None:
     patch.set(_Transactions, "_marker", marker)
 
 
-@ablation("the last sequence of a producer is kept", "compaction", faults=("broker killed", "lost answers"),
+@ablation("the last sequence of a producer is kept", "compaction", faults=("index goes bad", "repeated requests"),
           duration_s=25)
 def without_the_last_sequence_of_a_producer_is_kept(patch: Patch) -> None:
+    """The snapshot of every roll has it, too. If those go bad, it is read from the batches."""
     patch.set(Compaction, "_holds_producer_state", lambda *_: False)
 
 

@@ -11,6 +11,7 @@ from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.broker.topics.logs import TopicLogs
 from semel.log import recovery
 from semel.log.files import Files
+from semel.log.flusher import LogFlusher
 from semel.log.indexes import TransactionIndex
 from semel.log.partition_log import PartitionLog
 from semel.log.segment import Segment
@@ -76,15 +77,23 @@ def without_an_fsync_that_failed_fails_its_produces(patch: Patch) -> None:
     patch.set(Flusher, "flush", flush)
 
 
-@ablation("no writes after an I/O error", "idempotent", "transfers", faults=DISK)
+@ablation("no writes after an I/O error", "idempotent", faults=("I/O error once", "power lost"), durability="fsync")
 def without_no_writes_after_an_i_o_error(patch: Patch) -> None:
-    patch.set(PartitionLog, "fail", nothing)
+    """The next fsync succeeds, and says nothing about the bytes of the one that failed."""
+    patch.set(PartitionLog, "failed", property(lambda self: None, nothing))
 
 
-@ablation("a torn write is cut off", "idempotent", faults=DISK)
+@ablation("what a failed fsync was for is written again", "idempotent", faults=("I/O error once", "power lost"),
+          durability="fsync")
+def without_what_a_failed_fsync_was_for_is_written_again(patch: Patch) -> None:
+    patch.set(LogFlusher, "_write_again", nothing)
+
+
+@ablation("a torn write is cut off", "idempotent", faults=(*DISK, "broker killed"))
 def without_a_torn_write_is_cut_off(patch: Patch) -> None:
+    """The next batch may be too large for the segment: then what is left of the torn one stays at its end for good."""
     patch.set(Segment, "cut_unfinished", nothing)
-    patch.set(PartitionLog, "fail", nothing)
+    patch.set(PartitionLog, "failed", property(lambda self: None, nothing))
 
 
 @ablation("memory changes after the write", "idempotent", "transfers", faults=("I/O error once", "disk full"))
@@ -114,8 +123,7 @@ def without_errors_of_the_transaction_index_are_told(patch: Patch) -> None:
 
 @ablation(
     "damage is told from a torn tail",
-    "idempotent", faults=POWER, durability="fsync",
-    unseen_because="no fault flips bits; tests/log/test_rot.py does",
+    "idempotent", faults=("log goes bad",),
 )
 def without_damage_is_told_from_a_torn_tail(patch: Patch) -> None:
     patch.set(recovery, "valid_batch_after", nothing)

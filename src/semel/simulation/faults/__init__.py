@@ -30,8 +30,15 @@ class Kind:
     weight: float = 1.0
     #: Whether it may lose what was written and not fsynced: then only `semel.durability=fsync` promises anything.
     loses_unsynced: bool = False
-    #: Whether only the transactions of KIP-890 survive it: before, a late EndTxn could end the next transaction.
-    needs_new_protocol: bool = False
+    #: Whether it strikes one broker, and brokers of a cluster.
+    alone: bool = True
+    in_a_cluster: bool = True
+
+    def may_strike(self, brokers: int, durability: str) -> bool:
+        """Whether what is promised then survives it."""
+        if brokers > 1:
+            return self.in_a_cluster
+        return self.alone and (durability == "fsync" or not self.loses_unsynced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +62,17 @@ FAULTS: dict[str, Kind] = {}
 
 
 def fault(
-    name: str, *, weight: float = 1.0, loses_unsynced: bool = False, needs_new_protocol: bool = False
+    name: str,
+    *,
+    weight: float = 1.0,
+    loses_unsynced: bool = False,
+    alone: bool = True,
+    in_a_cluster: bool = True,
 ) -> Callable[[Fault], Fault]:
     """Register a kind of fault under this name."""
 
     def register(run: Fault) -> Fault:
-        FAULTS[name] = Kind(name, run, weight, loses_unsynced, needs_new_protocol)
+        FAULTS[name] = Kind(name, run, weight, loses_unsynced, alone, in_a_cluster)
         return run
 
     return register

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from semel.simulation.disk import ProcessDied
 from semel.simulation.faults import fault
 from semel.simulation.play import Play
+from semel.simulation.world import BrokerNode
 
 
 def _fails(calls: tuple[str, ...], error: int, what: str, *, after: int, times: int) -> Callable[[str, str], None]:
@@ -26,49 +27,53 @@ def _fails(calls: tuple[str, ...], error: int, what: str, *, after: int, times: 
     return obstacle
 
 
-async def _until_restarted(play: Play, chance: random.Random, *, wait_s: float) -> None:
+async def _until_restarted(play: Play, broker: BrokerNode, chance: random.Random, *, wait_s: float) -> None:
     """Leave the disk as it is for a while; then somebody repairs it and restarts the broker."""
     await asyncio.sleep(wait_s)
 
     async def end() -> None:
-        disk = play.broker.machine.disk
+        disk = broker.machine.disk
         disk.obstacle, disk.free_bytes = None, None
-        await play.broker.stop()
+        await broker.stop()
 
-    await play.restart_broker(end, chance.uniform(0.05, 1))
+    await play.restart_broker(broker, end, chance.uniform(0.05, 1))
 
 
 @fault("I/O error once")
 async def io_error(play: Play, chance: random.Random) -> None:
     """One write or one fsync fails."""
     calls = chance.choice((("write",), ("sync",), ("rename",), ("write", "sync", "rename", "truncate")))
-    disk = play.broker.machine.disk
+    broker = play.a_broker(chance)
+    disk = broker.machine.disk
     disk.obstacle = _fails(calls, errno.EIO, "input/output error", after=chance.randint(0, 5), times=1)
-    await _until_restarted(play, chance, wait_s=chance.uniform(0.5, 5))
+    await _until_restarted(play, broker, chance, wait_s=chance.uniform(0.5, 5))
 
 
 @fault("I/O error for ever", weight=0.5)
 async def io_error_for_ever(play: Play, chance: random.Random) -> None:
     """Nothing can be written any more, until the disk is replaced."""
     calls = chance.choice((("sync",), ("write", "sync", "rename", "truncate", "remove", "mkdir")))
-    disk = play.broker.machine.disk
+    broker = play.a_broker(chance)
+    disk = broker.machine.disk
     disk.obstacle = _fails(calls, errno.EIO, "input/output error", after=chance.randint(0, 5), times=10**9)
-    await _until_restarted(play, chance, wait_s=chance.uniform(0.5, 5))
+    await _until_restarted(play, broker, chance, wait_s=chance.uniform(0.5, 5))
 
 
 @fault("disk full")
 async def disk_full(play: Play, chance: random.Random) -> None:
     """The disk takes no more bytes for a while."""
-    play.broker.machine.disk.free_bytes = chance.randint(0, 3_000)
-    await _until_restarted(play, chance, wait_s=chance.uniform(0.5, 5))
+    broker = play.a_broker(chance)
+    broker.machine.disk.free_bytes = chance.randint(0, 3_000)
+    await _until_restarted(play, broker, chance, wait_s=chance.uniform(0.5, 5))
 
 
 @fault("slow disk")
 async def slow_disk(play: Play, chance: random.Random) -> None:
     """An fsync takes up to a second."""
-    play.broker.machine.slowness = chance.choice((10.0, 100.0, 500.0))
+    machine = play.a_broker(chance).machine
+    machine.slowness = chance.choice((10.0, 100.0, 500.0))
     await asyncio.sleep(chance.uniform(0.5, 5))
-    play.broker.machine.slowness = 1.0
+    machine.slowness = 1.0
 
 
 @fault("killed while writing", weight=2)
@@ -76,19 +81,20 @@ async def killed_while_writing(play: Play, chance: random.Random) -> None:
     """The broker dies in the middle of a call that changes the disk, also during its start."""
     calls = ("write", "sync", "rename", "truncate", "remove", "mkdir", "open")
     left = [chance.choice((0, 1, 2, 5, 10, 40))]
-    disk = play.broker.machine.disk
+    broker = play.a_broker(chance)
+    disk = broker.machine.disk
 
     def obstacle(call: str, path: str) -> None:
         if call in calls and "/data/" in path:
             left[0] -= 1
             if left[0] < 0:
                 disk.obstacle = None
-                if play.broker.process is not None:
-                    play.broker.kill()
+                if broker.process is not None:
+                    broker.kill()
                 raise ProcessDied
 
     disk.obstacle = obstacle
     await asyncio.sleep(chance.uniform(0.2, 3))
     disk.obstacle = None
-    if not play.broker.is_running:
-        await play.restart_broker(lambda: None, 0.1)
+    if not broker.is_running:
+        await play.restart_broker(broker, lambda: None, 0.1)

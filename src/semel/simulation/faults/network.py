@@ -34,7 +34,7 @@ async def pieces(play: Play, chance: random.Random) -> None:
 @fault("cut", weight=2)
 async def cut(play: Play, chance: random.Random) -> None:
     """A client and the broker are cut off from each other: one way or both."""
-    network, client, broker = play.world.network, _a_client(play, chance), play.broker.machine.name
+    network, client, broker = play.world.network, _a_client(play, chance), play.a_broker(chance).machine.name
     ways = chance.choice([[(client, broker)], [(broker, client)], [(client, broker), (broker, client)]])
     for way in ways:
         network.cut(*way)

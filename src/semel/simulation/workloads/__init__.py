@@ -12,6 +12,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, TypeVar
 
+from semel.wire.apis import ApiKey
+
 if TYPE_CHECKING:
     from semel.simulation.play import Play
 
@@ -23,6 +25,12 @@ class Workload:
     judged_topics: tuple[str, ...] = ()
     #: Whether it has transactions of the protocol before KIP-890, for whose markers other rules hold.
     uses_old_protocol = False
+    #: Requests that nobody repeats to it, because its protocol does not recognise them a second time.
+    not_repeated: frozenset[ApiKey] = frozenset()
+    #: After how long the broker forgets producers, if the workload has shortened that.
+    expires_ms: int | None = None
+    #: Whether it is played with one broker, and with several.
+    alone, in_a_cluster = True, True
 
     def __init__(self, play: Play) -> None:
         self.play = play

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 
 from semel.client.admin.admin import AsyncAdmin
+from semel.client.consumer.fetcher import ConsumerRecord
 from semel.errors import ErrorCode, KafkaError
 from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, Play
 from semel.simulation.workloads import Workload, workload
@@ -41,7 +43,7 @@ class Copying(Workload):
 
     async def prepare(self) -> None:
         for topic in (self.source, self.target):
-            await self.play.admin(partial(_create, topic))
+            await self.play.admin(partial(create, topic, PARTITIONS))
 
     async def feed(self, actor: Actor) -> None:
         """Send what is to be copied."""
@@ -87,46 +89,67 @@ class Copying(Workload):
                 number += 1
                 transaction = (actor.who, number)
                 aborted = session.aborted
-                async with session.transaction(timeout_ms=500) as records:
-                    for one in records:
-                        # Each try has a value of its own, so that the judge can tell them apart.
-                        assert one.value is not None
-                        value = one.value + b" by " + f"{actor.who}.{number}".encode()
-                        play.sending(actor.who, self.target, one.partition, value, transaction)
-                        await session.send(self.target, value, partition=one.partition)
-                    if records:
-                        last = loop.time()
-                        if chance.random() < 0.1:
-                            await asyncio.sleep(chance.random() * 2)
-                        play.note(Ending(actor.who, transaction))
+                records: list[ConsumerRecord] = []
+                with suppress(_Stumbled):
+                    async with session.transaction(timeout_ms=500) as records:
+                        for one in records:
+                            # Each try has a value of its own, so that the judge can tell them apart.
+                            assert one.value is not None
+                            value = one.value + b" by " + f"{actor.who}.{number}".encode()
+                            play.sending(actor.who, self.target, one.partition, value, transaction)
+                            await session.send(self.target, value, partition=one.partition)
+                        if records:
+                            last = loop.time()
+                            if chance.random() < 0.1:
+                                await asyncio.sleep(chance.random() * 2)
+                            if chance.random() < 0.05:
+                                play.note(Ended(actor.who, transaction, Outcome.FAILED))
+                                raise _Stumbled
+                            play.note(Ending(actor.who, transaction))
                 if records and session.aborted == aborted:
                     play.note(Ended(actor.who, transaction, Outcome.OK))
                     play.counts["copied batches"] += 1
                 if chance.random() < 0.005:
-                    raise _Restart  # it leaves the group for a while
+                    raise Restart  # it leaves the group for a while
 
     async def check(self, committed: dict[tuple[str, int], list[tuple[int, bytes | None, bytes | None]]]) -> None:
-        expected, found = Counter[bytes](), Counter[bytes]()
-        for (topic, _), records in committed.items():
-            for _, _, value in records:
-                assert value is not None
-                if topic == self.source:
-                    expected[value] += 1
-                elif topic == self.target:
-                    found[value.partition(b" ")[0]] += 1
-        for value in expected - found:
-            self.play.world.violated(f"copying, {self.group}: {value!r} is missing in the output")
-            break
-        for value in found - expected:
-            self.play.world.violated(f"copying, {self.group}: {value!r} is there {found[value]} times")
-            break
+        check_copied(self.play, f"copying, {self.group}", self.source, self.target, committed)
 
 
-async def _create(topic: str, admin: AsyncAdmin) -> None:
-    await admin.create_topic(topic, partitions=PARTITIONS)
+def check_copied(
+    play: Play,
+    what: str,
+    source: str,
+    target: str,
+    committed: dict[tuple[str, int], list[tuple[int, bytes | None, bytes | None]]],
+) -> None:
+    """Each record of one topic is in the other exactly once. A copy's value goes on after a space."""
+    expected, found = Counter[bytes](), Counter[bytes]()
+    for (topic, _), records in committed.items():
+        for _, _, value in records:
+            assert value is not None
+            if topic == source:
+                expected[value] += 1
+            elif topic == target:
+                found[value.partition(b" ")[0]] += 1
+    for value in expected - found:
+        play.world.violated(f"{what}: {value!r} is missing in the output")
+        break
+    for value in found - expected:
+        play.world.violated(f"{what}: {value!r} is there {found[value]} times")
+        break
 
 
-class _Restart(KafkaError):
+async def create(topic: str, partitions: int, admin: AsyncAdmin) -> None:
+    """Make a topic; for `play.admin`."""
+    await admin.create_topic(topic, partitions=partitions)
+
+
+class _Stumbled(Exception):
+    """A mistake in the block of a transaction: its batch comes again."""
+
+
+class Restart(KafkaError):
     """The actor has had enough; its next life begins."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class Hostile(Workload):
         while not play.is_ending:
             try:
                 async with asyncio.timeout(3):
-                    transport, rude = await loop.create_connection(_Rude, play.broker.machine.name, PORT)
+                    transport, rude = await loop.create_connection(_Rude, play.a_broker(chance).machine.name, PORT)
             except (OSError, TimeoutError):
                 await asyncio.sleep(0.3)
                 continue
@@ -70,5 +70,5 @@ class Hostile(Workload):
             body += chance.randbytes(chance.randint(4, 120))
             return len(body).to_bytes(4, "big") + body
         # Somebody else's request, cut off or with its last bytes changed: a batch's CRC does not hold then.
-        frame = chance.choice(list(heard)) if heard else b"\0\0\0\4abcd"
+        frame = chance.choice(list(heard))[1] if heard else b"\0\0\0\4abcd"
         return frame[: chance.randint(1, len(frame) - 1)] if chance.random() < 0.5 else frame[:-3] + b"\xff\xff\xff"

@@ -17,16 +17,21 @@ PARTITIONS = 2
 class Idempotent(Workload):
     """Producers send to the partitions of one topic, readers follow."""
 
-    judged_topics = (TOPIC,)
+    #: Its topic, and what the names of its actors begin with.
+    topic = TOPIC
+    judged_topics: tuple[str, ...] = (TOPIC,)
+    prefix = ""
 
     def __init__(self, play: Play) -> None:
         super().__init__(play)
         for number in range(self.chance.randint(1, 3)):
-            play.actor(f"producer-{number}", self.produce)
-        play.actor("reader-0", self.read)
+            play.actor(f"{self.prefix}producer-{number}", self.produce)
+        play.actor(f"{self.prefix}reader-0", self.read)
 
     async def prepare(self) -> None:
-        await self.play.admin(lambda admin: admin.create_topic(TOPIC, partitions=PARTITIONS))
+        # In small segments every torn write is soon at an end.
+        configs = {"segment.bytes": self.chance.choice(("2000", "6000"))}
+        await self.play.admin(lambda admin: admin.create_topic(self.topic, partitions=PARTITIONS, configs=configs))
 
     async def produce(self, actor: Actor) -> None:
         """Send bursts, and note what is heard of each record."""
@@ -36,9 +41,9 @@ class Idempotent(Workload):
                 partition = chance.randrange(PARTITIONS)
                 deliveries = []
                 for _ in range(chance.choice((1, 1, 2, 5, 20))):
-                    value = play.next_value(actor.who)
-                    place = play.sending(actor.who, TOPIC, partition, value)
-                    deliveries.append((place, await producer.send(TOPIC, value, partition=partition)))
+                    value = play.next_value(actor.who) + b" " * chance.choice((0, 0, 0, 100))
+                    place = play.sending(actor.who, self.topic, partition, value)
+                    deliveries.append((place, await producer.send(self.topic, value, partition=partition)))
                 for place, delivery in deliveries:
                     try:
                         play.sent(place, (await delivery).offset)
@@ -50,7 +55,7 @@ class Idempotent(Workload):
         """Read from the beginning, in any life."""
         play, chance = self.play, actor.chance
         isolation = chance.choice(("read_committed", "read_uncommitted"))
-        places = [(TOPIC, number) for number in range(PARTITIONS)]
+        places = [(self.topic, number) for number in range(PARTITIONS)]
         async with play.clients.consumer(**CONSUMER_SETTINGS, isolation_level=isolation) as consumer:
             consumer.assign(places)
             play.note(Assigned(actor.who, frozenset(places)))

@@ -12,6 +12,7 @@ from semel.simulation.play import PRODUCER_SETTINGS, Actor, Play
 from semel.simulation.workloads import Workload, workload
 from semel.simulation.workloads.reading import follow
 from semel.testing.history import Ended, Ending, Outcome
+from semel.wire.apis import ApiKey
 
 TOPIC = "accounts"
 PARTITIONS = 3
@@ -117,9 +118,14 @@ class OldCluster(Cluster):
 
 @workload("transfers-v1")
 class OldTransfers(Transfers):
-    """Transfers of clients that know only the old protocol."""
+    """Transfers of clients that know only the old protocol.
+
+    Before KIP-890 all transactions of a producer have one epoch, so an EndTxn that arrives again ends whatever is open
+    then, also in Apache Kafka: what was written so far is committed, and the rest may be aborted.
+    """
 
     uses_old_protocol = True
+    not_repeated = frozenset({ApiKey.END_TXN})
 
 
 @workload("zombies")

@@ -23,7 +23,7 @@ class TwoPhase(Workload):
 
     def __init__(self, play: Play) -> None:
         super().__init__(play)
-        play.broker.settings["transaction.two.phase.commit.enable"] = True
+        play.set_for_brokers({"transaction.two.phase.commit.enable": True})
         #: By actor: the identity that the database has stored, and the transaction it belongs to.
         self.decided: dict[str, tuple[ProducerIdentity, object]] = {}
         play.actor("coordinator-0", self.write)

@@ -75,7 +75,10 @@ class SimulatedSession:
         self.requests_cut, self.answers_cut = requests, answers
 
     def heal(self) -> None:
+        """Messages arrive again. A connection on which one has vanished is over: TCP loses nothing in between."""
         self.requests_cut = self.answers_cut = False
+        if self._link is not None and self._link.has_lost:
+            self._link.drop()
 
     def lose_next_answer(self) -> None:
         """The next request is carried out, and the connection drops in place of its answer."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from semel.cluster import session as zk
 from semel.cluster.session import Result, WatchEvent
 from semel.machines.znodes import operations as op
-from semel.machines.znodes.operations import JUTE_MAX_BYTES, Acl, Operation
+from semel.machines.znodes.operations import JUTE_MAX_BYTES, Operation
 from semel.simulation.zookeeper.ensemble import Ensemble, Server, Session
-from semel.simulation.zookeeper.tree import Identity, SetAcl, allows, need
+from semel.simulation.zookeeper.tree import Identity, SetAcl, allows, need, without_hash
 
 if TYPE_CHECKING:
     from semel.simulation.zookeeper.client import SimulatedSession
@@ -107,10 +107,6 @@ class SimulatedZooKeeper:
             self.expect_expiry()
 
 
-def _without_hash(entry: Acl) -> Acl:
-    return Acl(entry.permissions, "digest", entry.id.split(":")[0] + ":x") if entry.scheme == "digest" else entry
-
-
 Answer = asyncio.Future[Any]
 
 
@@ -129,6 +125,8 @@ class Link:
         self.identities: tuple[Identity, ...] = ()
         #: The server has closed it, or has seen it closed.
         self.gone = False
+        #: A message of it has vanished in a cut.
+        self.has_lost = False
         self._up_at = 0.0
         self._down_at = 0.0
         self._waits: list[Callable[[], None]] = []
@@ -146,7 +144,10 @@ class Link:
         self.zookeeper.loop.call_at(self._up_at, self._arrive, call, context=self.zookeeper.context)
 
     def _arrive(self, call: Callable[[], None]) -> None:
-        if self.client.requests_cut or self.gone:
+        if self.client.requests_cut:
+            self.has_lost = True
+            return
+        if self.gone:
             return
         if not self.server.up or not self.zookeeper.ensemble.has_quorum:
             if not self.server.frozen:
@@ -163,7 +164,9 @@ class Link:
         loop.call_at(self._down_at, self._deliver, call, context=self.client.context)
 
     def _deliver(self, call: Callable[[], None]) -> None:
-        if not self.client.answers_cut:
+        if self.client.answers_cut:
+            self.has_lost = True
+        else:
             call()
 
     # --- what the ensemble does to it
@@ -286,7 +289,7 @@ class Link:
             node = self.server.tree.node(path)
             need(node.acl, op.READ | op.ADMIN, self.identities)
             if not allows(node.acl, op.ADMIN, self.identities):  # then the hashes of passwords are not shown
-                return tuple(map(_without_hash, node.acl)), node.stat()
+                return tuple(map(without_hash, node.acl)), node.stat()
             return node.acl, node.stat()
 
         self._read(read, answer)

@@ -311,6 +311,11 @@ def allows(acl: tuple[Acl, ...], permissions: int, who: Container[Identity]) -> 
     return False
 
 
+def without_hash(entry: Acl) -> Acl:
+    """An entry as it is shown to who may not see passwords."""
+    return Acl(entry.permissions, "digest", entry.id.split(":")[0] + ":x") if entry.scheme == "digest" else entry
+
+
 def need(acl: tuple[Acl, ...], permissions: int, who: Container[Identity]) -> None:
     if not allows(acl, permissions, who):
         raise zk.NoAuth
