@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.long_files import LONG_FILES
 from tests.support.processes import BrokerProcess
 from tests.support.requirements import require_kafka
 
@@ -22,6 +23,8 @@ JVM_TIMEOUT_S = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         needs_jvm = item.get_closest_marker("java") or {"apache_kafka", "kafka_jars"} & set(fixtures)

@@ -44,13 +44,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What the driver of a pipeline decides. It asks in the messages of a transactional client.
     "machines.pipeline": {"errors", "wire", "records", "machines.values", "machines.transactions.requests"},
     # What the cluster keeps in ZooKeeper: paths, values and changes.
-    "machines.znodes": {"errors", "machines.values", "machines.replication.values"},
+    "machines.znodes": {"errors", "machines.values", "machines.replication.values", "machines.security"},
     # One replica of a partition, as leader and as follower; and what is decided for the whole cluster.
     "machines.replication": {"errors", "machines.values", "machines.table"},
     "machines.controller": {"errors", "machines.values", "machines.replication.values", "machines.znodes"},
     "log": {"errors", "config", "environment", "wire", "records", "machines"},
-    # A connection to a broker, for clients and for brokers.
-    "net": {"errors", "wire"},
+    # A connection to a broker, and the login on it, for clients and for brokers.
+    "net": {"errors", "environment", "wire", "machines.security", "security"},
     "broker": {
         "errors", "config", "environment", "properties", "wire", "records", "machines", "log", "security", "cluster",
         "net",
@@ -96,9 +96,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # know, the pipeline may know. What it may not know is the broker and its files.
     "spark": {"errors", "config", "wire", "records", "machines", "client"},
     "testing": {"errors", "config", "wire", "records", "broker"},
+    # Brokers as processes, over the simulated ZooKeeper on a socket.
+    "testing.cluster": {"errors", "config", "wire", "simulation.zookeeper", "testing.network", "testing.watchdog"},
+    "testing.network": {"wire"},
+    "testing.watchdog": set(),
     "cli": {
         "", "errors", "config", "properties", "wire", "records", "machines", "log", "broker", "client", "spark",
-        "security", "simulation",
+        "security", "simulation", "testing.cluster", "testing.watchdog",
     },
     # The world that everything else can be put into: it knows all, and nobody knows it.
     "simulation": {
@@ -106,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "testing",
     },
     "__main__": {"cli"},
-    "": {"errors", "config", "machines.values", "machines.security", "broker", "client", "spark"},
+    "": {"errors", "config", "machines.values", "machines.security", "broker", "client", "spark", "testing.cluster"},
 }
 
 #: The rooms that decide. They are told the time, given their randomness, and speak to nobody.

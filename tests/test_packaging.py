@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from tests.support.requirements import CHECKOUT
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 
 
+@functools.cache
 def imported() -> set[str]:
     found = set()
     for path in (CHECKOUT / "src").rglob("*.py"):

@@ -9,6 +9,7 @@ import pytest
 from semel import config
 from semel.broker.settings_reference import reference
 from semel.config import without_effect
+from semel.config.security import ZOOKEEPER_TLS
 from tests.support.requirements import CHECKOUT
 
 SOURCE = CHECKOUT / "src" / "semel"
@@ -24,6 +25,7 @@ READ_IN_PARTS = {
     "log.retention.hours",
     "log.retention.minutes",
     "log.roll.hours",
+    *(row.name for row in ZOOKEEPER_TLS),
 }
 #: Named, because tools set and take them back, and read by nobody.
 NAMED_ALONE = {

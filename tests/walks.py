@@ -179,7 +179,7 @@ class MicroBatchWalk(Walk):
             self._state, self._last = "on the way", code
         elif self._state == "on the way" and self.is_over():
             self._state = "over"
-        if self._state != "on the way" or frame in self._seen:
+        if self._state != "on the way" or frame in self._seen or code.co_name == AT_ANY_TIME:
             return
         self._seen.add(frame)
         caller = frame.f_back
@@ -200,6 +200,9 @@ class MicroBatchWalk(Walk):
         if came_from.co_filename != code.co_filename and (came_from, code) not in self.calls:
             self.calls.append((came_from, code))
 
+
+#: Runs in a thread of its own at some time after the task has ended: it is in nobody's way.
+AT_ANY_TIME = "_connection_ended"
 
 #: Rooms whose insides a reader of the pipeline need not follow.
 LIBRARY = ("client/", "wire/", "errors.py", "config/")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semel.client.session import TransactSession as TransactSession
     from semel.machines.security.acl_bindings import AclBinding as AclBinding
     from semel.machines.values import TopicPartition as TopicPartition
+    from semel.testing.cluster import Cluster as Cluster
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _WHERE = {
     "Broker": "semel.broker.embedded",
     "Security": "semel.broker.embedded_security",
     "Admin": "semel.client.blocking.admin",
+    "Cluster": "semel.testing.cluster",
     "Consumer": "semel.client.blocking.consumer",
     "NewTopic": "semel.client.admin.values",
     "Producer": "semel.client.blocking.producer",
@@ -44,6 +46,7 @@ __all__ = [
     "AclBinding",
     "Admin",
     "Broker",
+    "Cluster",
     "Consumer",
     "NewTopic",
     "Producer",

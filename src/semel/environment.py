@@ -24,12 +24,19 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _steady_clock_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """One machine, as a process on it sees it."""
 
     #: Milliseconds since 1970. It may jump.
     now_ms: Callable[[], int] = _wall_clock_ms
+    #: Milliseconds since some moment, by a clock that nobody sets: for timeouts and pauses. From any thread, which the
+    #: time of an event loop is not: uvloop's stands still while the loop waits.
+    steady_ms: Callable[[], int] = _steady_clock_ms
     #: Measures work, in seconds: how long somebody had the thread.
     work_clock_s: Callable[[], float] = time.perf_counter
     #: The same in nanoseconds.

@@ -91,6 +91,8 @@ class Worker:
         #: Transactions whose outcome is known, committed and aborted.
         self.committed = self.aborted = 0
         self.number = 0
+        #: What it is doing, for whoever wonders why it takes so long.
+        self.doing = "nothing yet"
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -118,9 +120,11 @@ class Worker:
     def patiently(self, what: str, call: Callable[[], object]) -> None:
         """Repeat a call for as long as its error says that it may be repeated."""
         deadline = time.monotonic() + PATIENCE_S
+        self.doing = what
         while True:
             try:
                 call()
+                self.doing = f"after {what}"
                 return
             except KafkaException as error:
                 reason = error.args[0]
@@ -238,17 +242,34 @@ class Copier(Worker):
     # Otherwise librdkafka, once all brokers were down, may wait for ever in send_offsets_to_transaction, for a
     # connection to the group's coordinator that it has given up (librdkafka issue 5511).
     settings: ClassVar[dict[str, Any]] = {"metadata.recovery.strategy": "none"}
+    session_timeout_ms: ClassVar[int] = 6000
+    reader_settings: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, name: str, bootstrap_servers: str, record: Record, seed: int, source: str, target: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        record: Record,
+        seed: int,
+        source: str,
+        target: str,
+        group: str = "copiers",
+    ) -> None:
         super().__init__(name, bootstrap_servers, record, seed)
-        self.source, self.target = source, target
+        self.source, self.target, self.group = source, target, group
         self.consumer: Consumer | None = None
 
     def reading(self) -> Consumer:
         if self.consumer is None:
             self.consumer = Consumer(
                 read_committed(
-                    self.bootstrap_servers, "copiers", **{"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+                    self.bootstrap_servers,
+                    self.group,
+                    **{
+                        "session.timeout.ms": self.session_timeout_ms,
+                        "heartbeat.interval.ms": 500,
+                        **self.reader_settings,
+                    },
                 )
             )
             self.consumer.subscribe([self.source])
@@ -261,6 +282,7 @@ class Copier(Worker):
 
     def work(self) -> None:
         consumer = self.reading()
+        self.doing = "consume"
         messages = [one for one in consumer.consume(20, 0.2) if one.error() is None]
         if not messages:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,40 @@ def test_an_fsync_that_fails_is_answered_and_stops_the_partition(tmp_path: Path,
         assert raw.produce("t", batch(b"refused")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert raw.values("t") == [b"fine"]
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+def open_files() -> list[str]:
+    """What this process has open. Somebody may close a file while we look."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
+def test_a_stop_is_not_clean_if_what_a_crash_left_was_never_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next start would believe what the system only shows from memory, and a power cut could take it."""
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+        raw.create("t")
+        raw.produce("t", batch(b"kept"))
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    in_order = Files.sync
+
+    def fails_for_the_log(files: Files, descriptor: int) -> None:
+        if "/t-0/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(5, "the disk is on fire")
+        in_order(files, descriptor)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Files, "sync", fails_for_the_log)
+        with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+            assert raw.produce("t", batch(b"refused")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert not [path for path in open_files() if f"{tmp_path}/t-0/" in path]
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    with Broker(tmp_path, settings=FSYNC) as broker, Raw(broker) as raw:
+        assert raw.values("t") == [b"kept"]
 
 
 def end_request(producer: Transactional) -> EndTxnRequest:

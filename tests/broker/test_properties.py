@@ -11,7 +11,6 @@ from semel.broker.embedded import Broker
 from semel.broker.listeners import advertised_note, client_listeners, parse_listener
 from semel.cli.broker import gather_settings
 from semel.config import BROKER, ConfigError
-from semel.config.broker import STANDARD_AUTHORIZER
 from semel.properties import read_properties
 from tests.broker.raw import Raw, batch
 
@@ -72,23 +71,6 @@ def test_a_zookeeper_that_is_not_there_is_told_at_once_and_leaves_nothing_behind
     with pytest.raises(ConfigError, match="Is ZooKeeper running there"):
         Broker(tmp_path / "data", settings=settings).start()
     assert not (tmp_path / "data" / "meta.properties").exists()
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"semel.durability": "fsync"},
-        {"authorizer.class.name": STANDARD_AUTHORIZER},
-        {"sasl.enabled.mechanisms": "PLAIN"},
-        {"security.inter.broker.protocol": "SSL"},
-    ],
-)
-def test_what_a_cluster_cannot_have_yet_is_refused_before_anything_is_done(
-    tmp_path: Path, setting: dict[str, str]
-) -> None:
-    settings = {"zookeeper.connect": "127.0.0.1:1", **setting}
-    with pytest.raises(ConfigError, match=next(iter(setting))):
-        Broker(tmp_path / "data", settings=settings).start()
 
 
 def test_a_typo_is_still_an_error_and_so_is_a_promise_nobody_would_keep() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.broker.coordinators.host import CoordinatorHost
 from semel.broker.coordinators.marker_sender import MarkerSender
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
@@ -438,16 +439,20 @@ def test_an_administrator_can_end_a_hanging_transaction(raw: Raw, topic: str) ->
     raw.create(topic)
     producer = Transactional(raw, topic)
     producer.write(topic, b"hanging")
-    marker = WriteTxnMarkersRequest.WritableTxnMarker(
+    answer = raw.ask(WriteTxnMarkersRequest(markers=[abort_marker(producer, topic)]), 1)
+    assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.NONE
+    assert last_stable_offset(raw, topic) == 2
+
+
+def abort_marker(producer: Transactional, topic: str) -> WriteTxnMarkersRequest.WritableTxnMarker:
+    """What an administrator sends to end a hanging transaction in one partition."""
+    return WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
         transaction_result=False,
         topics=[WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=topic, partition_indexes=[0])],
         coordinator_epoch=0,
     )
-    answer = raw.ask(WriteTxnMarkersRequest(markers=[marker]), 1)
-    assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.NONE
-    assert last_stable_offset(raw, topic) == 2
 
 
 # Restarts
@@ -468,6 +473,28 @@ def test_an_open_transaction_survives_a_restart_and_can_commit(tmp_path: Path, t
         assert producer.write(topic, b"after") is ErrorCode.NONE
         assert producer.end(commit=True) is ErrorCode.NONE
         assert committed(raw, topic) == [b"before", b"after"]
+
+
+def test_an_administrator_cannot_tear_a_transaction_that_is_not_loaded_yet(
+    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{topic}-other"
+    with running(tmp_path) as broker, Raw(broker) as raw:
+        raw.create(topic)
+        raw.create(other)
+        producer = Transactional(raw, topic)
+        producer.write(topic, b"here")
+        producer.write(other, b"there")
+
+    async def later(host: CoordinatorHost) -> None:
+        """A start that has not come to this coordinator yet."""
+
+    monkeypatch.setattr(CoordinatorHost, "load_stored", later)
+    with running(tmp_path) as broker, Raw(broker) as raw:
+        answer = raw.ask(WriteTxnMarkersRequest(markers=[abort_marker(producer, topic)]), 1)
+        assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.NONE
+        assert last_stable_offset(raw, topic) == 2
+        assert last_stable_offset(raw, other) == 2, "its producer could commit this half"
 
 
 def test_committed_offsets_and_fencing_survive_a_restart(tmp_path: Path, topic: str) -> None:

@@ -122,7 +122,7 @@ def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comma
 
 
 def test_every_command_that_asks_a_broker_takes_a_file() -> None:
-    needs_none = {"broker start", "cert dev", "log dump", "simulate"}
+    needs_none = {"broker start", "cert dev", "log dump", "simulate", "cluster up"}
     # Their pipeline.toml has the settings of each broker, under the same names.
     have_a_file = {"pipeline init", "pipeline check", "pipeline run", "pipeline adopt"}
     options = {

@@ -160,3 +160,12 @@ def test_a_producer_that_was_seen_to_write_is_not_silent_whatever_its_records_sa
 def test_a_record_made_a_moment_before_its_transaction_began_still_tells_when_its_producer_fell_silent() -> None:
     finding = judged(LONG, replace(OPENED, last_timestamp_ms=LONG.start_ms - 500))
     assert (finding.verdict, finding.silent_ms) == (Verdict.SILENT, 10 * 60_000)
+
+
+def test_one_that_a_coordinator_may_know_who_is_away_is_not_called_hanging() -> None:
+    away = frozenset((TopicPartition("__transaction_state", 7),))
+    finding = judge(LEDGER, 42, 50, OPENED, None, NOW_MS, away=away)
+    assert finding.verdict is Verdict.UNKNOWN and finding.verdict.is_trouble
+    assert "__transaction_state-7" in meaning(finding) and "--fix does nothing" in advice(finding)
+    # Whom a coordinator knows needs no other coordinator.
+    assert judge(LEDGER, 42, 50, OPENED, ONGOING, NOW_MS, away=away).verdict is Verdict.IN_PROGRESS

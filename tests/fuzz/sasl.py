@@ -188,6 +188,7 @@ class Story:
                 delegation_tokens=SimpleNamespace(tokens=SimpleNamespace(secret=None)),
             ),
             highest_version=lambda key: APIS[key].max_version,
+            cluster=None,
             serves=lambda key: key in SERVED,
             now_ms=lambda: int(self.loop.now_s * 1000),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from semel.config import TOPIC, Values
 from semel.log.files import Buffer, Files
+from semel.log.manifest import Marks
 from semel.log.opening import open_partition_log
 from semel.log.partition_log import PartitionLog
 from semel.machines.producing.producer_state import Guard
@@ -130,6 +131,7 @@ def open_log(
     recovery_point: int | None = None,
     unsynced_may_be_lost: bool = False,
     is_replicated: bool = False,
+    expected: Marks | None = None,
     **changes: object,
 ) -> PartitionLog:
     return open_partition_log(
@@ -143,6 +145,7 @@ def open_log(
         recovery_point=recovery_point,
         unsynced_may_be_lost=unsynced_may_be_lost,
         is_replicated=is_replicated,
+        expected=expected,
     )
 
 

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from semel.errors import Refused
+from semel.log.files import Buffer
 from semel.log.recovery import DamagedLog
 from semel.log.snapshots import encode_snapshot
 from semel.records.batch import Batch
@@ -219,6 +221,18 @@ def test_a_bad_batch_between_good_ones_of_one_file_is_damage_even_then(tmp_path:
     second.write_bytes(harmed)
     with pytest.raises(DamagedLog, match="a valid batch follows"):
         open_log(tmp_path, clean=False, unsynced_may_be_lost=True)
+    with pytest.raises(DamagedLog, match="a valid batch follows"):
+        open_log(tmp_path, clean=False, is_replicated=True)
+
+
+def test_a_replica_is_cut_at_a_hole_within_a_file_because_the_others_have_what_follows(tmp_path: Path) -> None:
+    _, size, second = torn_behind(tmp_path, lost_bytes=5)
+    harmed = bytearray(second.read_bytes())
+    harmed[size // 2] ^= 1
+    second.write_bytes(harmed)
+    log = open_log(tmp_path, clean=False, unsynced_may_be_lost=True, is_replicated=True)
+    assert log.end_offset == 3
+    assert (tmp_path / "t-0" / f"cut-at-{3:020d}").is_dir()
 
 
 def test_setting_aside_may_be_killed_at_any_point(tmp_path: Path) -> None:
@@ -242,3 +256,71 @@ def test_setting_aside_may_be_killed_at_any_point(tmp_path: Path) -> None:
         assert len(list((tmp_path / "b" / "t-0").glob("cut-at-*/00000000000000000003.log.from-byte-*"))) == 1
         crash(again)
     assert step > 8
+
+
+class FilesAfterAFailedFsync(InlineFiles):
+    """As Linux after an fsync that failed: the bytes are shown from memory, and an fsync writes only what was written
+    since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dirty: dict[int, set[int]] = {}
+        self.on_disk: dict[int, set[int]] = {}
+
+    def write_at(self, descriptor: int, data: Buffer, position: int) -> None:
+        self.dirty.setdefault(os.fstat(descriptor).st_ino, set()).update(range(position, position + len(data)))
+        super().write_at(descriptor, data, position)
+
+    def sync(self, descriptor: int) -> None:
+        inode = os.fstat(descriptor).st_ino
+        self.on_disk.setdefault(inode, set()).update(self.dirty.pop(inode, set()))
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_what_a_failed_fsync_was_for_is_written_again_before_it_is_served(tmp_path: Path, same_boot: bool) -> None:
+    """Unless the machine went down since: then the files are what the disk has."""
+    log = open_log(tmp_path)
+    log.append(batch(1, 0), NOW)
+    log.flusher.flush()
+    point = log.end_offset
+    log.append(batch(1, 1), NOW)
+    crash(log)
+    files = FilesAfterAFailedFsync()
+    log = open_log(tmp_path, clean=False, files=files, recovery_point=point)
+    log.flusher.flush_what_a_crash_left(same_boot=same_boot)
+    assert log.flusher.recovery_point == log.end_offset == 2
+    first, second = stored(log)
+    safe = files.on_disk.get(os.stat(log.segments[-1].log_path).st_ino, set())
+    assert safe == (set(range(first.size_bytes, first.size_bytes + second.size_bytes)) if same_boot else set())
+
+
+def test_a_disk_that_does_not_take_what_a_crash_left_stops_writes(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.append(batch(1, 0), NOW)
+    crash(log)
+    files = FaultyFiles()
+    log = open_log(tmp_path, clean=False, files=files, recovery_point=0)
+    files.fail_when = lambda call, path: call == "write"
+    with pytest.raises(Refused, match="takes no writes"):
+        log.flusher.flush_what_a_crash_left(same_boot=True)
+    assert log.failed is not None
+
+
+def test_a_replica_that_lost_the_entry_of_an_epoch_finds_it_in_its_batches(tmp_path: Path) -> None:
+    """Without fsync a leader's epoch is not fsynced either. For anybody else such a batch is damage."""
+    log = open_log(tmp_path, is_replicated=True)
+    log.epochs_need_fsync = False
+    log.append(batch(1, 0), NOW)
+    checkpoint = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    before = checkpoint.read_bytes()
+    log.begin_leader_epoch(log.leader_epoch + 4)
+    log.append(batch(1, 1), NOW)
+    epochs = log.leader_epochs.entries
+    assert len(epochs) == 2 and log.epoch_is_on_disk
+    checkpoint.write_bytes(before)
+    with pytest.raises(DamagedLog, match="claims leader epoch"):
+        open_log(tmp_path, clean=False, is_replicated=True)
+    with pytest.raises(DamagedLog, match="claims leader epoch"):
+        open_log(tmp_path, clean=False, is_replicated=True, unsynced_may_be_lost=True, recovery_point=2)
+    found = open_log(tmp_path, clean=False, is_replicated=True, unsynced_may_be_lost=True)
+    assert (found.end_offset, found.leader_epochs.entries) == (2, epochs)

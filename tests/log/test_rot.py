@@ -112,6 +112,22 @@ def test_an_index_that_went_bad_is_rebuilt_and_it_is_said(
         assert path.read_bytes() == whole
 
 
+def test_a_list_of_aborts_that_nobody_has_read_between_two_stops_is_checked_after_the_second(tmp_path: Path) -> None:
+    """A producer id that went bad would show the records of an aborted transaction, and hide those of another."""
+    log = with_aborts(tmp_path)
+    expected = read_all(log, 1)
+    log.close(NOW)
+    log = open_log(tmp_path, index_interval_bytes=100, expected=log.marks)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.txnindex"
+    whole = path.read_bytes()
+    harm(path, 9, b"\x08")
+    log = open_log(tmp_path, index_interval_bytes=100, expected=log.marks)
+    assert read_all(log, 1) == expected
+    assert path.read_bytes() == whole
+    log.close(NOW)
+
+
 @pytest.mark.parametrize("change", [1, -1, 2**20])
 @pytest.mark.parametrize("field", ["offset", "position"])
 def test_an_index_entry_that_points_elsewhere_is_found_out_by_whoever_uses_it(

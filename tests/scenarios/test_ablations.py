@@ -31,7 +31,6 @@ from semel.log.partition_log import PartitionLog
 from semel.log.reader import LogReader
 from semel.log.truncation import Truncation
 from semel.machines.contract import Decision, StateRecord
-from semel.machines.producing.accumulator import with_producer
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
 from semel.machines.producing.sender import Sender, _Lane
 from semel.machines.transactions import coordinator as transaction_coordinator
@@ -41,6 +40,7 @@ from semel.machines.transactions.coordinator import TransactionCoordinator
 from semel.machines.transactions.producer import TransactionManager
 from semel.machines.transactions.shard import Shard
 from semel.records.batch import read_records, split
+from semel.simulation.ablations import clients as simulated_clients
 from tests.log import test_compaction, test_failures
 from tests.machines.producing import test_producer_state, test_sender
 from tests.machines.transactions import test_scenarios as test_transaction_scenarios
@@ -417,44 +417,11 @@ def without_identity_of_reports(patch: Patch) -> None:
 
 
 def without_order_among_retries(patch: Patch) -> None:
-    """Whatever may be sent again is sent again, whoever is before it."""
-
-    def sendable(self: Sender, partition: Any) -> int | None:
-        lane = self._lanes.get(partition)
-        waiting_again = [] if lane is None else [batch for batch in lane.unfinished if not batch.on_wire]
-        return min(batch.not_before_ms for batch in waiting_again) if waiting_again else original(self, partition)
-
-    def take(self: Sender, partition: Any) -> Any:
-        lane = self._lanes.get(partition)
-        again = [] if lane is None else [batch for batch in lane.unfinished if not batch.on_wire]
-        if not again:
-            return original_take(self, partition)
-        batch = again[-1]
-        batch.on_wire = True
-        batch.attempts += 1
-        return batch
-
-    original, original_take = Sender._sendable_at_ms, Sender._take
-    patch.setattr(Sender, "_sendable_at_ms", sendable)
-    patch.setattr(Sender, "_take", take)
+    simulated_clients.without_retries_keep_their_order(SimpleNamespace(set=patch.setattr))
 
 
 def without_the_same_bytes_again(patch: Patch) -> None:
-    """A retry is encoded anew, under the next sequence that is free."""
-    original = Sender._take
-
-    def take(self: Sender, partition: Any) -> Any:
-        batch = original(self, partition)
-        if batch.attempts > 1 and batch.identity is not None:
-            lane = self._lanes[partition]
-            batch.data = with_producer(batch.data or b"", *_identity(batch), lane.next_sequence, False)
-        return batch
-
-    patch.setattr(Sender, "_take", take)
-
-
-def _identity(batch: Any) -> tuple[int, int]:
-    return batch.identity.producer_id, batch.identity.producer_epoch
+    simulated_clients.without_a_retry_is_the_same_bytes(SimpleNamespace(set=patch.setattr))
 
 
 def without_waiting_for_the_old_epoch(patch: Patch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -257,8 +258,16 @@ def test_data_of_a_transaction_is_never_on_disk_before_the_coordinators_record_o
     with Raw(scene.broker) as writer, pytest.MonkeyPatch.context() as patch:
         patch.setattr(transaction_host, "MOST_HELD_S", 0)
         data = producer.batch(b"second", sequence=0)
-        with in_background(lambda: writer.produce("ledger", data, transactional_id="payments")) as answer:
+        answered = threading.Event()
+
+        def produce() -> Any:
+            told = writer.produce("ledger", data, transactional_id="payments")
+            answered.set()
+            return told
+
+        with in_background(produce) as answer:
             assert scene.state() == "PrepareCommit"
+            answered.wait(20)  # without the check it would be taken, and wait for the disk
             disk.heal()
             # By the time of the append the coordinator would agree, and its record would not be on disk.
             assert answer().error_code == E.CONCURRENT_TRANSACTIONS

@@ -121,8 +121,13 @@ class ApacheKafka:
 class ThreeApacheKafkas:
     """A cluster of three nodes, each broker and controller. All topics have three replicas, two of them in sync."""
 
-    def __init__(self) -> None:
-        small = {
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, object] | None = None,
+        jvm: tuple[str, ...] = ("-Xmx256m", "-Xms64m", *SMALL_JVM[2:]),
+    ) -> None:
+        chosen = settings or {
             "default.replication.factor": 3,
             "min.insync.replicas": 2,
             "offsets.topic.replication.factor": 3,
@@ -134,8 +139,7 @@ class ThreeApacheKafkas:
             "broker.session.timeout.ms": 4000,
             "broker.heartbeat.interval.ms": 500,
         }
-        jvm = ("-Xmx256m", "-Xms64m", *SMALL_JVM[2:])
-        self.nodes = {number: ApacheKafka(settings={**small, "node.id": number}, jvm=jvm) for number in (1, 2, 3)}
+        self.nodes = {number: ApacheKafka(settings={**chosen, "node.id": number}, jvm=jvm) for number in (1, 2, 3)}
         voters = ",".join(f"{number}@127.0.0.1:{node.controller_port}" for number, node in self.nodes.items())
         for node in self.nodes.values():
             node.set_properties({"controller.quorum.voters": voters})

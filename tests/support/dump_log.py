@@ -32,12 +32,13 @@ def files_of(data: Path, *kinds: str) -> list[Path]:
     return [path for path in found if path.suffix == ".log" or path.stat().st_size > 0]
 
 
-def complaints(data: Path, *, gaps: bool = True) -> list[str]:
-    """Everything Kafka finds wrong in a data directory: batches (deep), indexes, transaction indexes, snapshots.
+def complaints(*data: Path, gaps: bool = True) -> list[str]:
+    """Everything Kafka finds wrong in data directories: batches (deep), indexes, transaction indexes, snapshots.
 
     `gaps=False` for a compacted log, where offsets are rightly missing.
     """
-    said = dump(files_of(data), "--deep-iteration")
-    said += dump(files_of(data, ".index", ".timeindex"), "--index-sanity-check")
+    said = dump([path for one in data for path in files_of(one)], "--deep-iteration")
+    indexes = [path for one in data for path in files_of(one, ".index", ".timeindex")]
+    said += dump(indexes, "--index-sanity-check")
     found = [line for line in said.splitlines() if _COMPLAINT.search(line) and not _NOISE.search(line)]
     return found if gaps else [line for line in found if not _GAP.search(line)]

@@ -33,6 +33,8 @@ TOOLS = {
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
     "delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
     "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
     "features": "org.apache.kafka.tools.FeatureCommand",
     "storage": "kafka.tools.StorageTool",
     "cluster": "org.apache.kafka.tools.ClusterTool",

@@ -7,6 +7,7 @@ does. Output goes to a file, so that a child never waits for a reader.
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -28,6 +29,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def lasting_port() -> int:
+    """A port of 127.0.0.1 for a server that may be away for a while: no connection gets it as its own meanwhile.
+
+    Linux takes those from 32768 on, and so `free_port` does.
+    """
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 class Process:

@@ -15,6 +15,7 @@ def read_all(bootstrap_servers: str, topic: str, partition: int = 0, *, committe
             "group.id": "read-all",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told by a fetch that found nothing
             "isolation.level": "read_committed" if committed else "read_uncommitted",
         }
     )

@@ -36,6 +36,12 @@ def zookeeper_jars() -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
+def kafka39_jars() -> list[Path]:
+    """The jars of the last Apache Kafka that runs on ZooKeeper; `SEMEL_KAFKA39_LIBS` names another directory."""
+    folder = Path(os.environ.get("SEMEL_KAFKA39_LIBS") or CHECKOUT / ".cache" / "kafka39-libs")
+    return sorted(folder.glob("*.jar"))
+
+
 def missing(why: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(why, pytrace=False)
@@ -66,6 +72,12 @@ def require_zookeeper() -> None:
     require_java()
     if not zookeeper_jars():
         missing("Apache ZooKeeper's jars are not in .cache/zookeeper-libs: make zookeeper")
+
+
+def require_kafka39() -> None:
+    require_zookeeper()
+    if not kafka39_jars():
+        missing("the jars of Apache Kafka 3.9 are not in .cache/kafka39-libs: make kafka39")
 
 
 def require_spark() -> None:

@@ -70,7 +70,7 @@ def stored_transactions(bootstrap_servers: str, topic: str, partition: int = 0) 
     with Raw(bootstrap_servers) as raw:
         offset = 0
         while data := raw.fetch(topic, offset, partition=partition, max_wait_ms=0).records:
-            for batch in split(data):
+            for batch in split(data, partial_tail=True):  # Kafka fills an answer up with a part of the next batch
                 offset = batch.next_offset
                 if batch.is_control:
                     ended = opened.pop(batch.producer_id, None)

@@ -7,11 +7,12 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import Process, free_port
+from tests.support.network import HERE, Machine
+from tests.support.processes import Process, lasting_port
 from tests.support.requirements import zookeeper_jars
 from tests.support.waiting import until
 
@@ -22,12 +23,13 @@ JVM = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
 class ZooKeeperNode:
     """One server process. It may be killed, frozen and started again on the same data and port."""
 
-    def __init__(self, number: int, directory: Path) -> None:
+    def __init__(self, number: int, directory: Path, machine: Machine = HERE) -> None:
         self.number = number
         self.directory = directory
-        self.port = free_port()
-        self.peer_port = free_port()
-        self.election_port = free_port()
+        self.machine = machine
+        self.port = lasting_port()
+        self.peer_port = lasting_port()
+        self.election_port = lasting_port()
         self.process: Process | None = None
 
     def launch(self) -> None:
@@ -35,13 +37,13 @@ class ZooKeeperNode:
         assert self.process is None or not self.process.running(), "already running"
         classes = os.pathsep.join(map(str, zookeeper_jars()))
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        command = ["java", *JVM, "-cp", classes, main, str(self.directory / "zoo.cfg")]
+        command = [*self.machine.prefix, "java", *JVM, "-cp", classes, main, str(self.directory / "zoo.cfg")]
         self.process = Process(command, name=f"zookeeper-{self.number}", output=self.directory / "server.log")
 
     def mode(self) -> str:
         """"standalone", "leader" or "follower"; empty while it does not serve."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+            with socket.create_connection((self.machine.address, self.port), timeout=2) as connection:
                 connection.sendall(b"srvr")
                 said = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
         except OSError:
@@ -70,27 +72,48 @@ class ZooKeeperNode:
 
 
 class ZooKeeper:
-    """An ensemble of `nodes` servers on free ports of 127.0.0.1; its directory goes at the end."""
+    """An ensemble of `nodes` servers on free ports of 127.0.0.1, or one on each machine; its directory goes."""
 
-    def __init__(self, nodes: int = 1, *, tick_ms: int = 500) -> None:
+    def __init__(self, nodes: int = 1, *, tick_ms: int = 500, machines: Sequence[Machine] = ()) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="zookeeper-"))
-        self.nodes = [ZooKeeperNode(number, self.directory / str(number)) for number in range(1, nodes + 1)]
+        self.nodes = [
+            ZooKeeperNode(number, self.directory / str(number), machine)
+            for number, machine in enumerate(machines or [HERE] * nodes, 1)
+        ]
         ensemble = "".join(
-            f"server.{node.number}=127.0.0.1:{node.peer_port}:{node.election_port}\n" for node in self.nodes
+            f"server.{node.number}={node.machine.address}:{node.peer_port}:{node.election_port}\n"
+            for node in self.nodes
         )
         for node in self.nodes:
             node.directory.mkdir()
             (node.directory / "myid").write_text(str(node.number))
             (node.directory / "zoo.cfg").write_text(
                 f"tickTime={tick_ms}\ninitLimit=40\nsyncLimit=20\ndataDir={node.directory}\n"
-                f"clientPort={node.port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n"
-                f"admin.enableServer=false\n{ensemble if nodes > 1 else ''}"
+                f"clientPort={node.port}\nclientPortAddress={node.machine.address}\nmaxClientCnxns=0\n"
+                f"admin.enableServer=false\n{ensemble if len(self.nodes) > 1 else ''}"
             )
 
     @property
     def connect(self) -> str:
         """What `zookeeper.connect` would say."""
-        return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return ",".join(f"{node.machine.address}:{node.port}" for node in self.nodes)
+
+    def secure(self, certificates: Path) -> str:
+        """Let it listen for TLS as well, before it starts, with zookeeper.pem and authority.pem: it asks for
+        certificates. Returns what `zookeeper.connect` would say."""
+        addresses = []
+        for node in self.nodes:
+            port = lasting_port()
+            addresses.append(f"{node.machine.address}:{port}")
+            with (node.directory / "zoo.cfg").open("a") as file:
+                file.write(
+                    f"secureClientPort={port}\nsecureClientPortAddress={node.machine.address}\n"
+                    "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+                    "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider\n"
+                    f"ssl.keyStore.location={certificates / 'zookeeper.pem'}\nssl.keyStore.type=PEM\n"
+                    f"ssl.trustStore.location={certificates / 'authority.pem'}\nssl.trustStore.type=PEM\n"
+                )
+        return ",".join(addresses)
 
     def start(self, *, within_s: float = 90.0) -> ZooKeeper:
         try:

@@ -19,6 +19,7 @@ from semel.broker.refusals import Refusals
 
 if TYPE_CHECKING:
     from semel.broker.listeners import Listener
+    from semel.broker.quotas import Quotas
     from semel.broker.security.gate import Gate
     from semel.broker.server import BrokerServer
 
@@ -58,12 +59,21 @@ class Connections:
         """The gate that this connection had to pass; None on a listener without SASL."""
         return connection.gate if isinstance(connection, _CountedConnection) else None
 
+    def is_for_brokers(self, listener_name: str) -> bool:
+        """Whether this is the listener of brokers in a cluster, and clients have another one."""
+        cluster = self._broker.cluster
+        if cluster is None or len(self._broker.listening.listeners) < 2:
+            return False
+        return cluster.door.listener.name == listener_name
+
     def admit(self, connection: ServerConnection) -> bool:
         """Count a new connection; False if there are too many."""
         address, settings = connection.peer[0], self._broker.settings
+        # However many clients there are, other brokers come in.
+        is_full = len(self._open) >= settings["max.connections"]
         if (
             not self._admits
-            or len(self._open) >= settings["max.connections"]
+            or (is_full and not self.is_for_brokers(connection.listener_name))
             or self._per_address[address] >= settings["max.connections.per.ip"]
         ):
             return False
@@ -134,11 +144,16 @@ class _CountedConnection(ServerConnection):
             self.gate.open()
         if not self._connections.admit(self):
             self.refuse("too many connections (max.connections, max.connections.per.ip)")
-        elif self._broker.quotas is not None and (wait_ms := self._broker.quotas.connection_wait_ms(self.peer[0])):
+        elif self._quotas and (wait_ms := self._quotas.connection_wait_ms(self.peer[0])):
             self._broker.metrics.quota_throttles += 1
             # Closed at once, the client would come back at once.
             self._broker.loop.call_later(wait_ms / 1000, self.refuse, "connections come too fast")
             self.mute(wait_ms / 1000)
+
+    @property
+    def _quotas(self) -> Quotas | None:
+        """What limits how fast connections come: nothing where only other brokers come in."""
+        return None if self._connections.is_for_brokers(self.listener_name) else self._broker.quotas
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

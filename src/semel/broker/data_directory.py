@@ -35,12 +35,18 @@ from semel.properties import read_properties
 META_PROPERTIES = "meta.properties"
 #: The folder of the metadata store.
 METADATA = ".metadata"
+#: In a cluster: the cluster's id. The topics are in its ZooKeeper.
+OF_A_CLUSTER = ".semel_cluster"
 _CRC_LINE = re.compile(rb"# crc32c=([0-9a-f]{8})\n")
 _PARTITION = re.compile(r".+-[0-9]+")
 _NEW_IDENTITY = (
     "Restore it from a copy of the data directory. Without one, remove it and start once with "
     "--set semel.cluster.id=ID, where ID is the cluster's id as clients know it, or a new one."
 )
+
+
+def _node_id(stored: dict[str, str], default: int) -> int:
+    return int(stored.get("node.id", stored.get("broker.id", default)))
 
 
 class DataDirectoryInUse(Exception):
@@ -81,24 +87,33 @@ class DataDirectory:
     """A locked data directory and the identity stored in it."""
 
     def __init__(
-        self, path: Path, node_id: int, cluster_id: str | None, files: Files, new_uuid: Callable[[], UUID]
+        self,
+        path: Path,
+        node_id: int,
+        cluster_id: str | None,
+        files: Files,
+        new_uuid: Callable[[], UUID],
+        *,
+        in_zookeeper: bool = False,
     ) -> None:
+        """`in_zookeeper`: of a cluster, so that Apache Kafka 3.9 in ZooKeeper mode can take the directory over."""
         self.path = path
         self._files = files
         self._new_uuid = new_uuid
         self._lock = lock_directory(files, path)
         try:
-            self.cluster_id, self.directory_id = self._identity(node_id, cluster_id)
+            self.cluster_id, self.directory_id = self._identity(node_id, cluster_id, in_zookeeper=in_zookeeper)
         except BaseException:
             self.unlock()
             raise
 
-    def _identity(self, node_id: int, cluster_id: str | None) -> tuple[str, str]:
+    def _identity(self, node_id: int, cluster_id: str | None, *, in_zookeeper: bool) -> tuple[str, str]:
         path = self.path / META_PROPERTIES
         if self._files.exists(path):
             stored = self._read_meta_properties(path)
-            if int(stored.get("node.id", node_id)) != node_id:
-                raise ConfigError(f"{self.path} belongs to node {stored['node.id']}, this broker is node {node_id}")
+            owner = _node_id(stored, node_id)
+            if owner != node_id:
+                raise ConfigError(f"{self.path} belongs to node {owner}, this broker is node {node_id}")
             if cluster_id is not None and stored.get("cluster.id") != cluster_id:
                 raise ConfigError(f"{self.path} belongs to cluster {stored.get('cluster.id')}, not {cluster_id}")
             if "cluster.id" in stored and "directory.id" in stored:
@@ -107,7 +122,9 @@ class DataDirectory:
         if cluster_id is None and self._holds_data():
             raise DamagedStore(path, "is missing or names no cluster.id, but the directory holds data", _NEW_IDENTITY)
         cluster, directory = cluster_id or new_id(self._new_uuid), new_id(self._new_uuid)
-        lines = (f"cluster.id={cluster}", f"directory.id={directory}", f"node.id={node_id}", "version=1", "")
+        # Version 0 is that of ZooKeeper mode; Kafka accepts no other there.
+        node = (f"broker.id={node_id}", "version=0") if in_zookeeper else (f"node.id={node_id}", "version=1")
+        lines = (f"cluster.id={cluster}", f"directory.id={directory}", *node, "")
         body = "\n".join(lines).encode()
         # A comment for Kafka; for us it detects a changed character.
         self._files.replace(path, f"# crc32c={crc32c(body):08x}\n".encode() + body)
@@ -120,7 +137,7 @@ class DataDirectory:
             if vouched is not None and int(vouched[1], 16) != crc32c(data[vouched.end() :]):
                 raise ValueError("its CRC-32C does not match its bytes")
             stored = read_properties(data.decode())
-            int(stored.get("node.id", 0))
+            _node_id(stored, 0)
             for name in ("cluster.id", "directory.id"):
                 if not stored.get(name, "x").isprintable():
                     raise ValueError(f"{name} is no id")
@@ -160,6 +177,12 @@ class DataDirectory:
         """Mark a clean stop, after everything is flushed: the next start need not recover, and can compare files."""
         write_manifest(self._files, self.path, manifest)
         mark_clean_shutdown(self._files, self.path)
+
+    def note_cluster(self) -> None:
+        """Without ZooKeeper the directory shows where its topics are."""
+        path = self.path / OF_A_CLUSTER
+        if not self._files.exists(path):
+            self._files.replace(path, f"{self.cluster_id}\n".encode())
 
     def unlock(self) -> None:
         """Release the lock."""

@@ -22,6 +22,7 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
+from semel.broker.later_reply import LaterReply
 from semel.broker.net.connection import Buffers, Served, ServerConnection
 from semel.errors import ErrorCode, Refused
 from semel.wire import TooManyElements, decode, decode_from
@@ -166,8 +167,13 @@ class Dispatcher:
             return self._serve_when_others_read(route, request, call, measured)
         return self._handle(route, request, call, measured)
 
-    def _handle(self, route: Route, request: Any, call: Call, measured: Measurement | None) -> Served:
-        """Call the handler. Every request comes through here, measured or not."""
+    def _handle(
+        self, route: Route, request: Any, call: Call, measured: Measurement | None, *, holds_others_up: bool = False
+    ) -> Served:
+        """Call the handler. Every request comes through here, measured or not.
+
+        `holds_others_up`: the connection waits for this request's answer.
+        """
         route.count += 1
         if measured is not None:
             measured.start()
@@ -179,7 +185,11 @@ class Dispatcher:
             reply = self._error_reply(request, call, error)
         if measured is not None:
             measured.stop()
-        if type(reply) is CoroutineType or call.is_long:
+        if type(reply) is CoroutineType or type(reply) is LaterReply or call.is_long:
+            if type(reply) is LaterReply:
+                if not holds_others_up:
+                    return reply.answer(call, measured)
+                reply = reply.wait()
             return self._reply_later(reply, request, call, measured)
         if measured is None:
             return None if reply is None else response_frame(call.api_key, call.version, call.correlation_id, reply)
@@ -277,7 +287,7 @@ class Dispatcher:
             return None
         # Others were served meanwhile.
         self._after_reply.run_all()
-        served: Any = self._handle(route, request, call, measured)
+        served: Any = self._handle(route, request, call, measured, holds_others_up=True)
         buffers: Buffers | None = await served if type(served) is CoroutineType else served
         return buffers
 

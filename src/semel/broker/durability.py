@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.after_reply import AfterReply
 from semel.broker.flusher import Flusher
+from semel.errors import ErrorCode
+from semel.machines.contract import AnswerParked
 
 if TYPE_CHECKING:
     from semel.broker.coordinators.host import CoordinatorHost
@@ -125,7 +127,7 @@ class OsDurability(Durability):
         """Perform the effects now if somebody waits for them, else after the reply. Returns whether it was now."""
         performers = host.performers
         if any(performers[type(effect)].is_awaited(effect) for effect in decision.effects):
-            _perform_all(host, decision)
+            perform_all(host, decision)
             return True
         for effect in decision.effects:
             self._after_reply.add(partial(performers[type(effect)].perform, effect))
@@ -163,7 +165,7 @@ class FsyncDurability(Durability):
     def answer(self, host: CoordinatorHost, decision: Decision[Any], reply: Any, keys: Iterable[str]) -> Any:
         if decision.records:
             return self._reply_after(host, self._spawn(self._perform_once_flushed(host, decision)), reply)
-        _perform_all(host, decision)
+        perform_all(host, decision)
         return self.reply_once_durable(host, reply, host.partitions_of(keys))
 
     @staticmethod
@@ -175,15 +177,16 @@ class FsyncDurability(Durability):
 
     def settle(self, host: CoordinatorHost, decision: Decision[Any]) -> None:
         if not decision.records:
-            _perform_all(host, decision)
+            perform_all(host, decision)
         elif decision.effects:
             self._spawn(self._perform_once_flushed(host, decision))
 
     async def _perform_once_flushed(self, host: CoordinatorHost, decision: Decision[Any]) -> bool:
         """Perform the effects once the records are on disk; False if they cannot get there."""
         if await self.flusher.flush(host.unflushed({record.partition for record in decision.records})):
+            refuse_parked(host, decision, ErrorCode.KAFKA_STORAGE_ERROR)
             return False
-        _perform_all(host, decision)
+        perform_all(host, decision)
         return True
 
     def reply_once_durable(self, host: CoordinatorHost, reply: Any, indexes: Iterable[int]) -> Any:
@@ -200,7 +203,15 @@ class FsyncDurability(Durability):
             raise host.not_on_disk()
 
 
-def _perform_all(host: CoordinatorHost, decision: Decision[Any]) -> None:
+def refuse_parked(host: CoordinatorHost, decision: Decision[Any], code: ErrorCode) -> None:
+    """Answer those who wait for a decision that cannot be carried out: its machine has forgotten their requests."""
+    for effect in decision.effects:
+        if isinstance(effect, AnswerParked):
+            refused = host.coordinator.refused_reply(effect.reply, code)
+            host.performers[AnswerParked].perform(AnswerParked(effect.token, refused))
+
+
+def perform_all(host: CoordinatorHost, decision: Decision[Any]) -> None:
     """Perform the effects of a decision in their order."""
     for effect in decision.effects:
         host.performers[type(effect)].perform(effect)

@@ -29,7 +29,9 @@ class Flusher:
         self._threads: Executor | None = None
         #: In the order in which they were asked for.
         self._wanted: dict[Partition, None] = {}
-        self._next: asyncio.Task[frozenset[Partition]] | None = None
+        self._next: asyncio.Task[None] | None = None
+        #: Those who wait for the next round. Each has its own future: one that gives up must not disturb the others.
+        self._waiting: list[asyncio.Future[frozenset[Partition]]] = []
         self._one_at_a_time = asyncio.Lock()
         self.rounds = 0
 
@@ -43,13 +45,33 @@ class Flusher:
         if not mine:
             return mine
         self._wanted.update(dict.fromkeys(partitions))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[frozenset[Partition]] = loop.create_future()
+        self._waiting.append(done)
         if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._round())
-        return mine & await asyncio.shield(self._next)
+            self._next = loop.create_task(self._round())
+        return mine & await done
 
-    async def _round(self) -> frozenset[Partition]:
+    async def _round(self) -> None:
+        waiting = self._waiting
+        try:
+            failed = await self._flush_wanted()
+        except asyncio.CancelledError:
+            for done in waiting:
+                done.cancel()
+            raise
+        except Exception as error:
+            for done in waiting:
+                if not done.done():
+                    done.set_exception(error)
+        else:
+            for done in waiting:
+                if not done.done():
+                    done.set_result(failed)
+
+    async def _flush_wanted(self) -> frozenset[Partition]:
         async with self._one_at_a_time:
-            wanted, self._wanted, self._next = self._wanted, {}, None
+            wanted, self._wanted, self._next, self._waiting = self._wanted, {}, None, []
             self.rounds += 1
             logs = {partition: partition.open_log for partition in wanted}
             jobs = _prepare_jobs(logs)

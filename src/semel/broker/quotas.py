@@ -6,6 +6,7 @@ Guarantees:
   quota by all clients with that id. A quota for both is for that pair alone.
 - A client above its quota is answered at once with the time it has to wait, and its connection is not read meanwhile.
   A fetch above the quota is answered without records; the client asks for them again.
+- Quotas are for clients. Requests of other brokers of a cluster have none: replicas must keep up.
 - Without quotas there is no `Quotas` object, and a request costs nothing more.
 """
 
@@ -24,7 +25,7 @@ from semel.broker.stored.quotas import (
     REQUEST_PERCENTAGE,
     USER,
     Entity,
-    QuotaStore,
+    QuotaTable,
 )
 from semel.errors import ErrorCode, Refused
 from semel.machines.quota_rates import SampledRate, TokenBucket, Windows
@@ -76,7 +77,7 @@ class MutationQuota:
 class Quotas:
     """Counts what clients do and compares it with their quotas."""
 
-    def __init__(self, store: QuotaStore, settings: Values, metrics: Metrics, now_ms: Callable[[], int]) -> None:
+    def __init__(self, store: QuotaTable, settings: Values, metrics: Metrics, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._metrics = metrics
         self._now_ms = now_ms
@@ -84,6 +85,8 @@ class Quotas:
         self._mutation_windows = Windows(
             settings["controller.quota.window.num"], settings["controller.quota.window.size.seconds"] * 1000
         )
+        #: Tells the requests of other brokers; None where there are none.
+        self.is_of_a_broker: Callable[[Call], bool] | None = None
         self._rates: dict[_Account, SampledRate] = {}
         self._many = MANY_CLIENTS
         self._buckets: dict[tuple[_Account, float], TokenBucket] = {}
@@ -93,6 +96,8 @@ class Quotas:
 
     def _quota_of(self, quota: str, call: Call) -> tuple[float, _Account] | None:
         """The quota of a client, and the account it is counted on; None without one."""
+        if self.is_of_a_broker is not None and self.is_of_a_broker(call):
+            return None
         get, client_id = self._store.get, call.client_id
         # Whoever did not authenticate is the user ANONYMOUS.
         user_name = call.connection.principal.name

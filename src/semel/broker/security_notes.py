@@ -54,10 +54,10 @@ def security_warnings(broker: BrokerServer) -> Iterator[str]:
     doors = broker.listening.doors.values()
     if doors and all(name.startswith("SCRAM-") for door in doors for name in door.mechanisms) and not open_ones:
         if not any(True for _ in broker.stores.scram):
-            yield (
-                "there is no user yet, so nobody can come in: stop the broker, and then semel user create NAME "
-                f"--data {broker.settings['log.dirs'][0]}"
-            )
+            where = f"stop the broker, and then semel user create NAME --data {broker.settings['log.dirs'][0]}"
+            if broker.cluster is not None:
+                where = f"semel user create NAME --zookeeper {broker.settings['zookeeper.connect']}"
+            yield f"there is no user yet, so nobody can come in: {where}"
 
 
 def _about_rules(broker: BrokerServer, open_ones: list[Listener]) -> Iterator[str]:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from semel.broker.coordinators.groups import GroupShell
     from semel.broker.coordinators.transactions import TransactionShell
     from semel.broker.replication.membership import Membership
+    from semel.cluster.session import ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +68,16 @@ class BrokerServer:
     """Everything one broker process has. Handlers get it as their first argument."""
 
     def __init__(
-        self, settings: Values, *, files: Files | None = None, environment: Environment = MACHINE
+        self,
+        settings: Values,
+        *,
+        files: Files | None = None,
+        environment: Environment = MACHINE,
+        open_session: Callable[[Values], Awaitable[ZooKeeperSession]] | None = None,
     ) -> None:
         self.settings = settings
+        #: Opens the session with ZooKeeper, where that is not the one that zookeeper.connect names.
+        self._open_session = open_session
         self.environment = environment
         self.now_ms = environment.now_ms
         #: The disk.
@@ -139,39 +147,43 @@ class BrokerServer:
             # The address first: a broker that cannot bind it leaves nothing on disk.
             await self.listening.bind()
             path = Path(directories[0])
-            cluster_id = self.settings["semel.cluster.id"]
             if self.settings["zookeeper.connect"]:
-                cluster_id = await self._meet_cluster()
-            self.data = DataDirectory(path, self.node_id, cluster_id, self.files, self.environment.new_uuid)
-            try:
-                await self._open(prepare)
-            except BaseException:
-                self.data.unlock()
-                raise
+                await self._meet_cluster(path)
+            else:
+                self._own_directory(path, self.settings["semel.cluster.id"])
+            await self._open(prepare)
         except BaseException:
+            if "data" in self.__dict__:
+                self.data.unlock()
             self.listening.close()
             if self.cluster is not None:
                 await self.cluster.leave()
             raise
 
-    async def _meet_cluster(self) -> str:
-        """Connect to the cluster's ZooKeeper. Returns the cluster's id."""
-        from semel.broker.replication.limits import check_settings
-        from semel.broker.replication.membership import Membership
-        from semel.cluster.session import ZooKeeperError
-        from semel.cluster.zookeeper import KazooSession
+    def _own_directory(self, path: Path, cluster_id: str | None) -> DataDirectory:
+        in_zookeeper = bool(self.settings["zookeeper.connect"])
+        self.data = DataDirectory(
+            path, self.node_id, cluster_id, self.files, self.environment.new_uuid, in_zookeeper=in_zookeeper
+        )
+        return self.data
 
-        check_settings(self.settings)
-        address, timeout_ms = self.settings["zookeeper.connect"], self.settings["zookeeper.session.timeout.ms"]
-        try:
-            session = await KazooSession(address, session_timeout_ms=timeout_ms).open(timeout_ms=timeout_ms)
-        except ZooKeeperError as error:
-            raise ConfigError(
-                f"zookeeper.connect={address}: {error}. Is ZooKeeper running there? A broker that is alone needs none: "
-                "leave the setting out"
-            ) from None
-        self.cluster = Membership(self, session)
-        return await self.cluster.prepare()
+    async def _meet_cluster(self, path: Path) -> None:
+        """Connect to the cluster's ZooKeeper, and learn to which cluster the data directory belongs."""
+        from semel.broker.replication import joining
+        from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listener
+        from semel.broker.replication.membership import Membership
+        from semel.broker.replication.to_zookeeper import open_session
+
+        door = await PeerDoor(self, inter_broker_listener(self.settings, self.listening.listeners)).prepare()
+        begins_with = None
+        if joining.holds_own_topics(self.files, path):
+            joining.ask_for_consent(path, given=self.settings[joining.CONSENT])
+            begins_with = self._own_directory(path, self.settings["semel.cluster.id"])
+        session = await (self._open_session or open_session)(self.settings)
+        self.cluster = Membership(self, session, door=door)
+        cluster_id = await self.cluster.prepare(begins_with)
+        if begins_with is None:
+            self._own_directory(path, cluster_id)
 
     async def _open(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None) -> None:
         data = self.data
@@ -188,7 +200,13 @@ class BrokerServer:
             from semel.broker.access.control import AccessControl
 
             self.access = AccessControl(self)
-        if self.settings["semel.durability"] == "fsync":
+        with_fsync = self.settings["semel.durability"] == "fsync"
+        if self.cluster is not None:
+            from semel.broker.replication.durability import ReplicatedDurability, ReplicatedFsyncDurability
+
+            kind = ReplicatedFsyncDurability if with_fsync else ReplicatedDurability
+            self.durability = kind(Flusher(self.environment.threads), self.after_reply, self.spawn)
+        elif with_fsync:
             self.durability = FsyncDurability(Flusher(self.environment.threads), self.spawn)
         else:
             self.durability = OsDurability(Flusher(self.environment.threads), self.after_reply)
@@ -218,24 +236,25 @@ class BrokerServer:
             await prepare(self)
         await self.listening.start()
         if self.cluster is not None:
-            await self.cluster.join(lost_writes=logs.machine_went_down)
-        self.spawn(self._load_coordinators())
+            await self.cluster.join(logs)
+        else:
+            self.spawn(self._load_coordinators())
         self.spawn(self.topics.compare_with_manifest())
         self._background.start()
 
     async def _open_cluster(self, store: LocalMetadataStore, logs: TopicLogs) -> None:
         """Learn from ZooKeeper which topics there are, and which partitions are here."""
+        from semel.broker.replication import joining
         from semel.broker.replication.partition import ReplicatedPartition
 
         assert self.cluster is not None
-        if store.get(TOPICS)[1] >= 0:
-            raise ConfigError(
-                f"zookeeper.connect: {self.data.path} holds the topics of a broker that was alone. Start on another "
-                "directory, and copy the topics into the cluster"
-            )
+        if joining.holds_own_topics(self.files, self.data.path):
+            await joining.bring_topics(self, store, logs)
+        await joining.finish_joining(self.cluster.session, self.data)
         self.topics = TopicRegistry(store, self.settings, logs, ReplicatedPartition)
         self.stores.producer_ids = self.cluster.producer_ids
         await self.cluster.load()
+        self.data.note_cluster()
 
     @cached_property
     def transactions(self) -> TransactionShell:
@@ -264,6 +283,8 @@ class BrokerServer:
             await self.stopped.wait()
             return
         self._stopping = True
+        if self.cluster is not None and self.fatal_error is None:
+            await self.cluster.hand_over()
         self.listening.close()
         self._background.stop()
         if self.cluster is not None:
@@ -363,6 +384,13 @@ class BrokerServer:
 
     # What handlers ask
 
+    @property
+    def cluster_client_id(self) -> str:
+        """What this broker calls itself among brokers."""
+        from semel.cluster.peers import PEER_CLIENT_ID
+
+        return f"{PEER_CLIENT_ID}{self.node_id}"
+
     def serves(self, api_key: int) -> bool:
         """Whether an API is served."""
         if self.cluster is not None:
@@ -383,5 +411,7 @@ class BrokerServer:
             self.quotas = None
         elif self.quotas is None:
             self.quotas = Quotas(self.stores.quotas, self.settings, self.metrics, self.now_ms)
+            if self.cluster is not None:
+                self.quotas.is_of_a_broker = self.cluster.is_of_a_broker
         is_measured = self.quotas is not None or self._times is not None
         self.meter = RequestMeter(self.quotas, self._times, self.environment.work_clock_ns) if is_measured else None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: Noun -> its help text. The module is `semel.cli.<noun>`, and the command in it has the name of the noun.
 NOUNS = {
     "broker": "Run a broker.",
+    "cluster": "Start several brokers, and see how a cluster is.",
     "topic": "Create, list, describe, change and delete topics.",
     "group": "List, describe, move and delete consumer groups.",
     "txn": "List, describe, diagnose and abort transactions.",

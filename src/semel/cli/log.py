@@ -15,7 +15,9 @@ from semel.log.inspection import Inspection, inspect
 from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60
-_NOT_OF_A_LOG = {".lock", ".metadata", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, EXPECTED_FILES, "meta.properties"}
+_NOT_OF_A_LOG = {
+    ".lock", ".metadata", ".semel_cluster", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, EXPECTED_FILES, "meta.properties",
+}
 
 
 @click.group()

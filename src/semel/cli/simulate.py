@@ -22,7 +22,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--faults-per-minute", type=_POSITIVE, default=18.0, show_default=True, help="How often faults strike.")
 @click.option("--durability", type=click.Choice(["os", "fsync"]), help="semel.durability; by default the seed decides.")
 @click.option("--strikes", help="Exactly these faults, as a failure prints them.")
-@click.option("--brokers", type=click.IntRange(1, 1), default=1, show_default=True, help="How many brokers.")
+@click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="How many brokers.")
 @click.option("--no-shrink", is_flag=True, help="Do not look for the smallest set of faults that still fails.")
 @click.option("--coverage", is_flag=True, help="Name the kinds of faults and the cells of state tables never taken.")
 @click.option("--replays", type=click.IntRange(0), default=0, help="Play each seed again so often, and compare.")
@@ -53,7 +53,7 @@ def simulate(
         os.execve(sys.executable, [sys.executable, "-m", "semel", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
     from semel.simulation.coverage import Coverage
     from semel.simulation.faults import FAULTS, Strike
-    from semel.simulation.runs import command, draw_plan, run, shrink
+    from semel.simulation.runs import FAULTS_PER_MINUTE, command, draw_plan, run, shrink
     from semel.simulation.workloads import WORKLOADS
 
     for given, known, what in ((workloads, WORKLOADS, "workload"), (faults, FAULTS, "fault")):
@@ -75,6 +75,7 @@ def simulate(
             durability=durability,
             faults=faults,
             faults_per_minute=faults_per_minute,
+            brokers=brokers,
         )
         if strikes is not None:
             plan.strikes = [Strike.parse(text.replace("_", " ")) for text in strikes.split()]
@@ -94,7 +95,9 @@ def simulate(
             click.echo(f"seed {number} FAILED after {result.simulated_s:.1f} simulated seconds:")
             for what in result.violations[:10]:
                 click.echo(f"  {what}")
-            click.echo(f"  again:  {command(plan, with_strikes=strikes is not None)}")
+            # Without other options the seed draws the same faults again.
+            is_drawn = strikes is None and not faults and faults_per_minute == FAULTS_PER_MINUTE
+            click.echo(f"  again:  {command(plan, with_strikes=not is_drawn)}")
             if not no_shrink and len(plan.strikes) > 1:
                 smallest = shrink(plan)
                 click.echo(f"  with {len(smallest.strikes)} of {len(plan.strikes)} faults:")

@@ -9,6 +9,7 @@ import click
 
 from semel.cli.connecting import Brokers, cluster_at, common_options
 from semel.cli.output import errors_for_people, in_words, show
+from semel.cli.whole_metadata import whole_metadata
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Controller, Leader
 from semel.client.cluster.response_errors import check, failure
@@ -28,11 +29,16 @@ FROM_TOPIC = 1
 EARLIEST, LATEST = -2, -1
 
 def _show_each(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
-    """Show the outcome for each topic. Errors also go to standard error, and make the exit code 1."""
+    """Show what was done: every topic as JSON, those that went well as a table.
+
+    Errors go to standard error, and make the exit code 1.
+    """
     failed = [row["error"] for row in rows if row["error"] is not None]
     for row in rows:
         row["error"] = None if row["error"] is None else in_words(row["error"])
-    show(rows, columns, as_json=as_json)
+    shown = rows if as_json else [row for row in rows if row["error"] is None]
+    if shown or as_json:
+        show(shown, columns, as_json=as_json)
     for error in failed:
         click.echo(f"Error: {in_words(error)}", err=True)
     if failed:
@@ -94,7 +100,7 @@ def create(names: tuple[str, ...], partitions: int, settings: tuple[str, ...], b
 def list_topics(internal: bool, brokers: Brokers, as_json: bool) -> None:
     """List topics."""
     with errors_for_people(), cluster_at(brokers) as cluster:
-        response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        response = whole_metadata(cluster)
         rows = [
             {"topic": one.name, "partitions": len(one.partitions), "id": str(one.topic_id), "internal": one.is_internal}
             for one in sorted(response.topics, key=lambda one: one.name or "")

@@ -229,6 +229,7 @@ def doctor(places: tuple[str, ...], fix: bool, yes: bool, brokers: Brokers, as_j
         for number, finding in enumerate(found):
             is_sure = sees_all or finding.verdict is not Verdict.HANGING
             wanted = fix and (finding.verdict.is_trouble or not yes) and (is_sure or not yes)
+            wanted = wanted and finding.verdict is not Verdict.UNKNOWN
             if wanted and (yes or click.confirm(f"End the transaction in {finding.partition}?", err=True)):
                 if is_unchanged(cluster, finding, _now_ms()):
                     done[number] = mend(cluster, finding)

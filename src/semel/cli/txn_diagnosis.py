@@ -60,12 +60,13 @@ class Verdict(enum.Enum):
     PREPARED_OUTSIDE = "two-phase"
     OVERDUE = "overdue"
     COMPLETING = "completing"
+    UNKNOWN = "coordinator away"
     HANGING = "hanging"
 
     @property
     def is_trouble(self) -> bool:
-        """Whether it will not end by itself."""
-        return self in (Verdict.OVERDUE, Verdict.HANGING)
+        """Whether it will not end by itself, or nobody knows."""
+        return self in (Verdict.OVERDUE, Verdict.HANGING, Verdict.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Finding:
     age_ms: int
     #: For how long nothing was written in the transaction, in any of its partitions; None when that is not known.
     silent_ms: int | None = 0
+    #: Partitions of coordinators that could not be asked.
+    away: frozenset[TopicPartition] = frozenset()
 
     @property
     def holds_readers(self) -> bool:
@@ -124,13 +127,18 @@ def judge(
     now_ms: int,
     last_written_ms: int = -1,
     seen_writing: bool = False,
+    away: frozenset[TopicPartition] = frozenset(),
 ) -> Finding:
     """Compare the partition's view with the coordinator's.
+
+    `away`: coordinators that could not be asked. Who is known to none of the others may be known to them.
 
     `last_written_ms`: the last timestamp of the producer in any of the transaction's partitions, if others were asked.
     `seen_writing`: the producer wrote between two looks, whatever the timestamps say.
     """
     verdict = _verdict(partition, opened, coordinated, now_ms)
+    if verdict is Verdict.HANGING and coordinated is None and away:
+        verdict = Verdict.UNKNOWN
     if verdict is not Verdict.HANGING and coordinated is not None and coordinated.start_ms >= 0:
         began_ms = coordinated.start_ms
     else:
@@ -140,7 +148,7 @@ def judge(
     if verdict is Verdict.IN_PROGRESS and silent_ms is not None and silent_ms > SILENT_MS:
         verdict = Verdict.SILENT
     return Finding(
-        partition, last_stable_offset, high_watermark, opened, coordinated, verdict, age_ms, silent_ms
+        partition, last_stable_offset, high_watermark, opened, coordinated, verdict, age_ms, silent_ms, away
     )
 
 
@@ -184,6 +192,12 @@ def meaning(finding: Finding) -> str:
             return (
                 f"The partition waits for a marker that nobody will write: the coordinator {known}. The transaction "
                 "hangs and will never end by itself."
+            )
+        case Verdict.UNKNOWN:
+            names = ", ".join(sorted(map(str, finding.away))[:3]) + (", ..." if len(finding.away) > 3 else "")
+            return (
+                f"No coordinator that could be asked knows the transaction, and {names} has no leader or has just got "
+                "another one: the coordinator behind it may know it, and may have decided it."
             )
         case Verdict.COMPLETING:
             assert coordinated is not None
@@ -234,6 +248,11 @@ def advice(finding: Finding) -> str:
     match finding.verdict:
         case Verdict.HANGING:
             return "It is safe to write the missing abort marker (--fix): no record of it was ever committed."
+        case Verdict.UNKNOWN:
+            return (
+                "Ask again in a moment. If it stays like this, start the brokers that hold the coordinator's partition "
+                "(`semel cluster status` names them). Nothing is safe before that, and --fix does nothing."
+            )
         case Verdict.COMPLETING:
             return (
                 "Wait a moment. If it stays like this, it is safe to write the outcome that was decided (--fix), which "
@@ -278,7 +297,8 @@ def explain(finding: Finding) -> str:
         f"last timestamp {moment(opened.last_timestamp_ms)}."
     )
     if coordinated is None:
-        lines.append("  Coordinator  no transactional id has this producer id.")
+        known = "of those that could be asked, " if finding.away else ""
+        lines.append(f"  Coordinator  {known}no transactional id has this producer id.")
     else:
         partitions = ", ".join(sorted(map(str, coordinated.partitions))) or "none"
         timeout = "none" if coordinated.timeout_ms == NO_TIMEOUT_MS else duration(coordinated.timeout_ms)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from semel.cli.txn_diagnosis import CoordinatorView, Finding, PartitionView, Verdict, judge
+from semel.cli.whole_metadata import leaderships, live_brokers, whole_metadata
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Coordinator, Leader
 from semel.client.cluster.response_errors import check
@@ -15,7 +16,6 @@ from semel.machines.security.access import Operation, PatternType, Permission, R
 from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.fetch import ListOffsetsRequest
-from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.security import DescribeAclsRequest
 from semel.wire.messages.transactions import (
     DescribeProducersRequest,
@@ -27,6 +27,8 @@ from semel.wire.messages.transactions import (
     WriteTxnMarkersRequest,
 )
 
+#: Where coordinators keep their transactions.
+TRANSACTION_STATE = "__transaction_state"
 LATEST = -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 #: The timeout of a transactional id that is fenced here: the shortest one, which every broker allows. Its next producer
@@ -41,7 +43,7 @@ Unreadable = dict[TopicPartition, str]
 
 def chosen_partitions(cluster: BlockingCluster, places: Sequence[str]) -> list[TopicPartition]:
     """The partitions of these topics (`ledger`) and partitions (`ledger-0`), or all partitions."""
-    response = cluster.request_retrying(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    response = whole_metadata(cluster)
     known = {
         topic.name: [
             TopicPartition(topic.name, number) for number in sorted(p.partition_index for p in topic.partitions)
@@ -68,7 +70,7 @@ def list_transactional_ids(
     """The response of every broker: each knows the transactional ids that it coordinates."""
     cluster.connect()
     answers: list[ListTransactionsResponse] = cluster.request_all(
-        [(node_id, request) for node_id in sorted(cluster.metadata.nodes)]
+        [(node_id, request) for node_id in sorted(live_brokers(cluster))]
     )
     for answer in answers:
         check(answer.error_code, "listing transactions")
@@ -180,11 +182,17 @@ def findings(
     unreadable: Unreadable | None = None,
 ) -> list[Finding]:
     """A finding for every transaction that is open in these partitions."""
-    opened = open_in(cluster, partitions, unreadable)
+    led = leaderships(whole_metadata(cluster))
+    for partition in partitions:
+        if led.get(partition) is None and unreadable is not None:
+            unreadable[partition] = "nobody leads it; `semel cluster status` says what to do"
+    opened = open_in(cluster, [each for each in partitions if led.get(each) is not None], unreadable)
     owners = coordinated_by_producer_id(cluster, {each.producer_id for found in opened.values() for each in found})
+    # Who was not found may be known to a coordinator that is away, or that moved while they were asked.
+    away = coordinators_away(led, leaderships(whole_metadata(cluster)))
     # Ask the partitions once more: a transaction may have ended while the coordinators were asked.
     still_open = open_in(cluster, list(opened))
-    everywhere = _in_all_partitions(cluster, still_open, owners.values())
+    everywhere = _in_all_partitions(cluster, still_open, owners.values(), led)
     ends = {
         partition: (end_offset(cluster, partition, READ_COMMITTED), end_offset(cluster, partition, READ_UNCOMMITTED))
         for partition in still_open
@@ -201,6 +209,7 @@ def findings(
                 now_ms,
                 newest.get(each.producer_id, -1),
                 each.producer_id in writing,
+                away,
             )
             for partition, found in still_open.items()
             for each in found
@@ -211,9 +220,20 @@ def findings(
     if any(finding.verdict is Verdict.SILENT for finding in judged):
         # The timestamps may be those of old records. A producer that is alive writes again.
         _watch()
-        later = _in_all_partitions(cluster, {}, owners.values())
+        later = _in_all_partitions(cluster, {}, owners.values(), led)
         judged = judge_all(_producers_that_wrote(everywhere, later))
     return judged
+
+
+def coordinators_away(
+    before: dict[TopicPartition, tuple[int, int] | None], after: dict[TopicPartition, tuple[int, int] | None]
+) -> frozenset[TopicPartition]:
+    """The coordinators' partitions that nobody leads, or that got another leader between two looks."""
+    return frozenset(
+        partition
+        for partition, leader in {**before, **after}.items()
+        if partition.topic == TRANSACTION_STATE and (leader is None or before.get(partition) != after.get(partition))
+    )
 
 
 def _watch() -> None:
@@ -221,10 +241,14 @@ def _watch() -> None:
 
 
 def _in_all_partitions(
-    cluster: BlockingCluster, known: dict[TopicPartition, list[PartitionView]], owners: Iterable[CoordinatorView]
+    cluster: BlockingCluster,
+    known: dict[TopicPartition, list[PartitionView]],
+    owners: Iterable[CoordinatorView],
+    led: dict[TopicPartition, tuple[int, int] | None],
 ) -> dict[TopicPartition, list[PartitionView]]:
     """What is open in all partitions of these transactions, not only in those that the user asked about."""
     others = {partition for owner in owners for partition in owner.partitions} - known.keys()
+    others = {partition for partition in others if led.get(partition) is not None}
     try:
         return {**known, **(open_in(cluster, sorted(others), {}) if others else {})}
     except KafkaError:

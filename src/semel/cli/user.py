@@ -21,8 +21,10 @@ from semel.cli.connecting import Brokers, admin_at, common_options, names_broker
 from semel.cli.output import errors_for_people, show
 from semel.client.admin.users import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from semel.client.blocking.admin import Admin
+from semel.config import BROKER, ConfigError
 from semel.errors import Refused
 from semel.machines.security.scram import MECHANISM_NUMBERS
+from semel.properties import read_properties
 
 MECHANISMS = tuple(MECHANISM_NUMBERS)
 _GENERATED_BYTES = 24
@@ -40,6 +42,16 @@ data_option = click.option(
     "--data",
     metavar="DIR",
     help="Do it in this data directory, of a broker that does not run. For its first user, or for a lost password.",
+)
+zookeeper_option = click.option(
+    "--zookeeper",
+    metavar="HOST:PORT",
+    help="Do it in the ZooKeeper of a cluster, whether its brokers run or not. For the first user of a cluster.",
+)
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    help="The properties of a broker of that cluster: how ZooKeeper is reached (zookeeper.*), and where.",
 )
 
 
@@ -67,6 +79,7 @@ class UsersOfBrokers:
         return {name: {one.mechanism: one.iterations for one in rows} for name, rows in found.items()}
 
     def set_password(self, user: str, password: str, mechanisms: tuple[str, ...], iterations: int) -> None:
+        # One request for each: a user that is in a request twice is refused, by Kafka too.
         for mechanism in mechanisms:
             self._admin.set_scram_credentials(user, password, mechanism, iterations=iterations)
 
@@ -75,9 +88,43 @@ class UsersOfBrokers:
             self._admin.delete_scram_credentials(user, mechanism)
 
 
+def _users_in_zookeeper(connect: str | None, config: str | None) -> Users:
+    from semel.broker.replication.users_in_zookeeper import UsersInZooKeeper
+
+    if names_brokers(click.get_current_context()):
+        raise click.UsageError("--zookeeper and --config ask no broker: leave out --bootstrap and --command-config")
+    given: dict[str, object] = {}
+    if config is not None:
+        try:
+            given.update(read_properties(Path(config).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"--config: cannot read {config}: {error}") from None
+    if connect is not None:
+        given["zookeeper.connect"] = connect
+    settings = BROKER.parse(given)
+    if not settings["zookeeper.connect"]:
+        raise click.UsageError(f"{config} has no zookeeper.connect: its users are in its directory, see --data")
+    return UsersInZooKeeper(settings)
+
+
 @contextmanager
-def users_at(brokers: Brokers, data: str | None, *, is_new: bool = False) -> Iterator[Users]:
-    """The users of the brokers, or of a data directory; `is_new`: a missing directory is made."""
+def users_at(
+    brokers: Brokers,
+    data: str | None,
+    zookeeper: str | None = None,
+    config: str | None = None,
+    *,
+    is_new: bool = False,
+) -> Iterator[Users]:
+    """The users of the brokers, of a data directory, or of a ZooKeeper; `is_new`: a missing directory is made."""
+    if zookeeper is not None or config is not None:
+        if data is not None:
+            raise click.UsageError("--data is for a broker that is alone, --zookeeper for a cluster: give one of them")
+        try:
+            yield _users_in_zookeeper(zookeeper, config)
+        except ConfigError as error:
+            raise click.ClickException(str(error)) from None
+        return
     if data is None:
         with errors_for_people(), admin_at(brokers) as admin:
             yield UsersOfBrokers(admin)
@@ -117,6 +164,8 @@ def user() -> None:
 )
 @mechanism_option
 @data_option
+@zookeeper_option
+@config_option
 @common_options
 def create(
     name: str,
@@ -126,13 +175,16 @@ def create(
     iterations: int,
     mechanisms: tuple[str, ...],
     data: str | None,
+    zookeeper: str | None,
+    config: str | None,
     brokers: Brokers,
     as_json: bool,
 ) -> None:
     """Create a user, or give a user a new password.
 
     Without --password-file, --password-env and --generate the password is asked for. A broker whose listeners all ask
-    for a password needs its first user before its first start: give its directory with --data.
+    for a password needs its first user before its first start: give its directory with --data, and for a cluster
+    --zookeeper.
     """
     if generate + (password_file is not None) + (password_env is not None) > 1:
         raise click.UsageError("give one of --generate, --password-file and --password-env")
@@ -143,7 +195,7 @@ def create(
             f"{name!r}: a user's name with spaces around it, or with characters that cannot be seen, is sent by some "
             "clients and not by others; choose another"
         )
-    with users_at(brokers, data, is_new=True) as users:
+    with users_at(brokers, data, zookeeper, config, is_new=True) as users:
         password = secrets.token_urlsafe(_GENERATED_BYTES) if generate else _password(name, password_file, password_env)
         users.set_password(name, password, mechanisms or MECHANISMS, iterations)
     rows = [
@@ -194,10 +246,14 @@ def _asked_for(name: str) -> str:
 
 @user.command("list")
 @data_option
+@zookeeper_option
+@config_option
 @common_options
-def list_users(data: str | None, brokers: Brokers, as_json: bool) -> None:
+def list_users(
+    data: str | None, zookeeper: str | None, config: str | None, brokers: Brokers, as_json: bool
+) -> None:
     """List users and their mechanisms."""
-    with users_at(brokers, data) as users:
+    with users_at(brokers, data, zookeeper, config) as users:
         found = users.describe()
     rows = [
         {"user": name, "mechanism": mechanism, "iterations": iterations}
@@ -212,12 +268,21 @@ def list_users(data: str | None, brokers: Brokers, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @mechanism_option
 @data_option
+@zookeeper_option
+@config_option
 @common_options
 def delete(
-    name: str, yes: bool, mechanisms: tuple[str, ...], data: str | None, brokers: Brokers, as_json: bool
+    name: str,
+    yes: bool,
+    mechanisms: tuple[str, ...],
+    data: str | None,
+    zookeeper: str | None,
+    config: str | None,
+    brokers: Brokers,
+    as_json: bool,
 ) -> None:
     """Delete a user's credentials. Connections that are open stay open until they end."""
-    with users_at(brokers, data) as users:
+    with users_at(brokers, data, zookeeper, config) as users:
         known = users.describe().get(name)
         if known is None:
             raise click.ClickException(f"there is no user {name}: semel user list")

@@ -48,13 +48,17 @@ READ_AT_ONCE = 200
 
 
 class ImageReader:
-    """Reads and watches. `settings_of` gives (min.insync.replicas, unclean allowed) for a topic's own settings."""
+    """Reads and watches. `settings_of` gives (min.insync.replicas, unclean allowed) for a topic's own settings.
+
+    `broker_configs` are the names under /config/brokers that are watched.
+    """
 
     def __init__(
         self,
         session: ZooKeeperSession,
         settings_of: Callable[[Mapping[str, str]], tuple[int, bool]],
         changed: Callable[[], None],
+        broker_configs: tuple[str, ...] = (),
     ) -> None:
         self._session = session
         self._settings_of = settings_of
@@ -69,6 +73,12 @@ class ImageReader:
         self._lives: dict[int, tuple[BrokerLife, int]] = {}
         self._assignments: dict[str, tuple[TopicAssignment, int]] = {}
         self.configs: dict[str, dict[str, str]] = {}
+        #: Topics that have a node with settings.
+        self._with_config: set[str] = set()
+        self._deleting: frozenset[str] = frozenset()
+        self._broker_config_names = broker_configs
+        #: What was changed of brokers' settings, by the name of the node.
+        self.broker_configs: dict[str, dict[str, str]] = {}
         self._states: dict[TopicPartition, tuple[PartitionState, int]] = {}
         self._created: dict[Key, int] = {}
         self._controller: int | None = None
@@ -93,12 +103,16 @@ class ImageReader:
         for name, (assignment, version) in self._assignments.items():
             if name in self.configs:
                 needed, unclean = self._settings_of(self.configs[name])
-                topics[name] = Topic(name, assignment, version, needed, unclean)
+                topics[name] = Topic(name, assignment, version, needed, unclean, name in self._with_config)
         epoch, version = self._controller_epoch
-        return Image(brokers, topics, dict(self._states), self._controller, epoch, version)
+        return Image(brokers, topics, dict(self._states), self._controller, epoch, version, self._deleting)
 
     def life(self, broker: int) -> tuple[BrokerLife, int] | None:
         return self._lives.get(broker)
+
+    def lives(self) -> dict[int, BrokerLife]:
+        """Of every broker that the cluster has ever had."""
+        return {broker: life for broker, (life, _) in self._lives.items()}
 
     # Reading
 
@@ -122,8 +136,10 @@ class ImageReader:
         self._mark_all()
 
     def _mark_all(self) -> None:
-        for key in (("ids",), ("lives",), ("controller",), ("epoch",), ("topics",)):
+        for key in (("ids",), ("lives",), ("controller",), ("epoch",), ("topics",), ("deleting",)):
             self._mark(key)
+        for name in self._broker_config_names:
+            self._mark(("broker_config", name))
         for number in {*self.registrations, *self._lives}:
             self._mark(("id", number))
             self._mark(("life", number))
@@ -166,10 +182,14 @@ class ImageReader:
             if event.type is not EventType.NONE:
                 self._mark(key)
 
-        if await self._session.exists(path, fired) is None:
-            return None
         try:
-            return await self._session.get(path)
+            # One question for a node that is there: after a failure there are thousands.
+            return await self._session.get(path, fired)
+        except NoNode:
+            if await self._session.exists(path, fired) is None:
+                return None
+        try:
+            return await self._session.get(path)  # it came in between
         except NoNode:
             return None  # gone meanwhile: the watch has fired
 
@@ -229,9 +249,21 @@ class ImageReader:
         for name in self._assignments.keys() - names:
             self._forget_topic(name)
 
+    async def _read_deleting(self) -> None:
+        self._deleting = frozenset(await self._children(("deleting",), paths.DELETED_TOPICS))
+
+    async def _read_broker_config(self, name: str) -> None:
+        path = paths.config("brokers", name)
+        found = await self._get(("broker_config", name), path)
+        self.broker_configs[name] = {} if found is None else decode_config(found[0], path)
+
     def _forget_topic(self, name: str) -> None:
         self._assignments.pop(name, None)
         self.configs.pop(name, None)
+        self._with_config.discard(name)
+        self._forget_states(name)
+
+    def _forget_states(self, name: str) -> None:
         for partition in [each for each in self._states if each.topic == name]:
             del self._states[partition]
 
@@ -242,6 +274,9 @@ class ImageReader:
             self._forget_topic(name)
             return
         assignment = TopicAssignment.decode(found[0], path)
+        known = self._assignments.get(name)
+        if known is not None and known[0].topic_id != assignment.topic_id:
+            self._forget_states(name)  # another topic of this name: its registers begin again at version 0
         self._assignments[name] = assignment, found[1].version
         for number in assignment.partitions:
             self._mark(("state", name, number))
@@ -250,6 +285,7 @@ class ImageReader:
         path = paths.config("topics", name)
         found = await self._get(("config", name), path)
         self.configs[name] = {} if found is None else decode_config(found[0], path)
+        (self._with_config.discard if found is None else self._with_config.add)(name)
 
     async def _read_state(self, name: str, number: int) -> None:
         key, path, partition = ("state", name, number), paths.state(name, number), TopicPartition(name, number)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +31,7 @@ from kazoo.security import Id as KazooId
 
 from semel.cluster import session as zk
 from semel.cluster.session import EventType, Result, SessionState, Stat, StateListener, Watcher, WatchEvent
-from semel.machines.znodes.operations import ANY_VERSION, OPEN, Acl, Check, Create, Delete, Operation, SetData
+from semel.machines.znodes.operations import ANY_VERSION, OPEN, Acl, Check, Create, Delete, Operation, SetData, owned
 
 _ERRORS: dict[type[Exception], type[zk.ZooKeeperError]] = {
     exceptions.ConnectionLoss: zk.ConnectionLoss,
@@ -70,12 +72,37 @@ def _error_of(error: Exception) -> Exception:
 
 
 class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's handler without its two threads: what they would call is called on the event loop."""
+    """kazoo's handler without its two threads: what they would call is called on the event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    TLS is ours as well: kazoo's own takes PEM files only, and does not look for what OpenSSL has already read.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()
         self._loop = loop
+        self._tls = tls
+        #: Why the last attempt to connect failed.
+        self.failure: Exception | None = None
         self.callback_queue = self.completion_queue = self
+
+    def create_connection(self, *, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> Any:
+        try:
+            connection = socket.create_connection(address, timeout)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is None:
+                    return connection
+                return self._tls.wrap_socket(connection, server_hostname=hostname)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
+        has_read = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
+        return (has_read, [], []) if has_read else super().select(readable, writable, failed, timeout)
 
     @property
     def running(self) -> bool:
@@ -101,14 +128,17 @@ class KazooSession:
         *,
         session_timeout_ms: int = 18_000,
         digest: str | None = None,
-        tls: dict[str, Any] | None = None,
+        tls: ssl.SSLContext | None = None,
+        owns_nodes: bool = False,
     ) -> None:
         """`connect` is `zookeeper.connect`: hosts with ports, and a chroot after the last one.
 
-        `digest` is "user:password". `tls` is passed on to kazoo (`use_ssl`, `ca`, `certfile`, `keyfile`, ...).
+        `digest` is "user:password". With `owns_nodes` only who has our identity may change the nodes that we create,
+        and others may read those without secrets, as with Kafka's `zookeeper.set.acl`.
         """
         self._loop = asyncio.get_running_loop()
-        handler = _LoopHandler(self._loop)
+        self._owns_nodes = owns_nodes
+        handler = _LoopHandler(self._loop, tls)
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, sleep_func=handler.sleep_func)
         self._client = KazooClient(
             hosts=connect,
@@ -116,7 +146,6 @@ class KazooSession:
             handler=handler,
             connection_retry=retry,
             auth_data=[("digest", digest)] if digest else None,
-            **(tls or {}),
         )
         self._handler = handler
         self._state = SessionState.SUSPENDED
@@ -133,7 +162,8 @@ class KazooSession:
             await asyncio.wait_for(asyncio.shield(self._connected_once), timeout_s)
         except TimeoutError:
             await self.close()
-            raise zk.ConnectionLoss(f"no ZooKeeper answered within {timeout_ms} ms") from None
+            why = f" ({_in_words(self._handler.failure)})" if self._handler.failure is not None else ""
+            raise zk.ConnectionLoss(f"no ZooKeeper answered within {timeout_ms} ms{why}") from None
         await self._create_chroot()
         return self
 
@@ -142,7 +172,8 @@ class KazooSession:
         parts = self._client.chroot.strip("/").split("/") if self._client.chroot else []
         for length in range(1, len(parts) + 1):
             result = self._handler.async_result()
-            self._client._call(KazooCreate("/" + "/".join(parts[:length]), b"", _kazoo_acl(OPEN), 0), result)
+            path = "/" + "/".join(parts[:length])
+            self._client._call(KazooCreate(path, b"", self._kazoo_acl(path, OPEN), 0), result)
             with contextlib.suppress(zk.NodeExists):
                 await self._answer(result)
 
@@ -205,7 +236,8 @@ class KazooSession:
         sequential: bool = False,
     ) -> str:
         self._need_connection(path)
-        result = self._client.create_async(path, data, _kazoo_acl(acl), ephemeral=ephemeral, sequence=sequential)
+        kazoo_acl = self._kazoo_acl(path, acl)
+        result = self._client.create_async(path, data, kazoo_acl, ephemeral=ephemeral, sequence=sequential)
         return str(await self._answer(result))
 
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
@@ -255,7 +287,7 @@ class KazooSession:
                 case Check(path, version):
                     transaction.check(path, version)
                 case Create(path, data, acl, ephemeral, sequential):
-                    transaction.create(path, data, _kazoo_acl(acl), ephemeral, sequential)
+                    transaction.create(path, data, self._kazoo_acl(path, acl), ephemeral, sequential)
                 case Delete(path, version):
                     transaction.delete(path, version)
                 case SetData(path, data, version):
@@ -284,6 +316,10 @@ class KazooSession:
         self._client.stop()
         self._client.close()
 
+    def _kazoo_acl(self, path: str, acl: Sequence[Acl]) -> list[Any]:
+        """Of a node to be created."""
+        return _kazoo_acl(owned(path) if self._owns_nodes and acl is OPEN else acl)
+
     def _kazoo_watch(self, path: str, watch: Watcher | None) -> Callable[[KazooEvent], None] | None:
         if watch is None:
             return None
@@ -293,6 +329,14 @@ class KazooSession:
                 watch(WatchEvent(_EVENTS[event.type], path))
 
         return fired
+
+
+def _in_words(failure: Exception) -> str:
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {failure.verify_message}; see zookeeper.ssl.truststore.location"
+    if isinstance(failure, ssl.SSLError):
+        return f"TLS failed: {failure.reason}; see zookeeper.ssl.client.enable and zookeeper.ssl.keystore.location"
+    return str(failure)
 
 
 def _kazoo_acl(acl: Sequence[Acl]) -> list[Any]:

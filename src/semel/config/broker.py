@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.config.codecs import AS_SENT, TOPIC_CODECS
-from semel.config.security import BROKER_SECURITY, BROKER_TOKENS, SECURITY_PROTOCOLS
+from semel.config.security import BROKER_SECURITY, BROKER_TOKENS, SECURITY_PROTOCOLS, ZOOKEEPER_TLS
 from semel.config.table import INT32_MAX, INT64_MAX, Setting, Table, Values
 
 _WEEK_MS = 7 * 24 * 3600 * 1000
@@ -101,7 +101,6 @@ _TOPIC_DEFAULTS = [
 #: Kafka's settings for several nodes, tiered storage and security, which have no effect here.
 _OF_MANY_NODES = (
     "alter.log.dirs.replication.",
-    "auto.leader.rebalance.enable",
     "broker.heartbeat.interval.ms",
     "broker.session.timeout.ms",
     "controller.",
@@ -134,7 +133,6 @@ _OF_MANY_NODES = (
     "sasl.login.",
     "sasl.mechanism",
     "sasl.mechanism.controller.protocol",
-    "sasl.mechanism.inter.broker.protocol",
     "sasl.oauthbearer.assertion.",
     "sasl.oauthbearer.client.credentials.",
     "sasl.oauthbearer.header.urlencode",
@@ -146,7 +144,6 @@ _OF_MANY_NODES = (
     # Each by its name: a misspelt setting of TLS must not be passed by.
     "ssl.allow.dn.changes",
     "ssl.allow.san.changes",
-    "ssl.endpoint.identification.algorithm",
     "ssl.engine.factory.class",
     "ssl.keymanager.algorithm",
     "ssl.provider",
@@ -155,12 +152,9 @@ _OF_MANY_NODES = (
     "telemetry.max.bytes",
     "unclean.leader.election.interval.ms",
     # Each by its name: a misspelt zookeeper.connect must not be passed by.
-    "zookeeper.connection.timeout.ms",
     "zookeeper.max.in.flight.requests",
     "zookeeper.metadata.migration.enable",
-    "zookeeper.set.acl",
     "zookeeper.clientCnxnSocket",
-    "zookeeper.ssl.",
 )
 #: Kafka's settings for its own threads, queues and buffers, which do not exist here.
 _OF_A_JVM = (
@@ -199,11 +193,17 @@ _PROMISES_NOT_KEPT = {
     "alter.config.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
     "client.quota.callback.class": "callbacks are Java classes; quotas are those that clients set",
     "sasl.oauthbearer.jwt.validator.class": "it is a Java class; tokens are checked as Kafka's BrokerJwtValidator does",
+    "zookeeper.ssl.crl.enable": "lists of revoked certificates are not read",
+    "zookeeper.ssl.ocsp.enable": "nobody is asked whether a certificate was revoked",
     "create.topic.policy.class.name": "policies are Java classes; nothing would hold clients to this one",
 }
 
 #: Kafka's class for access rules. The name is only a name here.
+RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+#: Its name in the files of a Kafka with ZooKeeper.
+ACL_AUTHORIZER = "kafka.security.authorizer.AclAuthorizer"
 
 BROKER = Table(
     "broker",
@@ -215,9 +215,23 @@ BROKER = Table(
                 "The ZooKeeper of a cluster, host:port,host:port/chroot. Empty: this broker is alone."),
         Setting("zookeeper.session.timeout.ms", "int", 18000,
                 "After how long without a word from this broker ZooKeeper takes it for dead.", 1000),
+        Setting("semel.cluster.join.with.topics", "bool", False,
+                "Consent: a broker that was alone takes its topics into the ZooKeeper of zookeeper.connect, once and "
+                "for good."),
+        Setting("zookeeper.connection.timeout.ms", "int", None,
+                "How long a start waits for ZooKeeper; as long as a session lasts, if it is not given.", 1),
+        Setting("zookeeper.set.acl", "bool", False,
+                "Whether only brokers may change what they create in ZooKeeper. They show who they are by "
+                "semel.zookeeper.digest or by their certificate."),
+        Setting("semel.zookeeper.digest", "password", None,
+                "USER:PASSWORD for ZooKeeper's scheme `digest`; the same on all brokers.", not_empty=True),
+        *ZOOKEEPER_TLS,
         Setting("replica.lag.time.max.ms", "long", 30000,
                 "How long a follower may be behind before it leaves the in-sync set.", 1),
         Setting("broker.rack", "string", None, "Where this broker stands."),
+        Setting("replica.selector.class", "string", "",
+                "From which replica clients read. Empty: from the leader. RackAwareReplicaSelector: from one in their "
+                "own rack (client.rack, broker.rack).", choices=("", LEADER_SELECTOR, RACK_AWARE_SELECTOR)),
         Setting("listeners", "list", ("PLAINTEXT://127.0.0.1:9092",), "Where the broker listens."),
         Setting("advertised.listeners", "list", None, "What clients are told to connect to; default: listeners."),
         Setting("log.dirs", "list", ("./semel-data",), "Where the data lives."),
@@ -318,6 +332,9 @@ BROKER = Table(
         Setting("replica.alter.log.dirs.io.max.bytes.per.second", "long", INT64_MAX,
                 "Bytes per second for moves between data directories; there is one.", 0),
         Setting("controlled.shutdown.enable", "bool", True, "Whether a stop hands over leadership first."),
+        Setting("auto.leader.rebalance.enable", "bool", True,
+                "Whether leaders in a cluster go back to the first replica of their partition."),
+        Setting("leader.imbalance.check.interval.seconds", "long", 300, "How often they do.", 1),
         Setting("process.roles", "list", ("broker", "controller"),
                 "What this process is.", choices=("broker", "controller")),
         Setting("controller.quorum.voters", "list", (), "Accepted for Kafka's files."),
@@ -326,11 +343,16 @@ BROKER = Table(
         Setting("listener.security.protocol.map", "list", tuple(f"{one}:{one}" for one in SECURITY_PROTOCOLS),
                 "Which listener speaks what."),
         Setting("security.inter.broker.protocol", "string", "PLAINTEXT",
-                "The protocol brokers use among themselves.", choices=SECURITY_PROTOCOLS, upper=True),
+                "The protocol brokers use among themselves, where inter.broker.listener.name does not name a listener.",
+                choices=SECURITY_PROTOCOLS, upper=True),
+        Setting("sasl.mechanism.inter.broker.protocol", "string", "GSSAPI",
+                "How brokers log in to each other where their listener has SASL: PLAIN, SCRAM-SHA-256 or "
+                "SCRAM-SHA-512, with username and password in sasl.jaas.config."),
         *BROKER_SECURITY,
         Setting("authorizer.class.name", "string", "",
                 "Who decides what a client may do. Empty: everybody may do everything. StandardAuthorizer: access "
-                "rules (ACLs) decide.", choices=("", STANDARD_AUTHORIZER)),
+                "rules (ACLs) decide. AclAuthorizer is the same here.",
+                choices=("", STANDARD_AUTHORIZER, ACL_AUTHORIZER)),
         Setting("super.users", "string", "", "Who may do everything, whatever the rules say: User:a;User:b."),
         Setting("allow.everyone.if.no.acl.found", "bool", False,
                 "Whether everybody may do everything with a resource that no rule names."),

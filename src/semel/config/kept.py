@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from semel.config.table import INT32_MAX, INT64_MAX, OF_A_LISTENER, Setting, Table
 
-_TLS = "How a JVM does TLS, and brokers among themselves; OpenSSL does it here."
+_TLS = "How a JVM does TLS; OpenSSL does it here."
 _SASL = "For Kerberos, for logins of the broker itself and for Java classes; there are none here."
 _TIERS = "Tiered storage; there is none here."
 _CLEANER = "Threads and buffers of Kafka's cleaner; compaction runs on one thread here."
@@ -59,9 +59,7 @@ KEPT = Table(
         Setting("sasl.login.refresh.min.period.seconds", "short", 60, _SASL),
         Setting("sasl.login.refresh.window.factor", "double", 0.8, _SASL),
         Setting("sasl.login.refresh.window.jitter", "double", 0.05, _SASL),
-        Setting("sasl.mechanism.inter.broker.protocol", "string", "GSSAPI", _SASL),
         Setting("share.coordinator.cached.buffer.max.bytes", "int", 1048588, _GROUPS, 524288),
-        Setting("ssl.endpoint.identification.algorithm", "string", "https", _TLS),
         Setting("ssl.engine.factory.class", "class", None, _TLS),
         Setting("ssl.keymanager.algorithm", "string", "SunX509", _TLS),
         Setting("ssl.provider", "string", None, _TLS),

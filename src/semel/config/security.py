@@ -34,9 +34,34 @@ BROKER_SECURITY = [
     Setting("ssl.client.auth", "string", "none",
             "Whether clients show a certificate: required, requested (they may), or none. A SASL_SSL listener asks for "
             "one only where it is set for that listener.", choices=("required", "requested", "none")),
+    Setting("ssl.endpoint.identification.algorithm", "string", "https",
+            "https: the certificate of another broker of a cluster must be for the name it is reached by; empty or "
+            "none: any name will do.", choices=("https", "HTTPS", "none", "")),
     Setting("ssl.principal.mapping.rules", "string", "DEFAULT",
             "What the name in a client's certificate becomes: RULE:pattern/replacement/ with L or U after it, or "
             "DEFAULT, the whole name. The first rule that fits holds."),
+]
+
+#: Of a broker of a cluster, for its connection to ZooKeeper.
+ZOOKEEPER_TLS = [
+    Setting("zookeeper.ssl.client.enable", "bool", False, "Whether the connection to ZooKeeper is encrypted."),
+    Setting("zookeeper.ssl.keystore.location", "string", None,
+            "The file with the broker's key and certificates for ZooKeeper."),
+    Setting("zookeeper.ssl.keystore.password", "password", None,
+            "The password of that file, if it is PKCS12, or of the private key in it."),
+    Setting("zookeeper.ssl.keystore.type", "string", None, "What that file is: PEM or PKCS12.", upper=True),
+    Setting("zookeeper.ssl.truststore.location", "string", None,
+            "The file with the certificates that ZooKeeper's must be signed by; without it the system's are trusted."),
+    Setting("zookeeper.ssl.truststore.password", "password", None, "The password of that file, if it is PKCS12."),
+    Setting("zookeeper.ssl.truststore.type", "string", None, "What that file is: PEM or PKCS12.", upper=True),
+    Setting("zookeeper.ssl.endpoint.identification.algorithm", "string", "https",
+            "https: ZooKeeper's certificate must be for the name in zookeeper.connect; empty or none: any name will "
+            "do.", choices=("https", "HTTPS", "none", "")),
+    Setting("zookeeper.ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "Versions of TLS to use.",
+            choices=("TLSv1.2", "TLSv1.3"), not_empty=True),
+    Setting("zookeeper.ssl.protocol", "string", "TLSv1.3", "The newest version of TLS to use.",
+            choices=("TLS", "TLSv1.2", "TLSv1.3")),
+    Setting("zookeeper.ssl.cipher.suites", "list", (), "Cipher suites to use, by OpenSSL's or Java's names."),
 ]
 
 #: Kafka's classes that check bearer tokens. The names are only names here.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _ONE_LOOP = "one event loop serves everything; recovery runs at the disk's speed on one core"
 _ONE_NODE = "one node, no quorum"
-_ONE_REPLICA = "there is one replica of everything, whatever they say"
 _NO_CATCHING_UP = "no replica catches up with another, and nothing moves between directories"
 _NO_TIERS = "no tiered storage"
 _AT_ONCE = "internal topics are read in one piece and written at once; the broker asks nobody"
@@ -23,11 +22,8 @@ BROKER_SETTINGS = {
     "num.io.threads": _ONE_LOOP,
     "num.network.threads": _ONE_LOOP,
     "num.recovery.threads.per.data.dir": _ONE_LOOP,
-    "controlled.shutdown.enable": _ONE_NODE,
     "controller.quorum.voters": _ONE_NODE,
     "process.roles": _ONE_NODE,
-    "offsets.topic.replication.factor": _ONE_REPLICA,
-    "transaction.state.log.replication.factor": _ONE_REPLICA,
     "follower.replication.throttled.rate": _NO_CATCHING_UP,
     "leader.replication.throttled.rate": _NO_CATCHING_UP,
     "replica.alter.log.dirs.io.max.bytes.per.second": _NO_CATCHING_UP,

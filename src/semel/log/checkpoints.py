@@ -38,7 +38,10 @@ MANIFEST = ".semel_manifest"
 #: The files that a damaged partition had at the last clean stop; stays in its directory until they are restored.
 EXPECTED_FILES = ".semel_expected"
 
-_OUR_MARK = b'{"version":0,"brokerEpoch":-1}'
+#: Apache Kafka in ZooKeeper mode writes the same values, in the other order.
+_OUR_MARK = b'{"brokerEpoch":-1,"version":0}'
+#: Follows the boot in `.semel_boot_id` where a replica is written with semel.durability=fsync.
+_WITH_FSYNC = b"fsync\n"
 _BOOT_ID_OF_LINUX = "/proc/sys/kernel/random/boot_id"
 
 NO_TOPIC_ID = uuid.UUID(int=0)
@@ -243,7 +246,7 @@ def mark_clean_shutdown(files: Files, data_directory: Path | str) -> None:
 
 
 def marked_by_semel(files: Files, data_directory: Path | str) -> bool:
-    """Whether the last clean shutdown was Semel's. Apache Kafka writes its broker epoch, which is never -1."""
+    """Whether the last clean shutdown was Semel's."""
     path = os.path.join(data_directory, CLEAN_SHUTDOWN)
     return files.exists(path) and files.read(path) == _OUR_MARK
 
@@ -265,15 +268,27 @@ def machine_went_down(files: Files, data_directory: Path | str) -> bool:
     """Whether the machine was restarted since `note_machine`. Only then can bytes be lost that were written but not
     fsynced. False where that is not known."""
     path, boot_id = os.path.join(data_directory, BOOT_ID), _boot_id(files)
-    return bool(boot_id) and files.exists(path) and files.read(path) != boot_id
+    return bool(boot_id) and files.exists(path) and not files.read(path).startswith(boot_id)
 
 
-def note_machine(files: Files, data_directory: Path | str) -> None:
-    """Remember the current boot of the machine: what is written from now on belongs to it."""
+def was_written_with_fsync(files: Files, data_directory: Path | str) -> bool:
+    """Whether `note_machine` was told so: then nothing that was acknowledged is lost with the machine."""
+    path = os.path.join(data_directory, BOOT_ID)
+    return files.exists(path) and files.read(path).endswith(_WITH_FSYNC)
+
+
+def note_machine(
+    files: Files, data_directory: Path | str, *, with_fsync: bool = False, durable: bool = False
+) -> None:
+    """Remember the current boot of the machine: what is written from now on belongs to it.
+
+    `durable`: also if the machine goes down soon. What is there already may not be on disk, so it is written again.
+    """
     path = os.path.join(data_directory, BOOT_ID)
     boot_id = _boot_id(files)
-    if boot_id and not (files.exists(path) and files.read(path) == boot_id):
-        files.replace(path, boot_id, durable=False)
+    noted = boot_id + _WITH_FSYNC if with_fsync else boot_id
+    if boot_id and (durable or not (files.exists(path) and files.read(path) == noted)):
+        files.replace(path, noted, durable=durable)
 
 
 def _boot_id(files: Files) -> bytes:

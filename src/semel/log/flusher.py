@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WRITE_AGAIN_BYTES = 4 * 1024 * 1024
+
 
 class LogFlusher:
     """Knows how much of the log is durable, and makes the rest so: `log.flusher`."""
@@ -43,6 +45,32 @@ class LogFlusher:
         except OSError as error:
             self._log.fail(error)
             raise self._log.refusal() from error
+
+    def flush_what_a_crash_left(self, *, same_boot: bool) -> None:
+        """Make durable what the last process may not have, before anybody sees it.
+
+        `same_boot`: the machine did not go down since. Then an fsync of that process may have failed: the system took
+        its bytes for written, shows them from memory, and the next fsync would succeed without writing them. So they
+        are written again.
+        """
+        log = self._log
+        try:
+            if same_boot:
+                for segment in log.segments:
+                    if segment.synced_bytes < segment.size_bytes and log.end_offset > self.recovery_point:
+                        self._write_again(segment)
+            self.flush()
+        except OSError as error:
+            log.fail(error)
+            raise log.refusal() from error
+
+    def _write_again(self, segment: Segment) -> None:
+        first = segment.locate(self.recovery_point)
+        if first is None:
+            return
+        for position in range(first.position, segment.size_bytes, _WRITE_AGAIN_BYTES):
+            size = min(_WRITE_AGAIN_BYTES, segment.size_bytes - position)
+            self._log.files.write_at(segment.descriptor, segment.read(position, size), position)
 
     def prepare(self, *, closing: bool = False) -> Callable[[], int]:
         """The function to call, on any thread, to make everything written so far durable. It returns the offset

@@ -140,7 +140,7 @@ class Following:
             if batch.leader_epoch > log.leader_epochs.latest:
                 is_new = log.leader_epochs.assign(batch.leader_epoch, batch.base_offset)
         if is_new:
-            log.write_leader_epochs()
+            log.write_leader_epochs(durable=log.epochs_need_fsync)
 
     def _run(self, batches: list[Batch], first: int, now_ms: int) -> tuple[int, int]:
         """The batches from `first` on that go into one segment, where the leader put them: (one past the last, their

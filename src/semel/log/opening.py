@@ -90,6 +90,7 @@ def open_partition_log(
         log_start_offset=log_start_offset,
         unsynced_may_be_lost=unsynced_may_be_lost,
         expected=expected,
+        is_replicated=is_replicated,
     )
     try:
         loaded = recovery.load(files, path, epochs, context)

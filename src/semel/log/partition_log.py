@@ -98,6 +98,9 @@ class PartitionLog:
         self.leader_epoch = max(loaded.leader_epochs.latest, 0)
         #: Whether the checkpoint of leader epochs has the current one, durably.
         self.epoch_is_on_disk = self.leader_epoch == loaded.leader_epochs.latest
+        #: Whether an epoch must be on disk before its first batch. Not for a replica that promises no fsync: after a
+        #: power failure it asks its leader, and an election of a thousand partitions must not wait for their disks.
+        self.epochs_need_fsync = True
         self.topic_id = checkpoints.NO_TOPIC_ID
         self.producer_id_expiration_ms = DEFAULT_PRODUCER_ID_EXPIRATION_MS
         #: Whether the high watermark is always the end of the log: true for a partition that has no other replica and
@@ -418,13 +421,14 @@ class PartitionLog:
     def _settle_epoch(self, offset: int) -> None:
         """Before the first batch of an epoch: a batch of an epoch that the checkpoint does not know is damage."""
         self.leader_epochs.assign(self.leader_epoch, offset)
-        self.write_leader_epochs()
+        self.write_leader_epochs(durable=self.epochs_need_fsync)
 
     def write_leader_epochs(self, *, durable: bool = True) -> None:
         """Store the leader epochs."""
         path = f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
         self.files.replace(path, checkpoints.encode_leader_epochs(self.leader_epochs.entries), durable=durable)
-        self.epoch_is_on_disk = durable and self.leader_epoch == self.leader_epochs.latest
+        is_safe = durable or not self.epochs_need_fsync
+        self.epoch_is_on_disk = is_safe and self.leader_epoch == self.leader_epochs.latest
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) of this epoch, or of the last one before it."""

@@ -86,6 +86,8 @@ class LoadContext:
     unsynced_may_be_lost: bool = False
     #: The files as the last clean stop left them, where that is known.
     expected: Marks | None = None
+    #: Whether other replicas have what is lost here.
+    is_replicated: bool = False
 
 
 def load(files: Files, directory: str, leader_epochs: LeaderEpochs, context: LoadContext) -> Loaded:
@@ -168,6 +170,9 @@ class _Loader:
             segment.has_no_gaps = segment.base_offset >= contiguous_from
             if stem + TRANSACTION_INDEX_SUFFIX not in self.sizes:
                 segment.transaction_index.hold([])
+            else:
+                # Kept for the next stop, also if nobody reads the index until then.
+                segment.transaction_index.crc = known_crc(self.context.expected, stem + TRANSACTION_INDEX_SUFFIX)
             if segment.size_bytes:
                 segment.offset_index.crc = known_crc(self.context.expected, stem + INDEX_SUFFIX)
                 segment.time_index.crc = known_crc(self.context.expected, stem + TIME_INDEX_SUFFIX)
@@ -308,6 +313,9 @@ class _Loader:
         known = self.epochs.epoch_at(batch.base_offset)
         # Batches before the first known epoch were deleted, wherever in a segment they are.
         is_known = known >= 0 and not self.finds_epochs
+        if self.context.unsynced_may_be_lost and self.context.is_replicated:
+            # The checkpoint may have been lost with the power while the batch was not. The leader will tell.
+            is_known = is_known and batch.base_offset < (self.context.recovery_point or 0)
         if batch.leader_epoch < known or (batch.leader_epoch > known and is_known):
             return f"a batch claims leader epoch {batch.leader_epoch} where {known} wrote"
         return ""
@@ -319,18 +327,20 @@ class _Loader:
         if end_offset < safe > self.context.log_start_offset:
             raise DamagedLog(segment.log_path, valid_bytes, f"{what}, in a part of the log that was safely on disk")
         later = valid_batch_after(segment, valid_bytes, end_offset)
-        if later is not None:
-            raise DamagedLog(segment.log_path, valid_bytes, f"{what}, yet a valid batch follows at byte {later}")
         lost = segment.size_bytes - valid_bytes
         repair = f"cut a torn tail of {lost} bytes after offset {end_offset - 1} from {segment.log_path}"
         others = segments[number + 1 :]
         followed = [other for other in others if valid_batch_after(other, -1, end_offset) is not None]
-        if followed:
+        if later is not None or followed:
+            # A disk writes the pages of a file in any order, so the hole may also be within a segment. That looks like
+            # a bit that went bad, which is told to somebody, unless other replicas have what was there.
             synced_to = max(self.state.valid_snapshots(), default=0)
-            if not self.context.unsynced_may_be_lost or end_offset < synced_to:
-                raise DamagedLog(
-                    segment.log_path, valid_bytes, f"{what}, yet valid batches follow in {followed[0].log_path}"
-                )
+            is_hole = self.context.unsynced_may_be_lost and (later is None or self.context.is_replicated)
+            if not is_hole or end_offset < synced_to:
+                follows = f"a valid batch follows at byte {later}"
+                if later is None:
+                    follows = f"valid batches follow in {followed[0].log_path}"
+                raise DamagedLog(segment.log_path, valid_bytes, f"{what}, yet {follows}")
             place = set_aside(self.files, self.directory, end_offset, segment, valid_bytes, others)
             repair = (
                 f"the machine went down before offset {end_offset} of {segment.log_path} was on disk, and the log ends "

@@ -131,6 +131,9 @@ class Coordinator(Protocol):
         next `tick`, which is due at once.
         """
 
+    def refused_reply(self, reply: Result, code: ErrorCode) -> Result:
+        """The reply to send instead: what it tells was written, and then not replicated. `code` is the log's error."""
+
     def tick(self, now_ms: int) -> list[Decision[Any]]:
         """Do what is due: timeouts, retries, expirations."""
 

@@ -11,13 +11,15 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from struct import Struct
 from typing import cast
 
 from semel.errors import Disconnected, ErrorCode, KafkaError, TlsFailed
 from semel.wire.primitives import Buffer
 
 _STAGING_SIZE = 64 * 1024
+_read_length = Struct(">i").unpack_from
 #: A larger frame size means that the other side is not a Kafka broker.
 _LARGEST_FRAME = 1 << 30
 
@@ -99,6 +101,10 @@ class Connection(asyncio.BufferedProtocol):
         """Seconds since the last request, or 0 while a response is awaited."""
         return 0.0 if self._waiting else self._loop.time() - self._used_at
 
+    def now_s(self) -> float:
+        """The time on the loop's clock."""
+        return self._loop.time()
+
     def set_buffers(self, send_bytes: int | None, receive_bytes: int | None) -> None:
         """Set SO_SNDBUF and SO_RCVBUF; None leaves them to the system."""
         raw = None if self._transport is None else self._transport.get_extra_info("socket")
@@ -106,13 +112,36 @@ class Connection(asyncio.BufferedProtocol):
             if raw is not None and size is not None:
                 raw.setsockopt(socket.SOL_SOCKET, option, size)
 
+    def notice_cuts(self, within_s: int) -> None:
+        """Let the system end the connection when the other machine has not been heard of for so long.
+
+        TCP sends again what gets no answer, in ever longer pauses. After a cut of ten seconds it may say nothing for
+        ten more. And who only waits for an answer notices nothing at all, unless it asks whether the other is there.
+        """
+        raw = None if self._transport is None else self._transport.get_extra_info("socket")
+        if raw is None:
+            return
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        pause_s = max(1, within_s // 4)
+        for name, value in (
+            ("TCP_USER_TIMEOUT", within_s * 1000),
+            ("TCP_KEEPIDLE", pause_s),
+            ("TCP_KEEPINTVL", pause_s),
+            ("TCP_KEEPCNT", 3),
+        ):
+            if hasattr(socket, name):  # Linux
+                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
     def next_correlation_id(self) -> int:
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
         return self._next_correlation_id
 
-    def send(self, parts: Iterable[Buffer], correlation_id: int | None) -> asyncio.Future[memoryview]:
+    def send(
+        self, parts: Sequence[Buffer], correlation_id: int | None, answer: asyncio.Future[memoryview] | None = None
+    ) -> asyncio.Future[memoryview]:
         """Write one frame. The future gets the response frame. Without a correlation id no response is expected."""
-        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        if answer is None:
+            answer = self._loop.create_future()
         self._used_at = self._loop.time()
         if self.closed or self._transport is None:
             answer.set_exception(self._lost(None))
@@ -121,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
             answer.set_result(memoryview(b""))
         else:
             self._waiting.append((correlation_id, answer))
-        self._transport.writelines(list(parts))
+        self._transport.writelines(parts)
         return answer
 
     def close(self, why: str = "closed by the client") -> None:
@@ -162,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take whole frames out of the staging buffer. A frame that is not complete gets its own buffer."""
         position, end, staging = 0, self._staged, self._staging
         while end - position >= 4 and not self.closed:
-            size = int.from_bytes(staging[position : position + 4], "big", signed=True)
+            size = _read_length(staging, position)[0]
             if staging[position] == _TLS_ALERT and staging[position + 1] == 3:
                 why = f"{self.address} speaks TLS: set security.protocol to SSL or SASL_SSL"
                 self._fail(TlsFailed(ErrorCode.NETWORK_EXCEPTION, why))
@@ -190,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close("sent a response that nobody asked for")
             return
         correlation_id, answer = self._waiting.popleft()
-        if int.from_bytes(frame[:4], "big", signed=True) != correlation_id:
+        if len(frame) < 4 or _read_length(frame)[0] != correlation_id:
             if not answer.done():
                 answer.set_exception(self._lost(None))
             self.close("answered out of order")

@@ -37,7 +37,7 @@ OFFSETS_AND_CRC = struct.Struct(">qi4xBI2xi")
 _CRC = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">q")
 #: producer id, producer epoch, base sequence
-_PRODUCER = struct.Struct(">qhi")
+PRODUCER = struct.Struct(">qhi")
 #: base offset; leader epoch
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
@@ -170,7 +170,7 @@ def set_max_timestamp(data: bytearray | memoryview, max_timestamp: int) -> None:
 
 def set_producer(data: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
     """Change whose batch it is. `set_checksum` has to follow."""
-    _PRODUCER.pack_into(data, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    PRODUCER.pack_into(data, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
 
 
 def seal(data: bytearray, **header: int) -> bytes:

@@ -10,6 +10,10 @@ security:
 
 `@pytest.mark.semel(**{"num.partitions": 3})` is a shorter way to give settings alone. A marker at a test goes before
 one at its class or module: settings add up, security is that of the nearest.
+
+`semel_cluster` is a cluster of three broker processes (`semel.Cluster`) in the same way, for the tests of one module,
+because it takes longer to start. A test that kills a broker restarts it. `@pytest.mark.semel_cluster(brokers=3,
+settings=...)` of the module, as `pytestmark`, is what it is made with.
 """
 
 from __future__ import annotations
@@ -22,12 +26,16 @@ import pytest
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker
+    from semel.testing.cluster import Cluster
 
 _ARGUMENTS = ("settings", "security")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "semel(**settings): settings of the broker behind the semel_broker fixture")
+    config.addinivalue_line(
+        "markers", "semel_cluster(brokers=3, settings=None, cuts=False): what the fixture's cluster is made with"
+    )
     config.addinivalue_line(
         "markers", "semel_broker(settings=None, security=None): what the broker behind the fixture is made with"
     )
@@ -49,6 +57,20 @@ def semel_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bro
         security = marker.kwargs.get("security", security)
     with Broker(tmp_path / "semel-data", settings=settings, security=security) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def semel_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A running cluster for the tests of this module, at `.bootstrap_servers`, with `.kill(n)` and `.restart(n)`."""
+    from semel.testing.cluster import Cluster
+
+    arguments: dict[str, Any] = {}
+    for marker in reversed(list(request.node.iter_markers("semel_cluster"))):
+        arguments.update(marker.kwargs)
+        if marker.args or not arguments.keys() <= {"brokers", "settings", "cuts"}:
+            raise pytest.UsageError("@pytest.mark.semel_cluster takes brokers, settings and cuts, by name")
+    with Cluster(**arguments) as cluster:
+        yield cluster
 
 
 def _given_settings(marker: pytest.Mark) -> Mapping[str, object]:

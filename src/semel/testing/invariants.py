@@ -36,6 +36,7 @@ from semel.records.batch import HEADER_SIZE, Batch, split
 from semel.records.batch import check as check_batch
 from semel.records.markers import read_marker
 from semel.records.sequence import last_sequence, next_sequence
+from semel.testing.data_directory import DataDirectory
 from semel.wire.messages.fetch import FetchResponse
 
 _DIRECTORY = re.compile(r"(.+)-(\d+)")
@@ -85,6 +86,8 @@ class ScannedProducer:
     open_since: int = -1
     #: The epoch of the data of the open transaction.
     data_epoch: int = -1
+    #: When it last wrote anything.
+    timestamp: int = -1
 
     @property
     def facts(self) -> tuple[int, int, int, int, int]:
@@ -130,14 +133,27 @@ def check(
 
 
 def violations(
-    data_directory: Path | str, *, transaction_version: int | None = None, at_rest: bool = False, killed: bool = False
+    data_directory: Path | str | DataDirectory,
+    *,
+    transaction_version: int | None = None,
+    at_rest: bool = False,
+    killed: bool = False,
+    forgotten_after_ms: int | None = None,
 ) -> list[Violation]:
     """All violations in a data directory.
 
     `transaction_version` 2: every transaction was of protocol V2, whose rules are stricter. `at_rest`: no transaction
     may be open any more. `killed`: the broker did not stop by itself, so the last write may be torn.
+    `forgotten_after_ms`: producer.id.expiration.ms, if it is so short that a marker may come again after it.
     """
-    scans = list(scan_all(data_directory, transaction_version=transaction_version, killed=killed))
+    scans = list(
+        scan_all(
+            data_directory,
+            transaction_version=transaction_version,
+            killed=killed,
+            forgotten_after_ms=forgotten_after_ms,
+        )
+    )
     found = [violation for scan in scans for violation in scan.violations]
     if at_rest:
         for scan in scans:
@@ -150,21 +166,23 @@ def violations(
 
 
 def scan_all(
-    data_directory: Path | str, *, transaction_version: int | None = None, killed: bool = False
+    data_directory: Path | str | DataDirectory,
+    *,
+    transaction_version: int | None = None,
+    killed: bool = False,
+    forgotten_after_ms: int | None = None,
 ) -> Iterator[Scan]:
     """Every partition of a data directory."""
-    root = Path(data_directory)
+    root = data_directory if isinstance(data_directory, DataDirectory) else DataDirectory(data_directory)
     compacted = _compacted_topics(root)
-    for directory in sorted(root.iterdir()):
-        name = _DIRECTORY.fullmatch(directory.name)
-        if name is not None and directory.is_dir() and any(directory.glob("*.log")):
+    for directory in root.directories():
+        name = _DIRECTORY.fullmatch(directory)
+        if name is not None:
             topic = name[1]
-            yield _Scanner(
-                Scan(topic, int(name[2]), compacted=topic in compacted or topic in _INTERNAL),
-                directory,
-                transaction_version,
-                killed,
-            ).run()
+            scan = Scan(topic, int(name[2]), compacted=topic in compacted or topic in _INTERNAL)
+            scanner = _Scanner(scan, root, directory, transaction_version, killed, forgotten_after_ms)
+            if scanner.bases:
+                yield scanner.run()
 
 
 def _disagreements(scans: list[Scan]) -> Iterator[Violation]:
@@ -187,23 +205,36 @@ def _outcome_word(commit: bool) -> str:
 
 
 class _Scanner:
-    def __init__(self, scan: Scan, directory: Path, transaction_version: int | None, killed: bool) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        root: DataDirectory,
+        directory: str,
+        transaction_version: int | None,
+        killed: bool,
+        forgotten_after_ms: int | None,
+    ) -> None:
         self.scan = scan
+        self.root = root
         self.directory = directory
         self.bumps = transaction_version is not None and transaction_version >= 2
         self.killed = killed
-        self.epochs = _leader_epochs(directory)
+        self.forgotten_after_ms = forgotten_after_ms
+        self.epochs = _leader_epochs(_text(root, f"{directory}/leader-epoch-checkpoint"))
+        self.epoch_starts = [start for _, start in self.epochs]
         self.leader_epoch = -1
         #: From this offset on nothing is missing.
         self.whole_from = -1
-        self.snapshots = sorted(int(p.stem) for p in directory.glob("*.snapshot") if _BASE_OFFSET.fullmatch(p.stem))
+        names = root.names(directory)
+        self.bases = _offsets(names, ".log")
+        self.snapshots = _offsets(names, ".snapshot")
         #: Batches since the last base offset, for the indexes: position -> last offset.
         self.positions: dict[int, int] = {}
 
     def run(self) -> Scan:
         scan = self.scan
-        bases = sorted(int(p.stem) for p in self.directory.glob("*.log") if _BASE_OFFSET.fullmatch(p.stem))
-        scan.first_offset = scan.end_offset = bases[0] if bases else 0
+        bases = self.bases
+        scan.first_offset = scan.end_offset = bases[0]
         for base in bases:
             is_last = base == bases[-1]
             if base < scan.end_offset:
@@ -226,27 +257,28 @@ class _Scanner:
         return scan
 
     def _batches(self, base: int, is_last: bool) -> Iterator[tuple[int, Batch]]:
-        path = self.directory / f"{base:020d}.log"
-        size = path.stat().st_size
-        if size == 0:
-            return
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            position = 0
+        name = f"{base:020d}.log"
+        data = self.root.read(f"{self.directory}/{name}") or b""
+        size, position = len(data), 0
+        try:
             while position < size:
-                length = _LENGTH.unpack_from(mapped, position)[0] + 12 if position + 12 <= size else 0
+                length = _LENGTH.unpack_from(data, position)[0] + 12 if position + 12 <= size else 0
                 if length < HEADER_SIZE or position + length > size:
                     if not (is_last and self.killed):
-                        self.scan.report("L2", f"{path.name} ends in the middle of a batch, at byte {position}")
+                        self.scan.report("L2", f"{name} ends in the middle of a batch, at byte {position}")
                     return
                 try:
-                    batch = Batch.parse(mapped[position : position + length])
+                    batch = Batch.parse(data[position : position + length])
                     check_batch(batch, stored=True)
                 except Refused as refused:
                     if not (is_last and self.killed and position + length == size):
-                        self.scan.report("L2", f"{path.name}, byte {position}: {refused.why}")
+                        self.scan.report("L2", f"{name}, byte {position}: {refused.why}")
                     return
                 yield position, batch
                 position += length
+        finally:
+            if isinstance(data, mmap.mmap):
+                data.close()
 
     # The batch
 
@@ -269,6 +301,7 @@ class _Scanner:
                 self._marker(producer, batch)
             else:
                 self._data(producer, batch)
+            producer.timestamp = batch.max_timestamp
         scan.end_offset = max(scan.end_offset, batch.next_offset)
 
     def _check_leader_epoch(self, batch: Batch) -> None:
@@ -276,7 +309,7 @@ class _Scanner:
             what = f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} follows {self.leader_epoch}"
             self.scan.report("L5", what)
         self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
-        found = bisect_right([start for _, start in self.epochs], batch.base_offset)
+        found = bisect_right(self.epoch_starts, batch.base_offset)
         known = self.epochs[found - 1][0] if found else -1
         if self.epochs and known != batch.leader_epoch:
             what = f"the checkpoint gives epoch {known} to offset {batch.base_offset}, its batch {batch.leader_epoch}"
@@ -343,6 +376,10 @@ class _Scanner:
             scan.report("T2", what)
         key = batch.producer_id, epoch
         again = key in scan.outcomes and marker.coordinator_epoch == producer.coordinator_epoch
+        age_ms = batch.max_timestamp - producer.timestamp
+        if again and self.forgotten_after_ms is not None and age_ms >= self.forgotten_after_ms:
+            # The coordinator did not get to note the first one, and by now the partition did not know it any more.
+            again = False
         if self.bumps and again and not scan.compacted:
             scan.report("T1", f"{who} ends what was already ended")
         if producer.open_since >= 0:
@@ -366,20 +403,20 @@ class _Scanner:
     # The files beside the log
 
     def _check_index(self, base: int) -> None:
-        path = self.directory / f"{base:020d}.index"
-        data = path.read_bytes() if path.exists() else b""
+        name = f"{base:020d}.index"
+        data = self.root.read(f"{self.directory}/{name}") or b""
         for relative, position in _INDEX_ENTRY.iter_unpack(data[: len(data) // 8 * 8]):
             if relative == position == 0:
                 continue  # Kafka reserves room for more entries than there are yet.
             if self.positions.get(position) != base + relative:
                 found = self.positions.get(position)
-                what = f"{path.name} says that offset {base + relative} lies at byte {position}, there is {found}"
+                what = f"{name} says that offset {base + relative} lies at byte {position}, there is {found}"
                 self.scan.report("C5", what)
                 return
 
     def _check_aborted(self, base: int, aborted: list[Aborted]) -> None:
-        path = self.directory / f"{base:020d}.txnindex"
-        data = path.read_bytes() if path.exists() else b""
+        name = f"{base:020d}.txnindex"
+        data = self.root.read(f"{self.directory}/{name}") or b""
         whole = len(data) // _ABORTED_ENTRY.size * _ABORTED_ENTRY.size
         listed = [Aborted(*fields[1:]) for fields in _ABORTED_ENTRY.iter_unpack(data[:whole])]
         if self.scan.compacted or self.scan.first_offset > 0:
@@ -387,9 +424,9 @@ class _Scanner:
             ends = {(entry.producer_id, entry.last_offset) for entry in listed}
             missing = [entry for entry in aborted if (entry.producer_id, entry.last_offset) not in ends]
             if missing:
-                self.scan.report("T5", f"{path.name} does not list {missing[0]}")
+                self.scan.report("T5", f"{name} does not list {missing[0]}")
         elif listed != aborted:
-            self.scan.report("T5", f"{path.name} lists {listed}, the markers say {aborted}")
+            self.scan.report("T5", f"{name} lists {listed}, the markers say {aborted}")
 
     def _check_snapshots(self, before: int | None) -> None:
         """Check the snapshots that end before this offset; None: all that are left."""
@@ -397,7 +434,7 @@ class _Scanner:
             offset = self.snapshots.pop(0)
             if self.scan.compacted or self.scan.first_offset > 0 or (offset > self.scan.end_offset and self.killed):
                 continue
-            stored = _snapshot(self.directory / f"{offset:020d}.snapshot")
+            stored = _snapshot(self.root.read(f"{self.directory}/{offset:020d}.snapshot") or b"")
             if stored is None:
                 if not self.killed:
                     self.scan.report("C4", f"snapshot {offset} cannot be read")
@@ -451,33 +488,39 @@ class Watch:
         self.violations.append(Violation(invariant, f"{key[0]}-{key[1]}", what))
 
 
-def _compacted_topics(root: Path) -> set[str]:
+def _offsets(names: list[str], suffix: str) -> list[int]:
+    """The offsets in the names of the files of one kind."""
+    stems = [name[: -len(suffix)] for name in names if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if _BASE_OFFSET.fullmatch(stem))
+
+
+def _text(root: DataDirectory, path: str) -> str:
+    """A file's text; nothing if there is no such file."""
+    return bytes(root.read(path) or b"").decode()
+
+
+def _compacted_topics(root: DataDirectory) -> set[str]:
     """Topics that may have been compacted, by their settings and by the cleaner's checkpoint."""
     names = set()
-    stored = root / ".metadata" / "topics"
-    if stored.exists():
-        topics = json.loads(stored.read_text().splitlines()[1])["topics"]
+    if stored := _text(root, ".metadata/topics"):
+        topics = json.loads(stored.splitlines()[1])["topics"]
         names = {name for name, row in topics.items() if "compact" in row["configs"].get("cleanup.policy", "")}
-    cleaned = root / "cleaner-offset-checkpoint"
-    if cleaned.exists():
-        names |= {line.split()[0] for line in cleaned.read_text().splitlines()[2:]}
+    names |= {line.split()[0] for line in _text(root, "cleaner-offset-checkpoint").splitlines()[2:]}
     return names
 
 
-def _leader_epochs(directory: Path) -> list[tuple[int, int]]:
-    path = directory / "leader-epoch-checkpoint"
-    if not path.exists():
+def _leader_epochs(text: str) -> list[tuple[int, int]]:
+    if not text:
         return []
-    _, count, *rows = [*path.read_text().splitlines(), "", ""]
+    _, count, *rows = [*text.splitlines(), "", ""]
     entries = [row.split() for row in rows if row]
     if str(len(entries)) != count or any(len(entry) != 2 for entry in entries):
         return []  # A torn checkpoint is rebuilt when the partition is opened, so it is ignored.
     return [(int(epoch), int(start)) for epoch, start in entries]
 
 
-def _snapshot(path: Path) -> dict[int, tuple[int, int, int, int, int]] | None:
+def _snapshot(data: bytes | mmap.mmap) -> dict[int, tuple[int, int, int, int, int]] | None:
     """Producer id -> its facts, as `ScannedProducer.facts`; None if the file is torn."""
-    data = path.read_bytes()
     if len(data) < _SNAPSHOT_HEAD.size:
         return None
     _, _, count = _SNAPSHOT_HEAD.unpack_from(data)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import semel
 from semel.broker.access.guards import GUARDS
+from semel.broker.access.guards.offsets import list_offsets
+from semel.broker.access.guards.transactions import describe_producers
 from semel.broker.handlers import SERVED
 from semel.config.broker import STANDARD_AUTHORIZER
 from semel.errors import ErrorCode
 from semel.wire.apis import ApiKey
-from semel.wire.messages.transactions import EndTxnRequest
+from semel.wire.messages.fetch import ListOffsetsRequest
+from semel.wire.messages.transactions import DescribeProducersRequest, EndTxnRequest
 from tests.broker.raw import Raw
 
 #: Where Kafka asks nothing of the rules. Whoever comes by a listener may ask for these.
@@ -46,3 +51,24 @@ def test_a_super_user_may_do_everything() -> None:
     with semel.Broker(settings=settings) as broker, Raw(broker) as raw:
         response = raw.ask(EndTxnRequest(transactional_id="t", producer_id=1, producer_epoch=0, committed=True))
         assert response.error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_another_broker_needs_cluster_action_and_nothing_else() -> None:
+    """It asks where a log begins and who writes, for topics that no rule lets it describe or read."""
+    asked = ListOffsetsRequest(replica_id=2, topics=[ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[])])
+    producers = DescribeProducersRequest(
+        topics=[DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0])]
+    )
+
+    def verdict(guard: Any, request: Any, *, is_of_a_broker: bool) -> Any:
+        access = SimpleNamespace(is_of_a_broker=lambda call: is_of_a_broker, allows=lambda *_, **__: False)
+        steps = guard(access, request, None)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value
+
+    for guard, request in ((list_offsets, asked), (describe_producers, producers)):
+        assert verdict(guard, request, is_of_a_broker=True) is None
+        assert verdict(guard, request, is_of_a_broker=False) is not None

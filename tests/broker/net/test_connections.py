@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.net.connection import Served, ServerConnection
+from semel.broker.net.connection import MOST_OPEN, LaterAnswer, Served, ServerConnection
 from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool, UnreadAnswers
 from semel.errors import ErrorCode
 from semel.wire.apis import APIS, ApiKey
@@ -255,6 +255,54 @@ def test_requests_of_one_connection_are_served_one_at_a_time_and_answered_in_ord
         assert peer.transport.written == [b"slow", b"quick"]
 
     asyncio.run(scene())
+
+
+def test_p1_requests_are_served_while_earlier_answers_wait_and_are_answered_in_order() -> None:
+    async def story() -> None:
+        later: list[LaterAnswer] = []
+
+        def serve(connection: ServerConnection, frame: memoryview) -> Served:
+            if frame[0] == ord("w"):
+                later.append(LaterAnswer(connection))
+                return later[-1]
+            return [framed(bytes(frame))]
+
+        peer = Peer(serve)
+        for body in (b"w001", b"w002", b"x003"):
+            peer.feed(framed(body))
+        assert len(later) == 2, "the second was served while the first waits"
+        later[1].give([framed(b"w002")])
+        assert peer.transport.written == [], "an earlier answer is missing"
+        later[0].give([framed(b"w001")])
+        assert b"".join(peer.transport.written) == framed(b"w001") + framed(b"w002") + framed(b"x003")
+
+    asyncio.run(story())
+
+
+def test_p1_at_most_eight_answers_of_a_connection_wait() -> None:
+    async def story() -> None:
+        later: list[LaterAnswer] = []
+
+        def serve(connection: ServerConnection, frame: memoryview) -> Served:
+            later.append(LaterAnswer(connection))
+            return later[-1]
+
+        peer = Peer(serve)
+        for number in range(MOST_OPEN + 3):
+            peer.feed(framed(b"%04d" % number))
+        assert len(later) == MOST_OPEN
+        for number in range(MOST_OPEN):
+            later[number].give([framed(b"%04d" % number)])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(later) == min(MOST_OPEN + 3, MOST_OPEN + 1 + number), "each that is answered makes room for one"
+        lost: list[int] = []
+        later[-1].when_lost = lambda: lost.append(1)
+        peer.connection.connection_lost(None)
+        assert lost == [1]
+        later[-1].give([framed(b"late")])
+
+    asyncio.run(story())
 
 
 def test_reading_stops_when_the_buffer_is_full_behind_a_slow_request() -> None:

@@ -7,11 +7,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.broker.observability.metrics import render
+from semel.broker.observability.metrics import _Page, _replication, render
+from semel.broker.replication.counts import ReplicaCounts
 from semel.errors import ErrorCode
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.groups import JoinGroupRequest
@@ -196,5 +199,8 @@ def test_a_connection_that_waits_for_memory_or_leaves_its_answers_is_throttled(t
 def test_the_page_names_every_metric_and_no_other(broker: Broker) -> None:
     page = (CHECKOUT / "docs" / "metrics.md").read_text()
     named = set(re.findall(r"`((?:kafka|semel)_\w+)", page))
-    rendered = set(re.findall(r"^# TYPE (\S+)", render(broker.server), re.MULTILINE))
+    in_a_cluster = _Page()
+    _replication(in_a_cluster, cast(Any, SimpleNamespace(isr_shrinks=0, isr_expands=0)), ReplicaCounts())
+    whole = "\n".join((render(broker.server), *in_a_cluster.lines))
+    rendered = set(re.findall(r"^# TYPE (\S+)", whole, re.MULTILINE))
     assert named == rendered

@@ -94,9 +94,12 @@ def test_a_new_store_is_durable_with_its_name(tmp_path: Path) -> None:
             self.directories.append(os.fspath(path))
             super().sync_directory(path)
 
-    for _ in range(2):
-        LocalMetadataStore(tmp_path / ".metadata", Synced())
-        assert Synced.directories == [str(tmp_path)]
+    store = LocalMetadataStore(tmp_path / ".metadata", Synced())
+    assert not (tmp_path / ".metadata").exists(), "Apache Kafka starts on no directory that has one"
+    store.update("entry", {}, -1)
+    assert Synced.directories[0] == str(tmp_path)
+    LocalMetadataStore(tmp_path / ".metadata", Synced()).update("entry", {}, 0)
+    assert Synced.directories.count(str(tmp_path)) == 1
 
 
 def test_a_change_made_while_another_is_being_written_keeps_both(tmp_path: Path) -> None:

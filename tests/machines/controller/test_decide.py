@@ -15,6 +15,7 @@ from semel.machines.controller.admin import (
     Reassign,
 )
 from semel.machines.controller.decide import Examine
+from semel.machines.controller.elections import could_be_led_by_their_first
 from semel.machines.controller.packing import MULTI_MAX_BYTES, pack
 from semel.machines.controller.registration import BecomeController, Certify, LeaveUncleanly, Register, SayLeaving
 from semel.machines.controller.writing import leader_write, write_state
@@ -257,6 +258,17 @@ def test_what_cannot_be_is_refused(event: object, code: ErrorCode) -> None:
 # --- E9: reassignments
 
 
+def test_e9_a_topic_that_gets_more_replicas_is_written_while_they_are_filled() -> None:
+    """Two must be in sync, and there was one replica: the empty ones do not count before they are in sync."""
+    made = cluster((1,))
+    assert made.image().topics["t"].needed(0) == 1
+    made.happens(Reassign("t", {0: (1, 2, 3)}))
+    assert made.image().topics["t"].needed(0) == 1
+    set_state(made, made.state("t")._replace(isr=(1, 2, 3)))
+    made.happens(Examine())
+    assert made.image().topics["t"].needed(0) == 2
+
+
 def test_e9_first_the_union_and_when_the_target_is_in_sync_the_target_alone() -> None:
     made = cluster((1, 2))
     made.happens(Reassign("t", {0: (3, 2)}))
@@ -295,7 +307,27 @@ def test_e9_a_second_target_replaces_the_first() -> None:
     assert (assignment.partitions[0], assignment.adding, assignment.removing) == ((3, 1), {0: (3,)}, {0: (1,)})
 
 
+def test_e9_who_was_on_the_way_in_leaves_the_set_when_the_target_is_another() -> None:
+    made = cluster((1,))
+    made.happens(Reassign("t", {0: (2,)}))
+    set_state(made, made.state("t")._replace(isr=(1, 2)))
+    made.happens(Reassign("t", {0: (3,)}))
+    assert made.state("t") == PartitionState(1, 1, (1,), 0, (), controller_epoch=1)
+
+
 # --- elections on demand
+
+
+def test_leaders_go_back_to_the_first_replica_where_it_is_in_sync() -> None:
+    made = cluster()
+    assert could_be_led_by_their_first(made.image()) == ()
+    set_state(made, made.state("t")._replace(leader=2))
+    assert could_be_led_by_their_first(made.image()) == (TopicPartition("t", 0),)
+    set_state(made, made.state("t")._replace(leader=2, isr=(2, 3)))
+    assert could_be_led_by_their_first(made.image()) == ()
+    set_state(made, made.state("t")._replace(leader=2, isr=(1, 2, 3)))
+    made.dies(1)
+    assert could_be_led_by_their_first(made.image()) == ()
 
 
 def test_the_preferred_leader_is_elected_if_it_is_in_sync() -> None:

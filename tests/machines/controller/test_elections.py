@@ -57,6 +57,12 @@ def test_e8_a_broker_that_is_leaving_and_has_restarted_leads_rather_than_nobody(
     assert elected(state(1, (1,)), known) == PartitionState(1, 6, (1,), 11)
 
 
+def test_e5_when_fewer_are_needed_nobody_is_eligible_any_more() -> None:
+    before = state(1, (1,), (2,))
+    assert elected(before, image((1, 2))) is None
+    assert next_state(before, REPLICAS, 1, image((1, 2))) == state(1, (1,))
+
+
 def test_e2_if_nobody_in_sync_lives_an_eligible_one_leads_alone() -> None:
     assert elected(state(1, (1,), (3,)), image((2, 3))) == PartitionState(3, 6, (3,), 10, (1,))
 

@@ -144,6 +144,33 @@ def test_r3_below_the_needed_number_nothing_is_committed() -> None:
     assert machine.written(20, 21) == [HighWatermark(12)]
 
 
+def test_r3_with_fewer_needed_nothing_is_committed_before_nobody_is_eligible_any_more() -> None:
+    """Who is eligible may lead without what this leader would commit alone."""
+    machine = leader((1,))
+    machine.state = machine.state._replace(elr=(2,))
+    machine.appended(12)
+    assert machine.assigned((1, 2, 3), 1) == []
+    assert not machine.has_enough_replicas
+    assert machine.register(machine.state._replace(elr=()), 21) == [HighWatermark(12)]
+
+
+def test_e9_a_replica_that_is_assigned_later_may_fetch_and_enter_the_set() -> None:
+    machine = leader((1, 2))
+    assert machine.fetched(fetch(4, 10), EPOCHS, 0).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    machine.assigned((4, 1, 2), 2)
+    fetched(machine, fetch(2, 10))
+    [write] = fetched(machine, fetch(4, 10))
+    assert isinstance(write, WriteState) and write.state.isr == (1, 2, 4)
+
+
+def test_e9_a_replica_that_is_in_the_set_counts_also_when_it_is_not_assigned_any_more() -> None:
+    """R2: the register decides, not the assignment."""
+    machine = leader((1, 2))
+    machine.assigned((1, 3), 1)
+    assert machine.appended(12) == []
+    assert fetched(machine, fetch(2, 12)) == (HighWatermark(12),)
+
+
 def test_a_partition_with_one_replica_commits_by_itself() -> None:
     machine = leader((1,), needed=1)
     assert machine.appended(12) == [HighWatermark(12)]
@@ -285,3 +312,26 @@ def test_a_late_answer_to_an_earlier_write_is_not_heard() -> None:
 def test_r1_any_other_leadership_ends_this_one(state: PartitionState) -> None:
     machine = leader()
     assert machine.register(state, 21) == [StepDown()]
+
+
+def test_r9_a_follower_that_repeats_nothing_counts_as_caught_up_until_its_last_fetch() -> None:
+    """In a fetch session a partition is not named while nothing is written: then an append an hour later."""
+    machine = leader()
+    hour_ms = 3_600_000
+    for follower in (2, 3):
+        fetched(machine, fetch(follower, 10))
+    machine.appended(11, [(2, hour_ms - 100), (3, 0)])
+    assert machine.tick(hour_ms)[0] == WriteState(machine.wished or machine.state, 20), "3 was not heard of since"
+    assert machine.wished is not None
+    assert machine.wished.isr == (1, 2)
+    assert machine.followers[2].last_caught_up_ms == hour_ms - 100
+
+
+def test_r10_with_fsync_a_leader_counts_itself_only_as_far_as_its_disk() -> None:
+    machine = leader()
+    machine.durable_offset = 10
+    machine.appended(12)
+    for follower in (2, 3):
+        assert fetched(machine, fetch(follower, 12)) == (), "all have it, and the leader's disk has not"
+    assert machine.durable(11) == [HighWatermark(11)]
+    assert machine.durable(12) == [HighWatermark(12)]

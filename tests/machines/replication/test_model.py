@@ -109,10 +109,15 @@ Patches = list[tuple[Any, str, Any]]
 ABLATIONS: dict[str, tuple[Bounds, set[str], Patches, int]] = {
     "Z1: writes whatever the version is": (SUSPICIOUS, {"Z1"}, [], 1),
     "E4: stays in the set after a power loss": (POWER_LOSS, {"E4"}, [], 1),
-    "E5: eligible for ever": (
+    # R3 alone is enough here: nothing is committed while somebody is eligible. So both are taken out.
+    "E5: eligible for ever, and a leader commits all the same": (
         SUSPICIOUS,
         set(),
-        [(leader, "state_with_isr", _eligible_for_ever), (elections, "state_with_isr", _eligible_for_ever)],
+        [
+            (leader, "state_with_isr", _eligible_for_ever),
+            (elections, "state_with_isr", _eligible_for_ever),
+            (LeaderReplica, "has_enough_replicas", property(lambda self: len(self.state.isr) >= self.needed)),
+        ],
         1,
     ),
     "R2: the set that was asked for does not count": (

@@ -95,8 +95,9 @@ def test_settings_and_their_changes() -> None:
 def test_the_clusters_id_and_a_brokers_life() -> None:
     assert z.encode_cluster_id("abc") == b'{"version":"1","id":"abc"}'
     assert z.decode_cluster_id(z.encode_cluster_id("abc")) == "abc"
-    life = z.BrokerLife("directory", leaving=True)
+    life = z.BrokerLife("directory", True, (z.Endpoint("PLAINTEXT", "host", 9092),))
     assert z.BrokerLife.decode(life.encode(), "p") == life
+    assert z.BrokerLife.decode(b'{"version":1,"directory_id":"directory"}', "p") == z.BrokerLife("directory")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"leader":"x","leader_epoch":1,"isr":[],"controller_epoch":1}'])

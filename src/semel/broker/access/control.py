@@ -15,7 +15,7 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.access.guards import GUARDS, Answer, Guard, Merge
-from semel.broker.stored.access_rules import AccessRuleStore
+from semel.broker.stored.access_rules import AccessRuleStore, StoredRules
 from semel.config import ConfigError
 from semel.errors import ErrorCode, Refused
 from semel.machines.security.access import CLUSTER_NAME, AccessRules, Operation, ResourceType
@@ -40,7 +40,11 @@ class AccessControl:
         self.rules = AccessRules(
             super_users=super_users, allow_where_no_rule=settings["allow.everyone.if.no.acl.found"]
         )
-        self.stored = AccessRuleStore(broker.stores.metadata, self.rules)
+        self.stored: StoredRules
+        if broker.cluster is None:
+            self.stored = AccessRuleStore(broker.stores.metadata, self.rules)
+        else:
+            self.stored = broker.cluster.shared_rules(self.rules)
 
     def allows(
         self, call: Call, operation: Operation, resource_type: ResourceType, name: str, *, logged: bool = True
@@ -61,6 +65,11 @@ class AccessControl:
     def allows_on_cluster(self, call: Call, operation: Operation, *, logged: bool = True) -> bool:
         """Whether the client may do this to the cluster."""
         return self.allows(call, operation, ResourceType.CLUSTER, CLUSTER_NAME, logged=logged)
+
+    def is_of_a_broker(self, call: Call) -> bool:
+        """Whether another broker of the cluster asks: ClusterAction is all that it needs, as in Kafka."""
+        cluster = self.broker.cluster
+        return cluster is not None and cluster.is_of_a_broker(call)
 
     def allows_on_any(self, call: Call, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether the client may do this to some resource of this type."""

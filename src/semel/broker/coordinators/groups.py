@@ -91,6 +91,9 @@ class GroupShell:
         self.coordinator.complete_transaction(producer_id, partition, commit)
 
     def _topics_changed(self) -> None:
+        if self._broker.cluster is not None:
+            # Another broker may have created the internal topic.
+            self.coordinator.set_partition_count(partition_count(self._broker, CONSUMER_OFFSETS))
         for decision in self.coordinator.topics_changed(_topics(self._broker), self._broker.now_ms()):
             self.host.settle(decision)
 

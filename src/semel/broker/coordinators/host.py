@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from semel.broker.topics.internal import PARTITIONS_OF_INTERNAL_TOPICS
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, RecordsRefused, Refused
+from semel.log.reader import READ_TO_END
 from semel.machines.contract import Coordinator, Decision, Effect, StateRecord
 from semel.machines.values import ProducerIdentity
 from semel.records.batch import Batch, read_records, split
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: How much of a log one read takes while a partition is loaded.
 LOAD_READ_BYTES = 1024 * 1024
+#: After so long the clock is looked at again, whatever is due.
+LONGEST_SLEEP_MS = 5_000
 #: What reading a record raises if it is not one, besides `Refused`.
 _UNREADABLE = (StructError, ValueError, LookupError, TypeError, OverflowError)
 #: The producer id and epoch of records that belong to no transaction.
@@ -91,6 +94,8 @@ class CoordinatorHost:
         self.after_replay: Callable[[], None] | None = None
         #: The partitions that are served.
         self.loaded: dict[int, Partition] = {}
+        #: The coordinator epoch of each. In a cluster it is the leader epoch of the partition.
+        self.epochs: dict[int, int] = {}
         self._unreadable: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -101,8 +106,10 @@ class CoordinatorHost:
         """Load a partition of the internal topic unless it is loaded. Returns whether it can be served."""
         if partition in self.loaded:
             return True
-        if self.broker.cluster is not None:
-            return False  # coordinators of a cluster are not served yet
+        if self.broker.cluster is not None and not self.broker.cluster.coordinators.may_load(
+            self.topic_name, partition
+        ):
+            return False
         if partition not in self._unreadable:
             self._load(partition)
         return partition in self.loaded
@@ -129,7 +136,9 @@ class CoordinatorHost:
 
     def _load(self, index: int) -> None:
         partition = self.broker.internal_topics.get(self.topic_name).partition(index)
-        self.coordinator.load(index, self.broker.leader_epoch)
+        cluster = self.broker.cluster
+        epoch = self.broker.leader_epoch if cluster is None else cluster.coordinators.epoch_of(partition)
+        self.coordinator.load(index, epoch)
         if partition.open_log is not None or partition.has_files:
             try:
                 self._replay_log(partition)
@@ -139,16 +148,32 @@ class CoordinatorHost:
                 for decision in self.coordinator.unload(index):
                     self.settle(decision)
                 return
-        self.loaded[index] = partition
+        self.loaded[index], self.epochs[index] = partition, epoch
         for decision in self.coordinator.loaded(index, self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()
+
+    def announce(self, index: int, epoch: int) -> None:
+        """This broker will serve a partition. Until it is loaded, clients are told COORDINATOR_LOAD_IN_PROGRESS."""
+        self.coordinator.load(index, epoch)
+
+    def unload(self, index: int) -> None:
+        """Forget a partition that another broker leads now. Whoever waits is told NOT_COORDINATOR (C2)."""
+        self.loaded.pop(index, None)
+        self.epochs.pop(index, None)
+        self._unreadable.discard(index)
+        for decision in self.coordinator.unload(index):
+            self.settle(decision)
+        if self.after_replay is not None:
+            self.after_replay()
 
     def _replay_log(self, partition: Partition) -> None:
         log = partition.log
         offset = log.log_start_offset
         while offset < log.end_offset:
-            read = log.reader.read(offset, LOAD_READ_BYTES, 0)
+            # Also what is not committed yet: in a cluster the markers of others may come before it is loaded,
+            # and nobody would tell of them again.
+            read = log.reader.read(offset, LOAD_READ_BYTES, READ_TO_END)
             if not len(read.data):
                 # Compaction may leave nothing between here and the end of the log.
                 break
@@ -339,7 +364,8 @@ class CoordinatorHost:
             return
         if self._timer is not None:
             self._timer.cancel()
-        delay_ms = max(0, at_ms - self.broker.now_ms())
+        # A clock that was set back, and right again meanwhile, must not keep us asleep.
+        delay_ms = min(max(0, at_ms - self.broker.now_ms()), LONGEST_SLEEP_MS)
         self._timer_at_ms = at_ms
         self._timer = self.broker.loop.call_later(delay_ms / 1000, self._tick)
 

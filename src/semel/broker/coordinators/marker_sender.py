@@ -32,7 +32,7 @@ RETRY_MS = 1000
 #: How many markers are written in one turn of the loop.
 PARTITIONS_AT_ONCE = 200
 #: The partition has seen a newer epoch or coordinator than ours.
-_OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+OVERTAKEN = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 
 def write_marker(
@@ -71,13 +71,15 @@ class MarkerSender:
         The markers of a transaction over very many partitions are written in several turns of the loop. Requests for
         the same transactional id wait for that, others do not.
         """
-        if len(markers.partitions) > PARTITIONS_AT_ONCE:
-            self._broker.spawn(self._send_in_turns(markers))
-        else:
-            self._send(markers, markers.partitions)
+        self._write(markers, markers.partitions)
 
-    async def _send_in_turns(self, markers: SendMarkers) -> None:
-        targets = markers.partitions
+    def _write(self, markers: SendMarkers, targets: tuple[TopicPartition, ...]) -> None:
+        if len(targets) > PARTITIONS_AT_ONCE:
+            self._broker.spawn(self._send_in_turns(markers, targets))
+        else:
+            self._send(markers, targets)
+
+    async def _send_in_turns(self, markers: SendMarkers, targets: tuple[TopicPartition, ...]) -> None:
         for start in range(0, len(targets), PARTITIONS_AT_ONCE):
             await self._broker.turns.next()
             since = self._broker.turns.clock()
@@ -101,10 +103,10 @@ class MarkerSender:
                 )
             except (Refused, OSError) as error:
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
-                if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                if not self._is_gone(target, code):
                     if self._broker.topics.gone is None:  # else it is logged already
                         logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
-                    if code not in _OVERTAKEN or self._is_open(target, markers.producer_id):
+                    if code not in OVERTAKEN or self._is_open(target, markers.producer_id):
                         left.append(target)
                         continue
             done.append(target)
@@ -112,7 +114,15 @@ class MarkerSender:
             # The transaction is complete only once its markers are as durable as the record that says so.
             self._broker.durability.once_durable(list(self._existing(done)), partial(self._report, markers, done))
         if left:
-            self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, tuple(left))
+            self._later(markers, tuple(left))
+
+    def _later(self, markers: SendMarkers, left: tuple[TopicPartition, ...]) -> None:
+        """Try these again after a while."""
+        self._broker.loop.call_later(RETRY_MS / 1000, self._send, markers, left)
+
+    def _is_gone(self, target: TopicPartition, code: ErrorCode) -> bool:
+        """Whether there is no such partition any more, so that it needs no marker."""
+        return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _is_open(self, target: TopicPartition, producer_id: int) -> bool:
         """Whether the producer has an open transaction in this partition."""

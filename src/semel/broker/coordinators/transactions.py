@@ -43,12 +43,25 @@ class TransactionShell:
                 transaction_two_phase_commit_enable=settings.transaction_two_phase_commit_enable,
             )
         )
-        markers = MarkerSender(broker, self.coordinator)
+        markers = self._marker_sender()
         self.host = markers.host = CoordinatorHost(broker, TRANSACTION_STATE, self.coordinator, {SendMarkers: markers})
         #: With two-phase commit a transaction may be kept for a successor: its writer is fenced while it is still open.
         self.asks_every_time: bool = settings.transaction_two_phase_commit_enable
         #: Requests that are held back, by the transactional id whose markers they wait for.
         self._held: dict[str, list[asyncio.Future[None]]] = {}
+
+    def _marker_sender(self) -> MarkerSender:
+        broker = self._broker
+        if broker.cluster is None:
+            return MarkerSender(broker, self.coordinator)
+        from semel.broker.replication.markers import ClusterMarkerSender
+
+        broker.topics.listeners.append(self._topics_changed)
+        return ClusterMarkerSender(broker, self.coordinator, broker.cluster)
+
+    def _topics_changed(self) -> None:
+        """In a cluster another broker may have created the internal topic."""
+        self.coordinator.set_partition_count(partition_count(self._broker, TRANSACTION_STATE))
 
     def is_settled(self, transactional_id: str) -> bool:
         """Load the partition of this id. Returns whether no transaction of it waits for its markers."""
@@ -110,15 +123,15 @@ class TransactionShell:
         asked = TopicPartition(topic, partition)
         if verify_only:
             code = self.coordinator.verify(transactional_id, producer_id, producer_epoch, (asked,))[asked]
-            if code is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
-                return ErrorCode.INVALID_TXN_STATE
-            return _code_for_writer(code)
+            return for_writer(code, knows_abortable)
         decision = self.coordinator.add_implicitly(
             transactional_id, producer_id, producer_epoch, (asked,), self._broker.now_ms()
         )
-        return _code_for_writer(ErrorCode(self.host.settle(decision)))
+        return for_writer(ErrorCode(self.host.settle(decision)), True)
 
 
-def _code_for_writer(code: ErrorCode) -> ErrorCode:
-    """A fenced producer that is writing expects INVALID_PRODUCER_EPOCH."""
+def for_writer(code: ErrorCode, knows_abortable: bool) -> ErrorCode:
+    """The coordinator's answer as the writer gets it: if fenced, it expects INVALID_PRODUCER_EPOCH."""
+    if code is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return ErrorCode.INVALID_TXN_STATE
     return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code

@@ -133,6 +133,7 @@ async def _delete(
     results = []
     removed: dict[AccessRule, None] = {}
     listed = 0
+    await access.stored.know()
     for row in filters:
         result = DeleteAclsResponse.DeleteAclsFilterResult(error_message=None)
         results.append(result)

@@ -29,6 +29,7 @@ from semel.wire.messages.configs import (
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
+    from semel.broker.replication.membership import Membership
     from semel.broker.server import BrokerServer
     from semel.broker.tls_listeners import TlsSide
     from semel.broker.topics.topic import Topic
@@ -38,6 +39,8 @@ SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
 Find = Callable[[str], Setting]
 Present = Callable[[str], str | None]
+#: The settings that a resource is to have; the second argument is what it has in ZooKeeper, None without a cluster.
+OverridesOf = Callable[[Any, Mapping[str, str] | None], dict[str, str]]
 
 
 def describe_configs(
@@ -108,7 +111,7 @@ def _check_group(group_id: str) -> None:
 def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call) -> Any:
     """Replace all own settings of topics, groups or the broker."""
 
-    def replaced(resource: Any) -> dict[str, str]:
+    def replaced(resource: Any, present: Mapping[str, str] | None) -> dict[str, str]:
         _settings_of(broker, resource)
         _check_named_once(resource.configs)
         overrides = {}
@@ -124,11 +127,13 @@ def alter_configs(broker: BrokerServer, request: AlterConfigsRequest, call: Call
 def incremental_alter_configs(broker: BrokerServer, request: IncrementalAlterConfigsRequest, call: Call) -> Any:
     """Change some own settings of topics, groups or the broker."""
 
-    def changed(resource: Any) -> dict[str, str]:
-        find, overrides, present = _settings_of(broker, resource)
+    def changed(resource: Any, present: Mapping[str, str] | None) -> dict[str, str]:
+        find, overrides, in_force = _settings_of(broker, resource)
+        if present is not None:
+            overrides = dict(present)
         _check_named_once(resource.configs)
         for config in resource.configs:
-            _change(find, present, overrides, config)
+            _change(find, in_force, overrides, config)
         return overrides
 
     return broker.changes.run(_alter(broker, request, call, IncrementalAlterConfigsResponse, changed))
@@ -140,7 +145,7 @@ def _check_named_once(configs: list[Any]) -> None:
 
 
 async def _alter(
-    broker: BrokerServer, request: Any, call: Call, kind: type[Any], overrides_of: Callable[[Any], dict[str, str]]
+    broker: BrokerServer, request: Any, call: Call, kind: type[Any], overrides_of: OverridesOf
 ) -> Any:
     """Check every resource, then store the changes: one write for all topics, one for all groups."""
     pace = Pace(broker, call)
@@ -149,6 +154,8 @@ async def _alter(
     topics: list[tuple[Topic, dict[str, str]]] = []
     groups: dict[str, dict[str, str]] = {}
     written: dict[int, list[Any]] = {TOPIC_RESOURCE: [], GROUP_RESOURCE: []}
+    if broker.cluster is not None:
+        await broker.cluster.know_topics(name for kind_of, name in times if kind_of == TOPIC_RESOURCE)
     for resource in request.resources:
         await pace.rest()
         kind_of, name = resource.resource_type, resource.resource_name
@@ -157,7 +164,12 @@ async def _alter(
         try:
             if times[kind_of, name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, "a resource is in the request more than once")
-            overrides = overrides_of(resource)
+            if broker.cluster is not None:
+                await _alter_in_cluster(
+                    broker, broker.cluster, resource, overrides_of, validate_only=request.validate_only
+                )
+                continue
+            overrides = overrides_of(resource, None)
             if kind_of == TOPIC_RESOURCE:
                 broker.topics.values_with(overrides)
                 topics.append((broker.topics.get(name), overrides))
@@ -179,6 +191,42 @@ async def _alter(
                 broker.groups.configure(group_id)
                 await pace.rest()
     return kind(responses=responses)
+
+
+async def _alter_in_cluster(
+    broker: BrokerServer, cluster: Membership, resource: Any, overrides_of: OverridesOf, *, validate_only: bool
+) -> None:
+    """Change settings in ZooKeeper, on top of what is there."""
+    from semel.broker.replication.configs import alter_broker, alter_topic
+
+    name = resource.resource_name
+
+    def topic_settings(present: dict[str, str]) -> dict[str, str]:
+        overrides = overrides_of(resource, present)
+        broker.topics.values_with(overrides)
+        return overrides
+
+    def broker_settings(present: dict[str, str]) -> dict[str, str]:
+        overrides = overrides_of(resource, present)
+        broker.stores.broker_settings.values_with(name, overrides)
+        return overrides
+
+    def group_settings(present: dict[str, str]) -> dict[str, str]:
+        overrides = overrides_of(resource, present)
+        broker.stores.group_settings.check(overrides, broker.settings)
+        return overrides
+
+    if resource.resource_type == TOPIC_RESOURCE:
+        broker.topics.get(name)
+        await alter_topic(cluster, name, topic_settings, validate_only=validate_only)
+    elif resource.resource_type == BROKER_RESOURCE:
+        _check_broker(broker, name)
+        await alter_broker(cluster, name, broker_settings, validate_only=validate_only)
+    elif resource.resource_type == GROUP_RESOURCE:
+        await cluster.shared.group_settings.alter(name, group_settings, validate_only=validate_only)
+    else:
+        why = f"resources of type {resource.resource_type} have no settings that could be changed"
+        raise Refused(ErrorCode.INVALID_REQUEST, why)
 
 
 async def _alter_broker(

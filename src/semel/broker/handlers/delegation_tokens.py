@@ -118,6 +118,7 @@ def renew_delegation_token(broker: BrokerServer, request: RenewDelegationTokenRe
 async def _renew(broker: BrokerServer, secret: bytes, period_ms: int, who: Principal) -> RenewDelegationTokenResponse:
     store = broker.stores.delegation_tokens
     try:
+        await store.know()
         token = store.tokens.renew(secret, who, period_ms, broker.now_ms())
         await store.put(token)
     except Refused as error:
@@ -140,6 +141,7 @@ async def _expire(
 ) -> ExpireDelegationTokenResponse:
     store = broker.stores.delegation_tokens
     try:
+        await store.know()
         token = store.tokens.expire(secret, who, period_ms, broker.now_ms())
         await (store.remove([token.token_id]) if period_ms < 0 else store.put(token))
     except Refused as error:

@@ -32,7 +32,7 @@ from semel.broker.handlers.offsets import check_leader_epoch
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
-from semel.log.reader import NO_LIMIT, READ_TO_END, Extent
+from semel.log.reader import NO_LIMIT, Extent
 from semel.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class _Round:
 
 def fetch(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
     """Answer now if there are enough bytes or the client does not wait, else wait for more."""
+    if (request.replica_id if call.version < 15 else request.replica_state.replica_id) >= 0:
+        return _feed(broker, request, call)
     if call.is_long and request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
         return _fetch_long(broker, request, call)
     return _fetch(broker, request, call)
@@ -80,8 +82,6 @@ async def _fetch_long(broker: BrokerServer, request: FetchRequest, call: Call) -
 
 def _fetch(broker: BrokerServer, request: FetchRequest, call: Call, named: Fetched | None = None) -> Any:
     try:
-        if (request.replica_id if call.version < 15 else request.replica_state.replica_id) >= 0:
-            _take_replica(broker, request, call)
         if broker.quotas is not None:
             broker.quotas.bound_fetch(request, call)
         fetched, session, incremental = broker.fetch_sessions.begin(request, call.version, named)
@@ -217,26 +217,11 @@ async def _response_of_many(
     return response
 
 
-def _take_replica(broker: BrokerServer, request: FetchRequest, call: Call) -> None:
-    """A fetch of a replica: refused if it is none of this cluster. It reads what is not committed yet."""
-    from semel.broker.replication.answers import check_replica
+def _feed(broker: BrokerServer, request: FetchRequest, call: Call) -> Any:
+    """A fetch of a replica."""
+    from semel.broker.replication.feeding import fetch as feed
 
-    check_replica(broker, request, call)
-    request.isolation_level = READ_TO_END
-
-
-def _refuse_or_part(
-    partition: Partition, request: FetchRequest, one: FetchedPartition, data: FetchResponse.PartitionData
-) -> bool:
-    """What the leader makes of a follower's fetch. Returns whether the logs part."""
-    from semel.broker.replication.answers import fetched_by_replica
-
-    parted = fetched_by_replica(partition, request, one).diverging
-    if parted is None:
-        return False
-    data.diverging_epoch = FetchResponse.EpochEndOffset(epoch=parted.epoch, end_offset=parted.end_offset)
-    data.high_watermark = -1  # nothing else is taken from this answer
-    return True
+    return feed(broker, request, call)
 
 
 def _enough_bytes(broker: BrokerServer, request: FetchRequest) -> int:
@@ -247,37 +232,37 @@ def _enough_bytes(broker: BrokerServer, request: FetchRequest) -> int:
 class _Progress:
     """The ends of a waiting fetch's partitions when it last read them."""
 
-    __slots__ = ("_isolation", "partitions", "stored_bytes", "visible")
+    __slots__ = ("_isolation", "_roles", "partitions", "stored_bytes", "visible")
 
     def __init__(self, partitions: list[Partition], isolation: int) -> None:
         self.partitions = partitions
         self._isolation = isolation
-        self.visible, self.stored_bytes = self._measure()
+        self.visible, self.stored_bytes, self._roles = self._measure()
 
-    def _measure(self) -> tuple[int, int]:
-        visible = stored_bytes = 0
+    def _measure(self) -> tuple[int, int, int]:
+        visible = stored_bytes = roles = 0
         for partition in self.partitions:
             log = partition.open_log
-            if log is None or not partition.is_served:
-                # Deleted, or led by another broker, meanwhile. No other measurement is equal to this one.
-                return -1, 0
-            if self._isolation == READ_TO_END:
-                visible += log.end_offset
-            else:
-                visible += log.last_stable_offset if self._isolation else log.high_watermark
+            role = partition.reader_role
+            if log is None or role < 0:
+                # Deleted, or on other brokers only, meanwhile. No other measurement is equal to this one.
+                return -1, 0, -1
+            roles += role
+            visible += log.last_stable_offset if self._isolation else log.high_watermark
             stored_bytes += log.size_bytes
-        return visible, stored_bytes
+        return visible, stored_bytes, roles
 
     def is_worth_a_look(self, missing_bytes: int) -> bool:
         """Whether reading again may find enough bytes."""
-        visible, stored_bytes = self._measure()
-        if visible == self.visible:
+        visible, stored_bytes, roles = self._measure()
+        if visible == self.visible and roles == self._roles:
             return False
         # For read_committed a small marker may make much visible. Otherwise the stored bytes tell enough.
         grown_bytes = stored_bytes - self.stored_bytes
-        if visible >= 0 and not self._isolation and 0 <= grown_bytes < missing_bytes:
+        same_roles = visible >= 0 and roles == self._roles
+        if same_roles and not self._isolation and 0 <= grown_bytes < missing_bytes:
             return False
-        self.visible, self.stored_bytes = visible, stored_bytes
+        self.visible, self.stored_bytes, self._roles = visible, stored_bytes, roles
         return True
 
 
@@ -308,11 +293,6 @@ async def _wait(
                     call.connection.reserve(0)
             await bell.rung
             bell.rung = broker.loop.create_future()
-    except asyncio.CancelledError:
-        if request.isolation_level == READ_TO_END and broker.cluster is not None:
-            # Its connection is gone: perhaps the follower is.
-            broker.cluster.suspect(request.replica_state.replica_id)
-        raise
     finally:
         timer.cancel()
         for partition in progress.partitions:
@@ -378,18 +358,16 @@ def _read(
         data = _PartitionData(partition_index=one.partition, records=b"", aborted_transactions=None)
         try:
             partition = _find(broker, one)
-            log = partition.log
-            parts = False
-            if isolation == READ_TO_END:
-                parts = _refuse_or_part(partition, request, one, data)
-            elif one.current_leader_epoch >= 0:
-                check_leader_epoch(partition, one.current_leader_epoch)
+            log = _log_for_rack(partition) if request.rack_id and broker.cluster is not None else partition.log
+            if one.current_leader_epoch >= 0:
+                check_leader_epoch(log, one.current_leader_epoch)
             first = round_.size_bytes == 0
             limit_bytes = min(one.partition_max_bytes, left_bytes)
             data.log_start_offset = log.log_start_offset
-            if parts or (
-                one.last_fetched_epoch >= 0 and isolation != READ_TO_END and _diverges(log, one, data)
-            ):
+            if one.last_fetched_epoch >= 0 and _diverges(log, one, data):
+                round_.failed = True
+            elif request.rack_id and broker.cluster is not None and _is_nearer_elsewhere(broker, request, one, data):
+                data.high_watermark, data.last_stable_offset = log.high_watermark, log.last_stable_offset
                 round_.failed = True
             elif limit_bytes > 0 or first:
                 read = log.reader.read(
@@ -420,6 +398,25 @@ def _read(
         round_.data.append((key, one, data))
         if round_.extent is not None or round_.size_bytes >= stop_bytes or len(round_.data) >= stop_count:
             return False
+    return True
+
+
+def _log_for_rack(partition: Partition) -> PartitionLog:
+    from semel.broker.replication.answers import log_for_reader
+
+    return log_for_reader(partition)
+
+
+def _is_nearer_elsewhere(
+    broker: BrokerServer, request: FetchRequest, one: FetchedPartition, data: FetchResponse.PartitionData
+) -> bool:
+    """Whether the reader should go to a replica in its own rack (KIP-392). Then the answer says so, and no more."""
+    from semel.broker.replication.answers import nearest
+
+    found = nearest(broker, _find(broker, one), request.rack_id, one.fetch_offset)
+    if found is None:
+        return False
+    data.preferred_read_replica = found
     return True
 
 
@@ -471,7 +468,7 @@ def _fill(
         if session is not None:
             has_data = bool(data.records)
             same = one.high_watermark == data.high_watermark and one.log_start_offset == data.log_start_offset
-            same = same and data.diverging_epoch.epoch < 0
+            same = same and data.diverging_epoch.epoch < 0 and data.preferred_read_replica < 0
             if incremental and not has_data and same and data.error_code == ErrorCode.NONE:
                 continue
             # After an error the partition must be in the next answer, even if nothing has changed.

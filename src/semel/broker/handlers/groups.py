@@ -9,11 +9,15 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.access.operations import authorized_operations, visible_topics
+from semel.broker.coordinators.transactions import for_writer
 from semel.broker.dispatch import Pace
 from semel.broker.handlers.transactions import once_settled
+from semel.broker.handlers.verification import must_ask
 from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
+from semel.machines.internal_topics import after_failed_append
 from semel.machines.security.access import ResourceType
+from semel.machines.values import TopicPartition
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
@@ -199,6 +203,8 @@ def txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, cal
         return txn_offset_commit_refused(request, ErrorCode.INVALID_GROUP_ID)
 
     def serve(part: TxnOffsetCommitRequest) -> Any:
+        if broker.cluster is not None:
+            return _txn_offset_commit_once_admitted(broker, part, call)
         commit = partial(_txn_offset_commit, broker, part, call)
         if call.version >= IMPLICIT_ADD_SINCE:
             return once_settled(broker, (request.transactional_id,), commit)
@@ -232,6 +238,34 @@ def _txn_offset_commit(broker: BrokerServer, request: TxnOffsetCommitRequest, ca
         if first and implicit_add and broker.durability.coordinator_first:
             return _commit_after_the_coordinator(broker, request, call)
     return shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
+
+
+async def _txn_offset_commit_once_admitted(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:
+    """In a cluster another broker may coordinate the transaction: it is asked first, then all is checked again."""
+    from semel.broker.replication.admission import Asked, Verification
+
+    assert broker.cluster is not None
+    shell = broker.groups
+    if shell.host.ready_for(request.group_id):
+        index = shell.coordinator.partition_for(request.group_id)
+        producer = request.producer_id, request.producer_epoch
+        verification = Verification(shell.host.loaded[index], producer, -1, supports_epoch_bump=False)
+        verification.begin(broker.now_ms())
+        implicit_add = call.version >= IMPLICIT_ADD_SINCE
+        if must_ask(broker, verification.guard, implicit_add):
+            target = TopicPartition(CONSUMER_OFFSETS, index)
+            asked = Asked(request.transactional_id, *producer, verification.guard is None or not implicit_add)
+            codes = await broker.cluster.admissions.ask(asked, {target: verification})
+            code = for_writer(codes[target], call.version >= ABORTABLE_SINCE)
+            if code is ErrorCode.NONE:
+                try:
+                    verification.check_verified()
+                except Refused as refused:
+                    code = refused.code
+            if code is not ErrorCode.NONE:
+                return txn_offset_commit_refused(request, after_failed_append(code))
+    reply = shell.host.answer(shell.coordinator.txn_offset_commit(request, call.version, broker.now_ms()))
+    return await reply if type(reply) is CoroutineType else reply
 
 
 async def _commit_after_the_coordinator(broker: BrokerServer, request: TxnOffsetCommitRequest, call: Call) -> Any:

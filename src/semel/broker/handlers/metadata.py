@@ -61,7 +61,7 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     response = MetadataResponse(
         brokers=[row(node_id=node, host=host, port=port, rack=rack) for node, host, port, rack in _nodes(broker, call)],
         cluster_id=broker.data.cluster_id,
-        controller_id=_controller(broker),
+        controller_id=_who_serves_administrators(broker),
         topics=topics,
         cluster_authorized_operations=(
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
@@ -72,13 +72,22 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     return response
 
 
-def _nodes(broker: BrokerServer, call: Call) -> list[tuple[int, str, int, str | None]]:
+def _nodes(broker: BrokerServer, call: Call, *, live_only: bool = False) -> list[tuple[int, str, int, str | None]]:
     """(id, host, port, rack) of every broker, as this client is told."""
     if broker.cluster is None:
         return [(broker.node_id, *call.connection.endpoint, broker.rack)]
     from semel.broker.replication.answers import brokers
 
-    return brokers(broker.cluster, call)
+    return brokers(broker.cluster, call, live_only=live_only)
+
+
+def _who_serves_administrators(broker: BrokerServer) -> int:
+    """The controller; while there is none, this broker. Any broker serves administrators (E10), and a client that is
+    told that nobody does may wait for minutes before it asks again."""
+    controller = _controller(broker)
+    if broker.cluster is not None and controller not in broker.cluster.reader.registrations:
+        return broker.node_id
+    return controller
 
 
 def _controller(broker: BrokerServer) -> int:
@@ -86,6 +95,12 @@ def _controller(broker: BrokerServer) -> int:
         return broker.node_id
     controller = broker.cluster.image.controller
     return -1 if controller is None else controller
+
+
+def _controller_now(broker: BrokerServer) -> int:
+    """Nobody while ZooKeeper is away: then nothing is decided, whoever decided before."""
+    is_known = broker.cluster is None or broker.cluster.reaches_zookeeper
+    return _controller(broker) if is_known else -1
 
 
 def _requested_topics(
@@ -360,9 +375,10 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
     row = DescribeClusterResponse.DescribeClusterBroker
     return DescribeClusterResponse(
         cluster_id=broker.data.cluster_id,
-        controller_id=_controller(broker),
+        controller_id=_controller_now(broker),
         brokers=[
-            row(broker_id=node, host=host, port=port, rack=rack) for node, host, port, rack in _nodes(broker, call)
+            row(broker_id=node, host=host, port=port, rack=rack)
+            for node, host, port, rack in _nodes(broker, call, live_only=True)
         ],
         cluster_authorized_operations=(
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED

@@ -21,6 +21,7 @@ from semel.wire.messages.fetch import (
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
+    from semel.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ _NOTHING = Found(-1, -1, -1)
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
+def check_leader_epoch(log: PartitionLog, current_leader_epoch: int) -> None:
     """Refuse a client whose leader epoch is older or newer than ours."""
     if current_leader_epoch < 0:
         return
-    leader_epoch = partition.log.leader_epoch
+    leader_epoch = log.leader_epoch
     if current_leader_epoch < leader_epoch:
         raise Refused(
             ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {current_leader_epoch} is over, now is {leader_epoch}"
@@ -71,7 +72,7 @@ def list_offsets(
                 if once is None:
                     raise Refused(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
                 partition = broker.topics.partition(name, index)
-                check_leader_epoch(partition, once.current_leader_epoch)
+                check_leader_epoch(partition.log, once.current_leader_epoch)
                 found = _offset_for(partition, once.timestamp, isolation_level, call.version)
                 answers.append(
                     row(
@@ -124,7 +125,7 @@ def offset_for_leader_epoch(
         for asked in topic.partitions:
             try:
                 partition = broker.topics.partition(topic.topic, asked.partition)
-                check_leader_epoch(partition, asked.current_leader_epoch)
+                check_leader_epoch(partition.log, asked.current_leader_epoch)
                 epoch, end_offset = partition.log.offset_for_leader_epoch(asked.leader_epoch)
                 answers.append(row(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
             except Refused as error:

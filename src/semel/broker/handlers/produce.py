@@ -18,9 +18,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from functools import partial
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.handlers.verification import (
+    IMPLICIT_ADD_SINCE,
+    ask_coordinators,
+    begin_admission,
+    verification_guard,
+)
+from semel.broker.later_reply import LaterReply, result_of
 from semel.broker.record_checks import Share
 from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.broker.topics.partition import Partition
@@ -35,16 +41,14 @@ from semel.wire.messages.produce import ProduceRequest, ProduceResponse
 if TYPE_CHECKING:
     from semel.broker.coordinators.host import CoordinatorHost
     from semel.broker.dispatch import Call
+    from semel.broker.handlers.verification import Questions
+    from semel.broker.replication.admission import Verification
     from semel.broker.server import BrokerServer
 
 _TopicResponse = ProduceResponse.TopicProduceResponse
 _PartitionResponse = ProduceResponse.PartitionProduceResponse
 
-#: From this version on a producer knows TRANSACTION_ABORTABLE.
-ABORTABLE_SINCE = 11
 ZSTD_SINCE = 7
-#: From this version on a produce adds its partition to the transaction by itself (KIP-890).
-IMPLICIT_ADD_SINCE = 12
 TOPIC_IDS_SINCE = 13
 #: After UNKNOWN_PRODUCER_ID the Java producer compares the log's start with the last acknowledged offset, or -1. If the
 #: start is higher, it takes its earlier batches for deleted and sends this one again, with sequence 0, until it times
@@ -61,16 +65,6 @@ REPAIR_BYTES = 64 * 1024
 #: The client id of tools that may repair internal topics, as in Kafka, with records that a coordinator can read.
 ADMIN_CLIENT = "__admin_client"
 
-#: Errors of the coordinator that an old producer would not retry. NOT_ENOUGH_REPLICAS it retries, without new metadata.
-_RETRY_AS_NOT_ENOUGH_REPLICAS = frozenset(
-    (
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    )
-)
-
 
 def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     """Append each partition's batch, and answer."""
@@ -81,18 +75,47 @@ def produce(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
 
 async def _produce_to_many(broker: BrokerServer, request: ProduceRequest, call: Call) -> Any:
     repeated = await broker.beside(partial(_repeated, request, call.version))
-    reply = _begin(broker, request, call, repeated)
-    return await reply if type(reply) is CoroutineType else reply
+    return await result_of(_begin(broker, request, call, repeated))
 
 
 def _begin(broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]) -> Any:
-    if (
-        request.transactional_id is not None
-        and call.version >= IMPLICIT_ADD_SINCE
-        and broker.durability.coordinator_first
-    ):
-        return _produce_after_the_coordinator(broker, request, call, refused)
+    if request.transactional_id is not None and broker.durability.coordinator_first:
+        if broker.cluster is not None:
+            return _produce_once_admitted(broker, request, call, refused)
+        if call.version >= IMPLICIT_ADD_SINCE:
+            return _produce_after_the_coordinator(broker, request, call, refused)
     return _produce(broker, request, call, refused)
+
+
+def _produce_once_admitted(
+    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]
+) -> Any:
+    """In a cluster another broker may coordinate the transaction: it is asked first, then all is checked again."""
+    parts = []
+    for data in request.topic_data:
+        topic = _topic(broker, data, call.version)
+        if topic is not None:
+            parts += [
+                (topic, part)
+                for part in data.partition_data
+                if id(part) not in refused and is_transactional(part.records)
+            ]
+    admitted, questions = begin_admission(broker, request, call, parts, refused)
+    if questions:
+        return _produce_once_asked(broker, request, call, refused, admitted, questions)
+    return _produce(broker, request, call, refused, admitted)
+
+
+async def _produce_once_asked(
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    refused: dict[int, Refused],
+    admitted: dict[Partition, Verification],
+    questions: Questions,
+) -> Any:
+    await ask_coordinators(broker, call, questions, refused)
+    return await result_of(_produce(broker, request, call, refused, admitted))
 
 
 async def _produce_after_the_coordinator(
@@ -115,12 +138,11 @@ async def _produce_after_the_coordinator(
             if topic is None or id(part) in refused or not is_transactional(part.records):
                 continue
             try:
-                _verification_guard(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
+                verification_guard(broker, request, call, topic.partition(part.index), part.records, broker.now_ms())
             except Refused as error:
                 refused[id(part)] = error
     await broker.transactions.host.on_disk(transactional_id)
-    reply = _produce(broker, request, call, refused)
-    return await reply if type(reply) is CoroutineType else reply
+    return await result_of(_produce(broker, request, call, refused))
 
 
 def _topic(broker: BrokerServer, data: ProduceRequest.TopicProduceData, version: int) -> Topic | None:
@@ -161,10 +183,19 @@ class _Outcome:
         self.answers: list[_PartitionResponse] = []
 
 
-def _produce(broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused]) -> Any:
-    """`refused`: the partitions that must not be written, by the id() of their part of the request."""
+def _produce(
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    refused: dict[int, Refused],
+    admitted: dict[Partition, Verification] | None = None,
+) -> Any:
+    """`refused`: the partitions that must not be written, by the id() of their part of the request.
+
+    `admitted`: in a cluster, the transactional partitions for which the coordinator was asked.
+    """
     outcome = _Outcome()
-    steps = _write_each(broker, request, call, refused, outcome)
+    steps = _write_each(broker, request, call, refused, outcome, admitted)
     for wait in steps:
         if request.acks == 0:
             # A client with acks=0 may hang up as soon as it has sent everything.
@@ -214,7 +245,7 @@ async def _go_on(
                 turns.worked(since)
     except StopIteration:
         reply = _answer(broker, request, call, outcome)
-    return await reply if type(reply) is CoroutineType else reply
+    return await result_of(reply)
 
 
 def _repeated(request: ProduceRequest, version: int) -> dict[int, Refused]:
@@ -236,7 +267,12 @@ def _repeated(request: ProduceRequest, version: int) -> dict[int, Refused]:
 
 
 def _write_each(
-    broker: BrokerServer, request: ProduceRequest, call: Call, refused: dict[int, Refused], outcome: _Outcome
+    broker: BrokerServer,
+    request: ProduceRequest,
+    call: Call,
+    refused: dict[int, Refused],
+    outcome: _Outcome,
+    admitted: dict[Partition, Verification] | None,
 ) -> Generator[_Wait, Batch | None, None]:
     """Write one partition after the other. It yields what to wait for, and is sent the checked batch."""
     version = call.version
@@ -263,7 +299,7 @@ def _write_each(
                 partition = topic.partition(part.index)
                 _check_request(request, call, partition, records)
                 if broker.cluster is not None:
-                    _check_role(partition, request.acks)
+                    _check_role(partition, request.acks, records, now_ms)
                 batch: Batch | None = None
                 if records[ATTRIBUTES_AT] & CODEC_MASK or len(records) > SMALL_BYTES or partition.log.admission.codec:
                     admission = partition.log.admission
@@ -281,7 +317,7 @@ def _write_each(
                                 ErrorCode.REQUEST_TIMED_OUT, f"{topic.name} was changed meanwhile; send it again"
                             )
                 spent_bytes += PARTITION_COSTS_BYTES + len(records)
-                appended = _append(broker, request, call, partition, records, now_ms, batch)
+                appended = _append(broker, request, call, partition, records, now_ms, batch, admitted)
             except Refused as error:
                 spent_bytes += PARTITION_COSTS_BYTES
                 outcome.failed = True
@@ -312,6 +348,8 @@ def _answer(broker: BrokerServer, request: ProduceRequest, call: Call, outcome: 
         return None
     response = ProduceResponse(responses=outcome.responses)
     if broker.cluster is not None:
+        if request.acks == -1 and not broker.durability.high_watermark_follows_end:
+            to_flush = []  # nothing is committed before it is on disk
         return _once_committed(broker, request, call, to_flush, outcome, response)
     return _after_flush(broker, to_flush, outcome, response) if to_flush else response
 
@@ -325,22 +363,38 @@ def _once_committed(
     response: ProduceResponse,
 ) -> Any:
     """In a cluster: with acks=all the answer waits for the in-sync replicas."""
-    from semel.broker.replication.answers import hint_produce, once_committed
+    from semel.broker.replication.answers import once_committed
 
-    committed = once_committed(broker, outcome.written, outcome.answers, request.acks, request.timeout_ms)
-    if committed is None and not to_flush:
-        hint_produce(broker, call, response)
+    later = once_committed(
+        broker, call, outcome.written, request.acks, request.timeout_ms, response, outcome.answers
+    )
+    if to_flush:
+        return _once_committed_and_flushed(broker, call, to_flush, outcome, response, later)
+    if later is None:
+        _hint(broker, call, response)
         return response
+    return later
 
-    async def finish() -> ProduceResponse:
-        if to_flush:
-            await _after_flush(broker, to_flush, outcome, response)
-        if committed is not None:
-            await committed
-        hint_produce(broker, call, response)
-        return response
 
-    return finish()
+def _hint(broker: BrokerServer, call: Call, response: ProduceResponse) -> None:
+    from semel.broker.replication.answers import hint_produce
+
+    hint_produce(broker, call, response)
+
+
+async def _once_committed_and_flushed(
+    broker: BrokerServer,
+    call: Call,
+    to_flush: list[Partition],
+    outcome: _Outcome,
+    response: ProduceResponse,
+    later: LaterReply | None,
+) -> ProduceResponse:
+    await _after_flush(broker, to_flush, outcome, response)
+    if later is not None:
+        await later.wait()
+    _hint(broker, call, response)
+    return response
 
 
 def _refusal(index: int, error: Refused) -> _PartitionResponse:
@@ -392,10 +446,10 @@ def _check_request(request: ProduceRequest, call: Call, partition: Partition, re
         raise Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE} or later")
 
 
-def _check_role(partition: Partition, acks: int) -> None:
+def _check_role(partition: Partition, acks: int, records: Any, now_ms: int) -> None:
     from semel.broker.replication.answers import check_may_write
 
-    check_may_write(partition, acks)
+    check_may_write(partition, acks, records, now_ms)
 
 
 def _append(
@@ -406,13 +460,20 @@ def _append(
     records: Any,
     now_ms: int,
     batch: Batch | None,
+    admitted: dict[Partition, Verification] | None,
 ) -> Any:
     """Append one batch. `batch`: the checked batch, if the records were checked already."""
     if partition.topic.internal:
         return _append_for_coordinator(broker, partition, records, now_ms)
     guard = None
     if records[ATTRIBUTES_AT] & TRANSACTIONAL:
-        guard = _verification_guard(broker, request, call, partition, records, now_ms)
+        if admitted is None:
+            guard = verification_guard(broker, request, call, partition, records, now_ms)
+        else:
+            asked = admitted.get(partition)
+            if asked is None:
+                raise Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition} is new since the coordinator was asked")
+            guard = asked.check()
     appended = partition.log.append(records, now_ms, guard=guard, batch=batch)
     metrics = broker.metrics
     metrics.messages_in += appended.last_offset - appended.base_offset + 1
@@ -435,42 +496,3 @@ def _append_for_coordinator(broker: BrokerServer, partition: Partition, records:
         host.take_in(partition.index, understood)
     partition.wake_watchers()
     return appended
-
-
-def _verification_guard(
-    broker: BrokerServer, request: ProduceRequest, call: Call, partition: Partition, records: Any, now_ms: int
-) -> Any:
-    """The guard to append with, after the coordinator agreed that the partition is in the producer's transaction."""
-    if request.transactional_id is None:
-        raise Refused(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "the batch is transactional, but the request has no transactional id",
-        )
-    batch = Batch.parse(records)
-    implicit_add = call.version >= IMPLICIT_ADD_SINCE
-    guard = partition.log.start_verification(
-        batch.producer_id, batch.producer_epoch, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
-    )
-    if guard is None:
-        if not broker.transactions.asks_every_time:
-            return None
-    elif not implicit_add and not broker.settings.transaction_partition_verification_enable:
-        return guard
-    code = broker.transactions.admit(
-        request.transactional_id,
-        batch.producer_id,
-        batch.producer_epoch,
-        partition.topic.name,
-        partition.index,
-        verify_only=guard is None or not implicit_add,
-        knows_abortable=call.version >= ABORTABLE_SINCE,
-    )
-    if code == ErrorCode.NONE:
-        return guard
-    # A producer of protocol V2 often gets CONCURRENT_TRANSACTIONS, and retries it.
-    if code in _RETRY_AS_NOT_ENOUGH_REPLICAS or (code is ErrorCode.CONCURRENT_TRANSACTIONS and not implicit_add):
-        raise Refused(
-            ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"the coordinator could not say whether the partition is in the transaction: {code.name}",
-        )
-    raise Refused(code, f"the coordinator does not take the partition into the transaction: {code.meaning}")

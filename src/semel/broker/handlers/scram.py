@@ -67,6 +67,7 @@ async def _alter(
     broker: BrokerServer, request: AlterUserScramCredentialsRequest, call: Call
 ) -> AlterUserScramCredentialsResponse:
     pace = Pace(broker, call)
+    await broker.stores.scram.know()
     row = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
     changes: dict[str, tuple[CredentialKey, ScramKeys | None]] = {}

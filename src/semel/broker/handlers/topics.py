@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ def _placed(
     from semel.broker.replication.topics import placement
 
     if topic.name in INTERNAL_TOPICS:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: coordinators are not served yet")
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: a cluster creates it by itself")
     if topic.assignments:
         return {row.partition_index: tuple(row.broker_ids) for row in topic.assignments}
     factor = topic.replication_factor
@@ -208,6 +208,8 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=5)
     responses = []
     doomed: dict[str, tuple[Topic, DeleteTopicsResponse.DeletableTopicResult]] = {}
+    if broker.cluster is not None:
+        await broker.cluster.know_topics(name for name, _ in asked)
     for name, topic_id in asked:
         await pace.rest()
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
@@ -232,13 +234,27 @@ async def _delete_topics(broker: BrokerServer, request: DeleteTopicsRequest, cal
             doomed[topic.name] = topic, result
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
-    if doomed:
+    if broker.cluster is not None:
+        await _delete_in_cluster(broker.cluster, doomed.values())
+    elif doomed:
         try:
             await broker.topics.delete_all([topic for topic, _ in doomed.values()], pace.rest)
         except Refused as error:
             for _, result in doomed.values():
                 result.error_code, result.error_message = error.code, error.why
     return DeleteTopicsResponse(responses=responses, throttle_time_ms=_throttle_time_ms(mutation))
+
+
+async def _delete_in_cluster(
+    cluster: Membership, doomed: Iterable[tuple[Topic, DeleteTopicsResponse.DeletableTopicResult]]
+) -> None:
+    from semel.broker.replication.topics import delete
+
+    for topic, result in doomed:
+        try:
+            await delete(cluster, topic)
+        except Refused as error:
+            result.error_code, result.error_message = error.code, error.why
 
 
 def create_partitions(broker: BrokerServer, request: CreatePartitionsRequest, call: Call) -> Any:
@@ -256,6 +272,9 @@ async def _create_partitions(
     mutation = None if broker.quotas is None else broker.quotas.mutation(call, strict_since=3)
     grown: dict[str, tuple[Topic, int, CreatePartitionsResponse.CreatePartitionsTopicResult]] = {}
     added = 0
+    if broker.cluster is not None:
+        await broker.cluster.know_topics(asked)
+        await broker.cluster.know_brokers()
     for name, row in asked.items():
         await pace.rest()
         result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=name)
@@ -275,11 +294,16 @@ async def _create_partitions(
             if row.assignments is not None:
                 if len(row.assignments) != row.count - present:
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "one assignment per new partition is needed")
-                if any(list(one.broker_ids) != [broker.node_id] for one in row.assignments):
+                if broker.cluster is None and any(
+                    list(one.broker_ids) != [broker.node_id] for one in row.assignments
+                ):
                     raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {broker.node_id}")
             if mutation is not None:
                 mutation.take(row.count - present)
-            if not request.validate_only:
+            if broker.cluster is not None:
+                check_new_partitions(row.count - present)
+                await _grow_in_cluster(broker.cluster, topic, row, validate_only=request.validate_only)
+            elif not request.validate_only:
                 check_new_partitions(added + row.count - present)
                 added += row.count - present
                 grown[name] = topic, row.count, result
@@ -298,9 +322,19 @@ async def _create_partitions(
     return CreatePartitionsResponse(results=results, throttle_time_ms=_throttle_time_ms(mutation))
 
 
-def delete_records(
-    broker: BrokerServer, request: DeleteRecordsRequest, call: Call
-) -> Generator[None, None, DeleteRecordsResponse]:
+async def _grow_in_cluster(
+    cluster: Membership, topic: Topic, row: CreatePartitionsRequest.CreatePartitionsTopic, *, validate_only: bool
+) -> None:
+    from semel.broker.replication.topics import grow, new_partitions
+
+    assigned = None if row.assignments is None else [tuple(one.broker_ids) for one in row.assignments]
+    if validate_only:
+        new_partitions(cluster, topic, row.count, assigned)
+    else:
+        await grow(cluster, topic, row.count, assigned)
+
+
+def delete_records(broker: BrokerServer, request: DeleteRecordsRequest, call: Call) -> Generator[None, None, Any]:
     """Delete records before the given offsets; -1 is the high watermark. Of two offsets for a log the last counts."""
     topics: dict[str, dict[int, DeleteRecordsResponse.DeleteRecordsPartitionResult]] = {}
     deletions: dict[tuple[str, int], tuple[Partition, Deletion]] = {}
@@ -325,6 +359,7 @@ def delete_records(
     # Not for logs that were deleted meanwhile.
     present = {key: found for key, found in deletions.items() if found[0].open_log is found[1].log}
     code = ErrorCode.NONE
+    deleted: list[tuple[Partition, int, DeleteRecordsResponse.DeleteRecordsPartitionResult]] = []
     try:
         write_deletions([deletion for _, deletion in present.values()])
     except Refused as error:
@@ -338,19 +373,35 @@ def delete_records(
         else:
             answer.low_watermark = deletion.apply()
             partition.wake_watchers()
+            deleted.append((partition, deletion.target, answer))
         yield
-    return DeleteRecordsResponse(
+    response = DeleteRecordsResponse(
         topics=[
             DeleteRecordsResponse.DeleteRecordsTopicResult(name=name, partitions=list(answers.values()))
             for name, answers in topics.items()
         ]
     )
+    if broker.cluster is None or not deleted:
+        return response
+    from semel.broker.replication.deleting import once_deleted
+
+    return once_deleted(deleted, request.timeout_ms, response)
 
 
 def alter_partition_reassignments(
     broker: BrokerServer, request: AlterPartitionReassignmentsRequest, call: Call
+) -> Any:
+    """Move partitions; a broker that is alone accepts a move to itself: the partition is here already."""
+    if broker.cluster is not None:
+        from semel.broker.replication.moving import alter_reassignments
+
+        return broker.changes.run(alter_reassignments(broker.cluster, request, call))
+    return _move_to_itself(broker, request)
+
+
+def _move_to_itself(
+    broker: BrokerServer, request: AlterPartitionReassignmentsRequest
 ) -> Generator[None, None, AlterPartitionReassignmentsResponse]:
-    """Accept a move to this broker: the partition is here already."""
     responses = []
     for row in request.topics:
         answers = []
@@ -382,14 +433,28 @@ def alter_partition_reassignments(
 def list_partition_reassignments(
     broker: BrokerServer, request: ListPartitionReassignmentsRequest, call: Call
 ) -> ListPartitionReassignmentsResponse:
-    """Answer that nothing is being moved: there is one broker. Tools ask before they describe a topic."""
+    """What is being moved: nothing where there is one broker. Tools ask before they describe a topic."""
+    if broker.cluster is not None:
+        from semel.broker.replication.moving import list_reassignments
+
+        return list_reassignments(broker.cluster, request)
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 def elect_leaders(
     broker: BrokerServer, request: ElectLeadersRequest, call: Call
+) -> Any:
+    """Elect leaders. A broker that is alone leads every partition; for all partitions the answer is empty then."""
+    if broker.cluster is not None:
+        from semel.broker.replication.moving import elect
+
+        return broker.changes.run(elect(broker.cluster, request))
+    return _no_election_needed(broker, request)
+
+
+def _no_election_needed(
+    broker: BrokerServer, request: ElectLeadersRequest
 ) -> Generator[None, None, ElectLeadersResponse]:
-    """Answer that no election is needed: this broker leads every partition. For all partitions the answer is empty."""
     results = []
     for row in request.topic_partitions or ():
         answers = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.coordinators.marker_sender import write_marker
 from semel.broker.dispatch import Pace
-from semel.broker.topics.internal import INTERNAL_TOPICS, TRANSACTION_STATE
+from semel.broker.topics.internal import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE
 from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE
@@ -75,6 +76,8 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
         if _all_exist(broker, request):
             return _add(broker, request, call, [request.v3_and_below_transactional_id])
         return _add_of_a_client(broker, request, call)
+    if broker.cluster is not None:
+        return _add_for_brokers(broker, request, call)
     if len(request.transactions) > 1:
         return _add_to_each(broker, request, call)
     return _add(broker, request, call, [transaction.transactional_id for transaction in request.transactions])
@@ -87,6 +90,16 @@ def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, i
         return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
     return once_settled(broker, ids, serve)
+
+
+def _add_for_brokers(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
+    """Other brokers ask for their producers, and ask again if a transaction still waits for its markers: nobody is held
+    back here, since others wait behind this request."""
+    shell = broker.transactions
+    ids = [transaction.transactional_id for transaction in request.transactions]
+    for transactional_id in ids:
+        shell.host.ready_for(transactional_id)
+    return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
 
 
 def _all_exist(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> bool:
@@ -166,14 +179,24 @@ def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, ca
     shell = broker.transactions
 
     def serve() -> Any:
-        if not broker.groups.host.ready_for(request.group_id):
+        if broker.cluster is None and not broker.groups.host.ready_for(request.group_id):
             # A marker could not be written there: the transaction would never end.
             return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
         partition_for = broker.groups.coordinator.partition_for
         decision = shell.coordinator.add_offsets_to_txn(request, call.version, broker.now_ms(), partition_for)
         return shell.host.answer(decision, request.transactional_id)
 
+    if broker.cluster is not None and CONSUMER_OFFSETS not in broker.topics.topics:
+        return _once_there(broker, CONSUMER_OFFSETS, lambda: once_settled(broker, (request.transactional_id,), serve))
     return once_settled(broker, (request.transactional_id,), serve)
+
+
+async def _once_there(broker: BrokerServer, topic: str, serve: Callable[[], Any]) -> Any:
+    """Call `serve` once the cluster has the internal topic."""
+    assert broker.cluster is not None
+    await broker.cluster.coordinators.internal_topic(topic)
+    reply = serve()
+    return await reply if type(reply) is CoroutineType else reply
 
 
 def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
@@ -211,20 +234,66 @@ def list_transactions(
     return (yield from shell.coordinator.list_transactions_in_steps(request, broker.now_ms()))
 
 
-def write_txn_markers(
-    broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call
-) -> Generator[None, None, Any]:
-    """Write markers for an administrator, who ends a hanging transaction. There is no other coordinator to send any.
+def write_txn_markers(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> Any:
+    """Write markers for the coordinator on another broker, or for an administrator, who ends a hanging transaction.
 
-    A marker may not contradict our coordinator. A commit is written only if the coordinator has decided it and the
-    partition has no marker yet. An abort is written if the coordinator does not know the transaction. If the
-    transaction is open, the coordinator aborts it in every partition: else its producer could commit the rest.
+    A coordinator has decided. An old one is refused by the partition, which has seen a newer epoch.
+
+    An administrator's marker may not contradict a coordinator. A commit is written only if the coordinator has
+    decided it and the partition has no marker yet. An abort is written if no coordinator knows the transaction. If the
+    transaction is open here, the coordinator aborts it in every partition: else its producer could commit the rest.
     """
+    if broker.cluster is None:
+        return _write_markers(broker, request, is_decided=False, refused={})
+    if broker.cluster.is_of_a_broker(call):
+        return _write_markers(broker, request, is_decided=True, refused={})
+    return _write_once_nobody_knows(broker, request, call)
+
+
+async def _write_once_nobody_knows(broker: BrokerServer, request: WriteTxnMarkersRequest, call: Call) -> Any:
+    """In a cluster the coordinators on other brokers are asked first."""
+    from semel.broker.replication.open_elsewhere import open_elsewhere
+
+    written_before = _last_offsets(broker, request)
+    refused = await open_elsewhere(broker, (marker.producer_id for marker in request.markers))
+    for (producer_id, target), offset in _last_offsets(broker, request).items():
+        if written_before[producer_id, target] != offset:
+            why = f"producer {producer_id} has written to {target} meanwhile"
+            refused.setdefault(producer_id, Refused(ErrorCode.CONCURRENT_TRANSACTIONS, why))
+    steps = _write_markers(broker, request, is_decided=False, refused=refused)
+    pace = Pace(broker, call)
+    try:
+        while True:
+            next(steps)
+            await pace.rest()
+    except StopIteration as done:
+        return await done.value
+
+
+def _last_offsets(broker: BrokerServer, request: WriteTxnMarkersRequest) -> dict[tuple[int, TopicPartition], int]:
+    """The last record that each producer has in each of its partitions here."""
+    found = {}
+    for marker in request.markers:
+        for topic in marker.topics:
+            for index in topic.partition_indexes:
+                entry = None
+                with suppress(Refused):
+                    entry = broker.topics.partition(topic.name, index).log.producers.entries.get(marker.producer_id)
+                target = TopicPartition(topic.name, index)
+                found[marker.producer_id, target] = -1 if entry is None else entry.last_offset
+    return found
+
+
+def _write_markers(
+    broker: BrokerServer, request: WriteTxnMarkersRequest, *, is_decided: bool, refused: Mapping[int, Refused]
+) -> Generator[None, None, Any]:
+    """`is_decided`: a coordinator has sent them. `refused` has producers whose markers are not written, and why."""
     response = WriteTxnMarkersResponse()
     written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]] = {}
     shell = broker.transactions
-    shell.host.load_all()
-    known = shell.coordinator.open_by_producer()
+    if not is_decided:
+        yield from shell.host.load_all()  # a transaction that is not loaded yet would count as unknown
+    known = {} if is_decided else shell.coordinator.open_by_producer()
     aborting: dict[str, None] = {}
     for marker in request.markers:
         result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=marker.producer_id)
@@ -236,7 +305,9 @@ def write_txn_markers(
                 code = ErrorCode.NONE
                 target = TopicPartition(topic.name, index)
                 try:
-                    if _is_for_the_coordinator(target, marker, metadata):
+                    if marker.producer_id in refused:
+                        raise refused[marker.producer_id]
+                    if not is_decided and _is_for_the_coordinator(target, marker, metadata):
                         assert metadata is not None
                         aborting[metadata.transactional_id] = None
                     else:
@@ -264,6 +335,8 @@ def write_txn_markers(
         response.markers.append(result)
     for transactional_id in aborting:
         shell.host.settle(shell.coordinator.abort_for_administrator(transactional_id, broker.now_ms()))
+    if broker.cluster is not None:
+        return _once_committed(broker, tuple(aborting), written, response)
     if aborting or broker.durability.to_flush(written):
         return _after_markers(broker, tuple(aborting), written, response)
     return response
@@ -290,6 +363,23 @@ def _is_for_the_coordinator(
     if marker.producer_epoch < metadata.producer_epoch:
         raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"the transaction has epoch {metadata.producer_epoch}")
     return True
+
+
+async def _once_committed(
+    broker: BrokerServer,
+    aborting: tuple[str, ...],
+    written: dict[Partition, list[WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult]],
+    response: WriteTxnMarkersResponse,
+) -> WriteTxnMarkersResponse:
+    """In a cluster: answer once the markers are committed (C4)."""
+    from semel.broker.replication.durability import all_committed
+
+    codes = await all_committed(written)
+    for partition, answers in written.items():
+        for answer in answers:
+            answer.error_code = codes[partition]
+    await broker.transactions.settled(*aborting)
+    return response
 
 
 async def _after_markers(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.broker.handlers import SERVED
 from semel.errors import ErrorCode, Refused
-from semel.wire.apis import APIS
+from semel.wire.apis import APIS, ApiKey
 from semel.wire.messages.features import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -32,15 +32,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call: Call | None) -> ApiVersionsResponse:
     """List the APIs with their versions, and the finalized features."""
     response = ApiVersionsResponse(
-        api_keys=[
-            ApiVersionsResponse.ApiVersion(
-                api_key=key,
-                min_version=APIS[key].advertised_min_version,
-                max_version=broker.highest_version(key),
-            )
-            for key in sorted(SERVED)
-            if broker.serves(key)
-        ],
+        api_keys=_served(broker),
         supported_features=[
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
             for name, (low, high, _) in FEATURES.items()
@@ -59,6 +51,27 @@ def api_versions(broker: BrokerServer, request: ApiVersionsRequest | None, call:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         call.connection.software = (name, version)
     return response
+
+
+#: The rows of the answers, by what they depend on. Every new connection asks, and nobody changes them.
+_ROWS: dict[tuple[bool, int], list[ApiVersionsResponse.ApiVersion]] = {}
+
+
+def _served(broker: BrokerServer) -> list[ApiVersionsResponse.ApiVersion]:
+    """The APIs that this broker serves, with their versions."""
+    depends_on = broker.cluster is not None, broker.highest_version(ApiKey.INIT_PRODUCER_ID)
+    rows = _ROWS.get(depends_on)
+    if rows is None:
+        rows = _ROWS[depends_on] = [
+            ApiVersionsResponse.ApiVersion(
+                api_key=key,
+                min_version=APIS[key].advertised_min_version,
+                max_version=broker.highest_version(key),
+            )
+            for key in sorted(SERVED)
+            if broker.serves(key)
+        ]
+    return rows
 
 
 def update_features(

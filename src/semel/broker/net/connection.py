@@ -3,7 +3,8 @@
 Guarantees:
 
 - Requests of one connection are served one at a time and answered in order. Kafka promises it, and sequence numbers
-  rely on it.
+  rely on it. In a cluster a request that is served and whose answer only waits for other brokers does not hold up the
+  next one (`LaterAnswer`); at most `MOST_OPEN` do.
 - A client that does not read its answers is not served until it does.
 - However many requests arrive together, one turn of the event loop serves them for a bounded time. The rest waits for
   later turns, and none is lost when the client hangs up meanwhile.
@@ -12,8 +13,9 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from semel.broker.net.framing import SMALL_FRAME_BYTES, FramedProtocol
 from semel.broker.net.memory import MemoryPool, UnreadAnswers
@@ -22,17 +24,44 @@ from semel.machines.security.principals import ANONYMOUS, Principal
 
 #: What is written to the socket: buffers one after the other, the length prefix included.
 Buffers = list[bytes | bytearray | memoryview]
-#: A served request gives its answer, None (no answer is expected), or a coroutine that gives either later.
-Served = Buffers | None | Coroutine[Any, Any, Buffers | None]
+#: A served request gives its answer, None (no answer is expected), a coroutine that gives either later, or an answer
+#: that comes later while the next requests are served.
+Served: TypeAlias = "Buffers | Coroutine[Any, Any, Buffers | None] | LaterAnswer | None"
 
 #: How many small answers at most go out with one write, and how many bytes of them.
 ANSWERS_TOGETHER = 32
 ANSWER_BYTES_TOGETHER = 64 * 1024
 #: A client with more unread bytes than this is not served.
 UNREAD_BYTES = 16 * 1024
+#: How many requests of one connection may wait for their answers.
+MOST_OPEN = 8
 
 _NO_BUFFERS: Buffers = []
 _ANONYMOUS = str(ANONYMOUS)
+
+
+class LaterAnswer:
+    """The answer to a request that is served already: it waits for other brokers, its connection does not."""
+
+    __slots__ = ("_buffers", "_connection", "is_given", "when_lost")
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self._buffers: Buffers | None = None
+        self.is_given = False
+        #: Called if the connection ends before.
+        self.when_lost: Callable[[], None] | None = None
+
+    def give(self, buffers: Buffers | None) -> None:
+        """Answer, once all earlier requests of the connection are answered."""
+        if not self.is_given:
+            self.is_given = True
+            self._buffers = buffers
+            self._connection.answer_in_order()
+
+    def take(self) -> Buffers | None:
+        buffers, self._buffers = self._buffers, None
+        return buffers
 
 
 class ServerConnection(FramedProtocol):
@@ -59,6 +88,10 @@ class ServerConnection(FramedProtocol):
         self._task: asyncio.Task[None] | None = None
         self._answers: Buffers = []
         self._answer_bytes = 0
+        #: Requests that wait for their answers while others are served, and what is to be answered after them.
+        self._open: deque[LaterAnswer] = deque()
+        #: Whether so many are open that the next request has to wait.
+        self._is_full = False
         #: The bytes that are counted for the answer being built.
         self._reserved_bytes = 0
         #: What is being written to the socket at this moment.
@@ -93,6 +126,10 @@ class ServerConnection(FramedProtocol):
         self._take_back_reserve()
         if self._task is not None:
             self._task.cancel()
+        for later in self._open:
+            if later.when_lost is not None and not later.is_given:
+                later.when_lost()
+        self._open.clear()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -198,7 +235,9 @@ class ServerConnection(FramedProtocol):
             self._fail(error)
             return
         if served is None or type(served) is list:
-            if served is not None:
+            if self._open:
+                self._answer_after_open(served)
+            elif served is not None:
                 self._answers += served
                 self._answer_bytes += len(served[0])
                 # Small answers are collected. Records, or many answers, are written at once, to bound the memory.
@@ -211,6 +250,13 @@ class ServerConnection(FramedProtocol):
             turns = self._turns
             if turns is not None and self._start < self._end and not self._busy and turns.share_is_over(self._since):
                 self._put_off(turns, is_modest=False)
+            return
+        if type(served) is LaterAnswer:
+            self._open.append(served)
+            if served.is_given:
+                self.answer_in_order()
+            elif len(self._open) >= MOST_OPEN:
+                self._busy = self._is_full = True
             return
         self._busy = True
         self._pinned = len(frame) > SMALL_FRAME_BYTES
@@ -239,9 +285,50 @@ class ServerConnection(FramedProtocol):
                 self._pool.give_back(frame_bytes)
             if self._reserved_bytes:
                 self._take_back_reserve()
-        if buffers is not None and not self.closed:
+        if self._open and not self.closed:
+            self._answer_after_open(buffers)
+        elif buffers is not None and not self.closed:
             self._write(buffers)
-        self._resume()
+        if not self._is_full:
+            self._resume()
+
+    # Answers that wait for other brokers
+
+    def _answer_after_open(self, buffers: Buffers | None) -> None:
+        """The request is served, and earlier ones are not answered yet."""
+        if buffers is not None:
+            answer = LaterAnswer(self)
+            self._open.append(answer)
+            if len(self._open) >= MOST_OPEN:
+                self._busy = self._is_full = True
+            answer.give(buffers)
+
+    def answer_in_order(self) -> None:
+        """Write the answers that have come, as far as no earlier one is missing."""
+        waiting = self._open
+        if not waiting or not waiting[0].is_given or self.closed:
+            return
+        answers: Buffers = []
+        while waiting and waiting[0].is_given:
+            buffers = waiting.popleft().take()
+            if buffers is not None:
+                answers += buffers
+        if answers:
+            if self._answers:
+                self._write_answers()
+            self._write(answers)
+        if self._is_full and len(waiting) < MOST_OPEN:
+            # In a turn of its own: this may be called while another connection is served.
+            asyncio.get_running_loop().call_soon(self._has_room_again)
+
+    def _has_room_again(self) -> None:
+        if self._is_full and len(self._open) < MOST_OPEN:
+            self._is_full = False
+            if self._task is None and not self._is_put_off and not self.is_muted:
+                self._resume()
+
+    def was_active(self) -> bool:
+        return super().was_active() or bool(self._open)
 
     def _put_off(self, turns: Turns, *, is_modest: bool) -> None:
         """Leave further frames to a later turn of the loop."""
@@ -250,7 +337,7 @@ class ServerConnection(FramedProtocol):
 
     def _go_on(self) -> bool:
         self._is_put_off = False
-        if self._task is None:
+        if self._task is None and not self._is_full:
             self._resume()
         return False
 
@@ -266,7 +353,7 @@ class ServerConnection(FramedProtocol):
 
     def _unmute(self) -> None:
         self.is_muted = False
-        if self._task is None and not self._is_put_off:
+        if self._task is None and not self._is_put_off and not self._is_full:
             self._resume()
 
     def _resume(self) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from semel.broker.replication.counts import ReplicaCounts
 from semel.wire.apis import APIS
 
 if TYPE_CHECKING:
+    from semel.broker.replication.membership import Membership
     from semel.broker.server import BrokerServer
 
 #: One sample: its labels, braces included, and its value.
@@ -222,11 +224,14 @@ def _security(page: _Page, broker: BrokerServer) -> None:
 def _partitions(page: _Page, broker: BrokerServer) -> None:
     topics = broker.topics.topics.values()
     partitions = sum(len(topic.partitions) for topic in topics)
-    page.gauge(_REPLICAS + "partitioncount", "Partitions.", partitions)
-    page.gauge(_REPLICAS + "leadercount", "Partitions led here.", partitions)
-    page.gauge(_REPLICAS + "underreplicatedpartitions", "Partitions lacking replicas.", 0)
-    page.gauge(_CONTROLLER + "activecontrollercount", "Active controllers.", 1)
+    shown = ReplicaCounts(partitions, partitions) if broker.cluster is None else _of_the_cluster(broker.cluster)
+    page.gauge(_REPLICAS + "partitioncount", "Partitions.", shown.here)
+    page.gauge(_REPLICAS + "leadercount", "Partitions led here.", shown.led)
+    page.gauge(_REPLICAS + "underreplicatedpartitions", "Partitions lacking replicas.", shown.under_replicated)
+    page.gauge(_CONTROLLER + "activecontrollercount", "Active controllers.", int(shown.is_controller))
     page.gauge(_CONTROLLER + "globaltopiccount", "Topics.", len(topics))
+    if broker.cluster is not None:
+        _replication(page, broker.cluster, shown)
     offline = producers = 0
     sizes: list[Sample] = []
     ends: list[Sample] = []
@@ -244,7 +249,8 @@ def _partitions(page: _Page, broker: BrokerServer) -> None:
         sizes.append((labels, log.size_bytes))
         ends.append((labels, log.end_offset))
         starts.append((labels, log.log_start_offset))
-    page.gauge(_CONTROLLER + "offlinepartitionscount", "Partitions that stopped.", offline)
+    if broker.cluster is None:
+        page.gauge(_CONTROLLER + "offlinepartitionscount", "Partitions that stopped.", offline)
     page.gauge(_REPLICAS + "produceridcount", "Producer ids that partitions remember, one for each.", producers)
     page.gauge("kafka_log_log_size", "Bytes of the log.", *sizes)
     page.gauge("kafka_log_log_logendoffset", "Next offset.", *ends)
@@ -253,6 +259,44 @@ def _partitions(page: _Page, broker: BrokerServer) -> None:
         "kafka_cluster_partition_laststableoffsetlag",
         "Offsets that read_committed readers wait for: an open transaction holds them back.",
         *stable_lags,
+    )
+
+
+def _of_the_cluster(cluster: Membership) -> ReplicaCounts:
+    from semel.broker.replication.counts import count_replicas
+
+    counts = count_replicas(cluster.image, cluster.broker_id)
+    counts.is_controller = counts.is_controller and cluster.reaches_zookeeper
+    return counts
+
+
+def _replication(page: _Page, cluster: Membership, shown: ReplicaCounts) -> None:
+    page.gauge(
+        _CONTROLLER + "offlinepartitionscount",
+        "Partitions of the cluster that nobody leads, told by the controller; 0 elsewhere.",
+        shown.offline if shown.is_controller else 0,
+    )
+    page.gauge(_CONTROLLER + "globalpartitioncount", "Partitions of the cluster.", shown.partitions)
+    page.gauge(_CONTROLLER + "activebrokercount", "Brokers that live.", shown.brokers)
+    page.gauge(
+        _CONTROLLER + "preferredreplicaimbalancecount",
+        "Partitions of the cluster that another than their first replica leads.",
+        shown.not_preferred,
+    )
+    page.gauge(
+        _REPLICAS + "underminisrpartitioncount",
+        "Partitions led here with fewer replicas in sync than min.insync.replicas.",
+        shown.under_min_isr,
+    )
+    page.gauge(
+        _REPLICAS + "atminisrpartitioncount",
+        "Partitions led here with exactly as many replicas in sync as min.insync.replicas.",
+        shown.at_min_isr,
+    )
+    page.gauge(_REPLICAS + "reassigningpartitions", "Partitions led here that are being moved.", shown.moving)
+    page.counter(_REPLICAS + "isrshrinks_total", "Times a replica led here left the in-sync set.", cluster.isr_shrinks)
+    page.counter(
+        _REPLICAS + "isrexpands_total", "Times a replica led here entered the in-sync set.", cluster.isr_expands
     )
 
 

@@ -13,17 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from semel.broker.replication import joining
+from semel.broker.replication.admission import Admissions
+from semel.broker.replication.coordinators import Coordinators
+from semel.broker.replication.feeding import Feeds
 from semel.broker.replication.fetching import LeaderFetcher
+from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listener
+from semel.broker.replication.local_topics import ALL_BROKERS_NODE, LocalTopics
+from semel.broker.replication.named_brokers import NamedBrokers
 from semel.broker.replication.partition import ReplicatedPartition
+from semel.broker.replication.preferred_leaders import keep_preferred_leaders
 from semel.broker.replication.producer_ids import ClusterProducerIds
 from semel.broker.replication.replica import LocalReplica
+from semel.broker.replication.shared import Shared
 from semel.cluster.image_reader import ImageReader
-from semel.cluster.peers import Peers
+from semel.cluster.peers import PEER_CLIENT_ID, Peers
 from semel.cluster.session import MultiRefused, NodeExists, SessionState, ZooKeeperError, ZooKeeperSession
 from semel.config import ConfigError, topic_values
 from semel.errors import InvariantViolation, Refused
@@ -31,6 +40,7 @@ from semel.machines.controller.decide import Examine, decide
 from semel.machines.controller.image import Image
 from semel.machines.controller.registration import BecomeController, Certify, LeaveUncleanly, Register
 from semel.machines.replication.values import PartitionState
+from semel.machines.security.access import Operation
 from semel.machines.values import TopicPartition
 from semel.machines.znodes import paths
 from semel.machines.znodes.values import (
@@ -43,7 +53,13 @@ from semel.machines.znodes.values import (
 )
 
 if TYPE_CHECKING:
+    from semel.broker.data_directory import DataDirectory
+    from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
+    from semel.broker.stored.access_rules import StoredRules
+    from semel.broker.topics.logs import TopicLogs
+    from semel.broker.topics.topic import Topic
+    from semel.machines.security.access import AccessRules
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +68,21 @@ PROBE_PAUSE_S, PROBE_TIMEOUT_S = 0.1, 1.0
 #: How often leaders look for followers that lag, and high watermarks are written down.
 TICK_S, CHECKPOINT_S = 0.5, 5.0
 RETRY_S = 0.2
+#: How long a request waits for what another broker has created.
+KNOWN_WITHIN_S = 5.0
+#: And for ZooKeeper, if it does not answer just now.
+CONNECTED_WITHIN_S = 10.0
 
 
 class Membership:
     """The cluster as one broker takes part in it: `broker.cluster`."""
 
     def __init__(
-        self, broker: BrokerServer, session: ZooKeeperSession, connect: Callable[[str, int], Any] | None = None
+        self,
+        broker: BrokerServer,
+        session: ZooKeeperSession,
+        connect: Callable[[str, int], Any] | None = None,
+        door: PeerDoor | None = None,
     ) -> None:
         self._broker = broker
         self.session = session
@@ -67,19 +91,42 @@ class Membership:
         self.broker_epoch = -1
         self.lag_time_max_ms: int = broker.settings["replica.lag.time.max.ms"]
         self.now_ms = broker.now_ms
+        #: Whether what is written counts only when it is on disk.
+        self.with_fsync: bool = broker.settings["semel.durability"] == "fsync"
         self._event = asyncio.Event()
-        self.reader = ImageReader(session, self._settings_of, self._event.set)
+        watched = (str(self.broker_id), ALL_BROKERS_NODE)
+        self.reader = ImageReader(session, self._settings_of, self._event.set, watched)
         self.image = Image()
+        #: How other brokers are reached.
+        self.door = door or PeerDoor(broker, inter_broker_listener(broker.settings, broker.listening.listeners))
         arguments: dict[str, Any] = {} if connect is None else {"connect": connect}
-        self.peers = Peers(f"semel-broker-{self.broker_id}", self.address_of, **arguments)
+        if self.door.is_secured:
+            arguments["logged_in"] = self.door
+        self.peers = Peers(broker.cluster_client_id, self.address_of, **arguments)
         self._fetchers: dict[int, tuple[LeaderFetcher, asyncio.Task[None]]] = {}
+        self.feeds = Feeds(broker, self)
         self.producer_ids = ClusterProducerIds(self)
+        #: The groups and transactions that this broker coordinates.
+        self.coordinators = Coordinators(broker, self)
+        self.admissions = Admissions(broker, self)
+        self._topics = LocalTopics(broker, self)
+        #: Users, quotas, access rules: what all brokers share besides topics.
+        self.shared = Shared(broker, self)
         self._suspected: set[int] = set()
         self._watching: list[asyncio.Future[None]] = []
         self._must_register = False
+        self.named_brokers = NamedBrokers(self.broker_id, self.reader, self.now_ms, self.registration)
+        #: How often replicas that this broker leads have entered or left an in-sync set, by its own wish.
+        self.isr_expands = self.isr_shrinks = 0
         session.add_listener(self._on_session)
 
     # What handlers and parts ask
+
+    def counts_isr_change(self, *, grown: bool) -> None:
+        if grown:
+            self.isr_expands += 1
+        else:
+            self.isr_shrinks += 1
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self._broker.spawn(work)
@@ -87,16 +134,37 @@ class Membership:
     async def beside(self, work: Callable[[], None]) -> None:
         await self._broker.loop.run_in_executor(None, work)
 
+    async def flush(self, partition: ReplicatedPartition) -> bool:
+        """Put everything that a partition holds now on disk. Returns whether that failed."""
+        return bool(await self._broker.durability.flusher.flush([partition]))
+
     def address_of(self, broker: int, listener: str | None = None) -> tuple[str, int] | None:
         """A broker's address, on the listener of this name or on the one that brokers use among themselves."""
         registration = self.reader.registrations.get(broker)
-        if registration is None:
-            return None
-        name = listener or self._broker.settings["inter.broker.listener.name"]
+        return None if registration is None else self.address_in(registration, listener)
+
+    def address_in(self, registration: BrokerRegistration, listener: str | None) -> tuple[str, int] | None:
+        name = listener or self.door.listener.name
         for endpoint in registration.endpoints:
-            if name is None or endpoint.listener == name:
+            if endpoint.listener == name:
                 return endpoint.host, endpoint.port
         return None
+
+    def is_of_a_broker(self, call: Call) -> bool:
+        """Whether a request comes from another broker: by the listener of brokers, and with an authorizer from somebody
+        who may act for the cluster. The client id alone says nothing, for anybody can take one."""
+        if not call.client_id.startswith(PEER_CLIENT_ID) or call.connection.listener_name != self.door.listener.name:
+            return False
+        access = self._broker.access
+        return access is None or access.allows_on_cluster(call, Operation.CLUSTER_ACTION, logged=False)
+
+    def lives(self, broker: int) -> bool:
+        return broker in self.reader.registrations
+
+    @property
+    def reaches_zookeeper(self) -> bool:
+        """Whether ZooKeeper answers: without it nothing is decided (Z6)."""
+        return self.session.state is SessionState.CONNECTED
 
     def live_brokers(self) -> list[int]:
         return sorted(self.reader.registrations)
@@ -121,15 +189,48 @@ class Membership:
             TopicPartition(topic, index) in self.image.states for index in range(partitions)
         )
 
+    def has_topic(self, topic: Topic) -> bool:
+        """Whether this broker still knows this very topic."""
+        return self._broker.topics.topics.get(topic.name) is topic
+
+    def topic_settings(self, name: str) -> Mapping[str, str] | None:
+        """The settings that a topic has of its own, as this broker uses them."""
+        topic = self._broker.topics.topics.get(name)
+        return None if topic is None else topic.overrides
+
+    def broker_settings(self, name: str) -> Mapping[str, str]:
+        """The changed settings of this broker or, with an empty name, of all brokers, as this broker uses them."""
+        return self._broker.stores.broker_settings.overrides_of(name)
+
+    async def connected(self) -> None:
+        """Before an administrator's change: while ZooKeeper elects its own leader, or the node is gone that this broker
+        was connected to, nothing can be asked for a moment. Returns after a while in any case."""
+        until_s = self._broker.loop.time() + CONNECTED_WITHIN_S
+        while self.session.state is not SessionState.CONNECTED and self._broker.loop.time() < until_s:
+            await self.changed()
+
     async def know_brokers(self) -> None:
         """Before replicas are placed: a broker that a client sees may be one that we do not know yet."""
         with suppress(ZooKeeperError):
             await self.read_again()
 
+    async def know_topics(self, names: Iterable[str | None]) -> None:
+        """Before topics are changed: another broker may have created them a moment ago."""
+        registry = self._broker.topics.topics
+        unknown = [name for name in names if name is not None and name not in registry]
+        if unknown:
+            await self.know_brokers()
+        until_s = self._broker.loop.time() + KNOWN_WITHIN_S
+        while any(name in self.image.topics and name not in registry for name in unknown):
+            if self._broker.loop.time() > until_s:
+                return
+            await self.changed()
+
     async def read_again(self) -> None:
         """Know what is so now: something was refused because what we knew was old."""
         await self.reader.load()
         self.image = self.reader.image()
+        self._event.set()
 
     async def changed(self) -> None:
         """Wait until something has changed, or a moment."""
@@ -147,16 +248,25 @@ class Membership:
             values = topic_values(self._broker.settings, {})
         return values["min.insync.replicas"], values["unclean.leader.election.enable"]
 
+    def shared_rules(self, rules: AccessRules) -> StoredRules:
+        """Keep the rules of the cluster in `rules`."""
+        from semel.broker.replication.shared_rules import SharedRules
+
+        return SharedRules(self.shared, rules)
+
     # Life
 
-    async def prepare(self) -> str:
-        """Make the nodes that everybody needs. Returns the cluster's id."""
+    async def prepare(self, begins_with: DataDirectory | None = None) -> str:
+        """Make the nodes that everybody needs. Returns the cluster's id. `begins_with` has topics of a broker that was
+        alone, which begin this cluster."""
         session = self.session
         for path in paths.PERSISTENT:
             with suppress(NodeExists):
                 await session.create(path)
         with suppress(NodeExists):
             await session.create(paths.CONTROLLER_EPOCH, encode_controller_epoch(0))
+        if begins_with is not None:
+            return await joining.begin(session, self.broker_id, begins_with)
         wanted = self._broker.settings["semel.cluster.id"]
         if wanted is None:
             from semel.broker.data_directory import new_id
@@ -164,32 +274,45 @@ class Membership:
             wanted = new_id(self._broker.environment.new_uuid)
         with suppress(NodeExists):
             await session.create(paths.CLUSTER_ID, encode_cluster_id(wanted))
+        await joining.refuse_amid_joining(session, self.broker_id)
         return decode_cluster_id((await session.get(paths.CLUSTER_ID))[0])
 
     async def load(self) -> None:
         """Read the cluster, and learn which partitions are here, before anything is served."""
         await self.reader.load()
         self.image = self.reader.image()
-        self._adopt_topics()
+        await self._topics.follow_image()
+        await self.shared.load()
 
-    async def join(self, *, lost_writes: bool) -> None:
-        """Register, and take part. `lost_writes`: the machine went down and may have lost what was committed (E4)."""
-        inter_broker = self._broker.settings["inter.broker.listener.name"]
-        listeners = self._broker.listening.listeners
-        chosen = [each for each in listeners if inter_broker in (None, each.name)]
-        if not chosen or chosen[0].protocol != "PLAINTEXT":
-            raise ConfigError(
-                f"inter.broker.listener.name={inter_broker}: brokers need a listener of protocol PLAINTEXT among "
-                "themselves; without this setting it is the first of listeners"
-            )
+    async def join(self, logs: TopicLogs) -> None:
+        """Register, and take part; first without what was committed, if the machine went down and may have lost it."""
+        await self.door.check(
+            {number: self.address_of(number) for number in self.live_brokers() if number != self.broker_id}
+        )
         self._broker.spawn(self.reader.run())
-        if lost_writes:
+        self._broker.spawn(self.shared.reader.run())
+        if logs.may_lack_writes:
             await self._leave_uncleanly()
+        logs.note_machine()
         await self._register()
         self._broker.spawn(self._run())
         self._broker.spawn(self._tick())
+        self._broker.spawn(keep_preferred_leaders(self._broker, self))
         self.producer_ids.claim_soon()
         self._event.set()
+
+    async def hand_over(self) -> None:
+        """Before a stop: let others lead, while we still serve (E8)."""
+        if self._broker.settings["controlled.shutdown.enable"]:
+            from semel.broker.replication.handing_over import hand_over
+
+            await hand_over(self, self._broker.data.directory_id)
+
+    def goes_on_as(self, broker_epoch: int) -> None:
+        """The version of our life has changed, and it is the same life."""
+        self.broker_epoch = broker_epoch
+        for replica in self._replicas():
+            replica.machine.broker_epoch = broker_epoch
 
     async def leave(self) -> None:
         """End the session: the others know at once."""
@@ -197,6 +320,7 @@ class Membership:
             replica.resign()
         for _, task in self._fetchers.values():
             task.cancel()
+        self.feeds.close()
         self.peers.close()
         await self.session.close()
 
@@ -212,16 +336,19 @@ class Membership:
             await self.reader.load()
             self.image = self.reader.image()
 
-    async def _register(self) -> None:
-        """Begin a new life, however often it takes (Z4)."""
-        broker = self._broker
-        listeners = broker.listening.listeners
-        registration = BrokerRegistration(
+    def registration(self) -> BrokerRegistration:
+        """Where this broker can be reached."""
+        listeners = self._broker.listening.listeners
+        return BrokerRegistration(
             tuple(Endpoint(each.name, *each.endpoint) for each in listeners),
             {each.name: each.protocol for each in listeners},
             self.now_ms(),
-            broker.rack,
+            self._broker.rack,
         )
+
+    async def _register(self) -> None:
+        """Begin a new life, however often it takes (Z4)."""
+        broker, registration = self._broker, self.registration()
         while True:
             await self.reader.load()
             known = self.reader.life(self.broker_id)
@@ -294,7 +421,7 @@ class Membership:
             raise InvariantViolation(
                 f"another process has registered as broker {self.broker_id} (node.id): an id is used twice"
             )
-        self._adopt_topics()
+        await self._topics.follow_image()
         self._take_roles()
         watching, self._watching = self._watching, []
         for waiting in watching:
@@ -305,23 +432,12 @@ class Membership:
     # Topics and roles
 
     def _partitions(self) -> list[ReplicatedPartition]:
+        if "topics" not in self._broker.__dict__:
+            return []  # a start that was refused before it knew any topics
         return [each for each in self._broker.topics.all_partitions() if isinstance(each, ReplicatedPartition)]
 
     def _replicas(self) -> list[LocalReplica]:
         return [each.replica for each in self._partitions() if each.replica is not None]
-
-    def _adopt_topics(self) -> None:
-        """Know every topic of the image."""
-        registry = self._broker.topics
-        for name, topic in self.image.topics.items():
-            if name not in registry.topics and topic.assignment.topic_id is not None:
-                adopted = registry.adopt(
-                    name, topic.assignment.topic_id, len(topic.assignment.partitions), self.reader.configs.get(name, {})
-                )
-                for partition in adopted.partitions:
-                    assert isinstance(partition, ReplicatedPartition)
-                    partition.replica = None
-                    partition.is_local = self.broker_id in topic.assignment.partitions[partition.index]
 
     def _take_roles(self) -> None:
         """Lead and follow what the registers say."""
@@ -333,12 +449,14 @@ class Membership:
                 continue
             replica = partition.replica
             if replica is None:
+                replicas = topic.assignment.partitions[partition.index]
                 try:
-                    replica = LocalReplica(self, partition, topic.assignment.partitions[partition.index])
+                    replica = LocalReplica(self, partition, replicas)
                 except Refused as error:
                     logger.error("%s has no role: %s", partition, error)
                     continue
                 partition.replica = replica
+                replica.assigned(replicas, topic.needed(partition.index))
             replica.register(*known)
             follower = replica.follower
             if follower is not None and follower.state.leader >= 0:
@@ -379,6 +497,10 @@ class Membership:
 
     # Death certificates
 
+    def is_suspected(self, broker: int) -> bool:
+        """Whether we are finding out if this broker is dead."""
+        return broker in self._suspected
+
     def suspect(self, broker: int) -> None:
         """A connection to or from this broker was lost."""
         if broker not in self._suspected and broker in self.reader.registrations:
@@ -408,6 +530,7 @@ class Membership:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = self.now_ms()
+            self.named_brokers.look()
             for replica in self._replicas():
                 if replica.log.failed is not None or self._broker.topics.gone is not None:
                     logger.critical("%s cannot be written: the broker stops, and others lead", replica.partition)

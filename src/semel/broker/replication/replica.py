@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from semel.cluster.session import MultiRefused, ZooKeeperError
@@ -67,8 +67,16 @@ class LocalReplica:
             self.log.following.last_fetched_epoch,
             membership.lag_time_max_ms,
         )
+        #: With fsync: whether the disk is being written to, and who waits for it besides the leader.
+        self._is_flushing = False
+        self._when_flushed: list[Callable[[], None]] = []
         #: Who waits for which offset to be committed, in the order in which they were written.
-        self._waiting: deque[tuple[int, asyncio.Future[ErrorCode]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        #: Those of them who wait also while too few replicas are in sync.
+        self._patient: deque[tuple[int, asyncio.Future[ErrorCode]]] = deque()
+        #: Who waits until every replica begins at an offset.
+        self._deleting: list[tuple[int, asyncio.Future[ErrorCode]]] = []
+        self._is_internal = partition.topic.internal
 
     # Roles
 
@@ -89,14 +97,25 @@ class LocalReplica:
         return self.leader is not None
 
     @property
+    def reader_role(self) -> int:
+        """Another number for every leadership, as leader and as follower; -1 without one."""
+        leader, follower = self.leader, self.follower
+        if leader is not None:
+            return 2 * leader.state.leader_epoch
+        return -1 if follower is None or follower.state.leader < 0 else 2 * follower.state.leader_epoch + 1
+
+    @property
     def knows_its_high_watermark(self) -> bool:
         leader = self.leader
         return leader is None or leader.knows_its_high_watermark
 
     def register(self, state: PartitionState, version: int, *, synced: bool = False) -> None:
         """What ZooKeeper says about the partition."""
+        role = self.reader_role
         if not isinstance(self.machine.role, LeaderReplica):
             self.machine.end_offset = self.log.end_offset
+        if self._membership.with_fsync:
+            self.machine.durable_offset = self._durable_offset
         effects = self.machine.register(state, version, self._membership.now_ms(), synced=synced)
         follower = self.follower
         if follower is not None:
@@ -107,6 +126,14 @@ class LocalReplica:
         leader = self.leader
         if leader is not None and not leader.has_enough_replicas:
             self._end_waits(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        if self._is_internal:
+            self._membership.coordinators.look(self)
+        if self.reader_role != role:
+            self.partition.wake_watchers()
+
+    def assigned(self, replicas: tuple[int, ...], needed: int) -> None:
+        """Which brokers have the partition now, and how many it takes to commit."""
+        self.perform(self.machine.assigned(replicas, needed))
 
     def resign(self) -> None:
         """This life of the broker is over: it leads and follows nothing until it is registered again (Z5)."""
@@ -118,6 +145,11 @@ class LocalReplica:
             match effect:
                 case BeginEpoch(leader_epoch, _):
                     self.log.begin_leader_epoch(leader_epoch)
+                    self._flush_soon()
+                    for fed in self.partition.feeds:
+                        fed.has_changed()
+                    if self._is_internal:
+                        self._membership.coordinators.announce(self.partition, leader_epoch)
                 case HighWatermark(offset):
                     self._committed(offset)
                 case WriteState():
@@ -126,6 +158,9 @@ class LocalReplica:
                     self._membership.spawn(self._read_again())
                 case StepDown():
                     self._end_waits(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                    self._end_patient_waits()
+                    if self._is_internal:
+                        self._membership.coordinators.unload(self.partition)
                     self.partition.wake_watchers()
 
     # Leading
@@ -133,8 +168,59 @@ class LocalReplica:
     def appended(self) -> None:
         """The leader has written to the log."""
         leader = self.leader
-        if leader is not None:
-            self.perform(leader.appended(self.log.end_offset))
+        if leader is None:
+            return
+        feeds = self.partition.feeds
+        effects = leader.appended(self.log.end_offset, [(fed.feed.follower, fed.feed.last_fetch_ms) for fed in feeds])
+        for fed in feeds:
+            fed.has_changed()
+        if effects:
+            self.perform(effects)
+        self._flush_soon()
+
+    # The disk (semel.durability=fsync)
+
+    @property
+    def _durable_offset(self) -> int:
+        return min(self.log.flusher.recovery_point, self.log.end_offset)
+
+    def is_on_disk(self, then: Callable[[], None]) -> bool:
+        """Whether all of the log counts as written; if not, `then` is called when that may be so."""
+        if not self._membership.with_fsync or self._durable_offset >= self.log.end_offset:
+            return True
+        if then not in self._when_flushed:
+            self._when_flushed.append(then)
+        self._flush_soon()
+        return False
+
+    def _flush_soon(self) -> None:
+        if (
+            self._membership.with_fsync
+            and not self._is_flushing
+            and self._durable_offset < self.log.end_offset
+            and self.log.failed is None
+        ):
+            self._is_flushing = True
+            self._membership.spawn(self._flush())
+
+    async def _flush(self) -> None:
+        """Until the disk has all of the log. What is written meanwhile goes with the next round."""
+        try:
+            while self.log.failed is None and self._durable_offset < self.log.end_offset:
+                if await self._membership.flush(self.partition):
+                    # The broker is about to stop. Nobody may take for written what is not.
+                    self._end_waits(ErrorCode.KAFKA_STORAGE_ERROR)
+                    return
+                leader = self.leader
+                if leader is not None:
+                    self.perform(leader.durable(self._durable_offset))
+                if self.partition.open_log is not self.log:
+                    return  # deleted, or moved away
+        finally:
+            self._is_flushing = False
+            waiting, self._when_flushed = self._when_flushed, []
+            for then in waiting:
+                then()
 
     def fetched(self, fetch: FetchFrom) -> Fetched:
         """A follower asks the leader."""
@@ -153,8 +239,18 @@ class LocalReplica:
 
     def tick(self, now_ms: int) -> None:
         leader = self.leader
-        if leader is not None:
-            self.perform(leader.tick(now_ms))
+        if leader is None:
+            return
+        self.perform(leader.tick(now_ms))
+        if self._deleting:
+            self.starts_moved()  # a broker that has died need not follow
+        for fed in self.partition.feeds:
+            fed.look_at_start()
+        if len(leader.state.isr) < len(leader.replicas):
+            # Who has caught up and was not let in asks again, although it has nothing new to say.
+            for fed in self.partition.feeds:
+                if fed.feed.follower not in leader.state.isr and fed.is_sound and fed.feed.still_follows(now_ms):
+                    self.fetched(fed.fetch)
 
     def check_enough_replicas(self) -> None:
         """Before a write that all in-sync replicas must have."""
@@ -166,34 +262,91 @@ class LocalReplica:
                 f"{leader.needed}",
             )
 
-    def wait_for(self, offset: int) -> asyncio.Future[ErrorCode]:
-        """Done when everything below `offset` is committed, or with the error when that cannot be waited for."""
-        waiting: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+    def tell_when_committed(self, offset: int, tell: Callable[[ErrorCode], None]) -> ErrorCode | None:
+        """Call `tell` when everything below `offset` is committed, or with the error when that cannot be waited for.
+        What is known at once is returned instead."""
         leader = self.leader
         if leader is None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self.log.high_watermark >= offset:
+            return ErrorCode.NONE
+        if not leader.has_enough_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        self._waiting.append((offset, tell))
+        return None
+
+    def committed(self, offset: int) -> asyncio.Future[ErrorCode]:
+        """Done when everything below `offset` is committed, however long too few replicas are in sync; or with the
+        error when this broker no longer leads. What is in the log of a leader stays there until then (C1)."""
+        waiting: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        if self.leader is None:
             waiting.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif self.log.high_watermark >= offset:
             waiting.set_result(ErrorCode.NONE)
-        elif not leader.has_enough_replicas:
-            waiting.set_result(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         else:
-            self._waiting.append((offset, waiting))
+            self._patient.append((offset, waiting))
         return waiting
 
     def _committed(self, offset: int) -> None:
         self.log.advance_high_watermark(offset)
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= offset:
-            done = waiting.popleft()[1]
+        patient, waiting = self._patient, self._waiting
+        while patient and patient[0][0] <= offset:
+            done = patient.popleft()[1]
             if not done.done():
                 done.set_result(ErrorCode.NONE)
+        while waiting and waiting[0][0] <= offset:
+            waiting.popleft()[1](ErrorCode.NONE)
+        for fed in self.partition.feeds:
+            fed.has_moved()
         self.partition.wake_watchers()
+        if self._is_internal:
+            self._membership.coordinators.look(self)
+
+    # Where the replicas' logs begin
+
+    @property
+    def low_watermark(self) -> int:
+        """The smallest start of the log over all replicas whose brokers live."""
+        leader = self.leader
+        start = self.log.log_start_offset
+        if leader is not None:
+            starts = {fed.feed.follower: fed.start_offset for fed in self.partition.feeds}
+            for follower in leader.replicas:
+                if follower != leader.broker_id and self._membership.lives(follower):
+                    start = min(start, starts.get(follower, -1))
+        return start
+
+    def all_begin_at(self, offset: int) -> asyncio.Future[ErrorCode]:
+        """The log begins at `offset` now: done when all replicas do, or this broker no longer leads."""
+        waiting: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        if self.leader is None:
+            waiting.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return waiting
+        self._deleting.append((offset, waiting))
+        for fed in self.partition.feeds:
+            fed.look_at_start()
+        self.starts_moved()
+        return waiting
+
+    def starts_moved(self) -> None:
+        """A replica may begin elsewhere now."""
+        if self._deleting:
+            low_watermark = self.low_watermark
+            for offset, waiting in self._deleting:
+                if offset <= low_watermark and not waiting.done():
+                    waiting.set_result(ErrorCode.NONE)
+            self._deleting = [each for each in self._deleting if not each[1].done()]
+
+    def _end_patient_waits(self) -> None:
+        waiting, self._patient, deleting, self._deleting = self._patient, deque(), self._deleting, []
+        for _, done in (*waiting, *deleting):
+            if not done.done():
+                done.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _end_waits(self, code: ErrorCode) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for _, done in waiting:
-            if not done.done():
-                done.set_result(code)
+        for _, tell in waiting:
+            tell(code)
 
     # The register
 
@@ -204,12 +357,15 @@ class LocalReplica:
         except (MultiRefused, ZooKeeperError) as error:
             leader = self.leader
             if leader is not None:
+                if isinstance(error, MultiRefused):
+                    logger.info("%s: the in-sync set has changed meanwhile, or a broker's life", self.partition)
                 self.perform(leader.not_written(effect.version, refused=isinstance(error, MultiRefused)))
             return
         stat = results[-1]
         leader = self.leader
         if leader is not None and stat is not None and not isinstance(stat, str):
             logger.info("%s: in sync are now %s", self.partition, list(effect.state.isr))
+            self._membership.counts_isr_change(grown=effect.joining is not None)
             self.perform(leader.written(effect.version, stat.version))
 
     async def _read_again(self) -> None:

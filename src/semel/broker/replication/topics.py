@@ -1,16 +1,20 @@
-"""Topics of a cluster: created in ZooKeeper with one multi, states and leaders included (E7), by any broker (E10)."""
+"""Topics of a cluster: created, grown and deleted in ZooKeeper (E7), by any broker (E10).
+
+Every change is conditional on what was read. One that is refused is decided again with what is there now; one whose
+answer is lost is told to the client as a timeout, for nobody knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from semel.cluster.session import MultiRefused, NodeExists, ZooKeeperError
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import topic_id_text
-from semel.machines.controller.admin import CreateTopic
+from semel.machines.controller.admin import AddPartitions, AdminEvent, CreateTopic, DeleteTopic
 from semel.machines.controller.decide import decide
 from semel.machines.controller.placement import place
 from semel.machines.znodes import paths
@@ -55,6 +59,7 @@ async def _create_once(membership: Membership, topic: Topic, partitions: Mapping
 
 async def create(membership: Membership, topic: Topic, partitions: Mapping[int, tuple[int, ...]]) -> None:
     """Create a topic, and wait until it is known here."""
+    await membership.connected()
     try:
         for _ in range(ATTEMPTS):
             if await _create_once(membership, topic, partitions):
@@ -64,8 +69,75 @@ async def create(membership: Membership, topic: Topic, partitions: Mapping[int, 
             raise Refused(ErrorCode.REQUEST_TIMED_OUT, "brokers have come or gone meanwhile; try again")
     except ZooKeeperError as error:
         raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error}") from None
-    known = asyncio.get_running_loop().time() + KNOWN_WITHIN_S
-    while not membership.is_known(topic.name, len(partitions)):
-        if asyncio.get_running_loop().time() > known:
-            raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"topic {topic.name!r} is created; it is not known here yet")
+    await known_here(membership, lambda: membership.is_known(topic.name, len(partitions)), f"topic {topic.name!r}")
+
+
+async def known_here(membership: Membership, is_known: Callable[[], bool], what: str) -> None:
+    """Wait until this broker knows what was changed: its client's next request is about it."""
+    until_s = asyncio.get_running_loop().time() + KNOWN_WITHIN_S
+    while not is_known():
+        if asyncio.get_running_loop().time() > until_s:
+            raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"{what} is changed; it is not known here yet")
         await membership.changed()
+
+
+async def carry_out(membership: Membership, event: AdminEvent) -> None:
+    """Decide and write what an administrator asks for. `Refused` says why it cannot be."""
+    has_begun = False
+    await membership.connected()
+    try:
+        for _ in range(ATTEMPTS):
+            try:
+                for multi in decide(membership.image, event):
+                    await membership.session.multi(multi.operations)
+                    has_begun = True
+                return
+            except MultiRefused:
+                await membership.read_again()
+            except Refused:
+                if has_begun:
+                    return  # the first piece is written, and what follows from it is the controller's
+                raise
+    except ZooKeeperError as error:
+        raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error}") from None
+    raise Refused(ErrorCode.REQUEST_TIMED_OUT, "others are changing the same; try again")
+
+
+async def delete(membership: Membership, topic: Topic) -> None:
+    """Delete a topic. Its data goes on every broker that holds a replica, on one that is away when it is back."""
+    await carry_out(membership, DeleteTopic(topic.name))
+    await known_here(membership, lambda: not membership.has_topic(topic), f"topic {topic.name!r}")
+
+
+async def grow(membership: Membership, topic: Topic, count: int, assigned: list[tuple[int, ...]] | None) -> None:
+    """Add partitions. Without an assignment they go on where the first partition's replicas began, as in Kafka."""
+    placed = new_partitions(membership, topic, count, assigned)
+    await carry_out(membership, AddPartitions(topic.name, placed))
+    await known_here(membership, lambda: membership.is_known(topic.name, count), f"topic {topic.name!r}")
+
+
+def new_partitions(
+    membership: Membership, topic: Topic, count: int, assigned: list[tuple[int, ...]] | None
+) -> dict[int, tuple[int, ...]]:
+    """Where new partitions go. `Refused` if they cannot."""
+    present = len(topic.partitions)
+    image = membership.image
+    if topic.name not in image.topics:
+        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name!r}")
+    assignment = image.topics[topic.name].assignment
+    if assignment.adding or assignment.removing:
+        raise Refused(
+            ErrorCode.REASSIGNMENT_IN_PROGRESS, f"partitions of {topic.name} are being moved; add others afterwards"
+        )
+    first = assignment.partitions[0]
+    if assigned is not None:
+        if any(len(replicas) != len(first) for replicas in assigned):
+            why = f"each new partition of {topic.name} needs {len(first)} replicas, like the others"
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
+        placed = dict(enumerate(assigned, present))
+    else:
+        brokers = {each.id: each.rack for each in image.brokers.values() if each.may_lead}
+        start = next((index for index, broker in enumerate(sorted(brokers)) if broker >= first[0]), 0)
+        placed = place(brokers, count - present, len(first), start=start, shift=start, first_partition=present)
+    decide(image, AddPartitions(topic.name, placed))
+    return placed

@@ -11,12 +11,29 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from semel.broker.stored.entry import StoredEntry
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.machines.security.access import AccessRule, AccessRules, Operation, PatternType, Permission, ResourceType
 
 _STORE_ENTRY = "access-rules"
+
+
+class StoredRules(Protocol):
+    """Where rules are stored."""
+
+    def missing(self, rules: Iterable[AccessRule]) -> list[AccessRule]:
+        """Those that have to be added, each once."""
+
+    async def add(self, added: Iterable[AccessRule]) -> None:
+        """Add rules; those that are there already stay as they are. One change at a time."""
+
+    async def remove(self, removed: Iterable[AccessRule]) -> None:
+        """Remove rules. One change at a time."""
+
+    async def know(self) -> None:
+        """Before something is decided by what is stored: it may have been changed elsewhere."""
 
 
 class AccessRuleStore:
@@ -42,6 +59,9 @@ class AccessRuleStore:
         gone = {rule for rule in removed if rule in self._rules}
         if gone:
             await self._replace([rule for rule in self._rules if rule not in gone], lambda: self._rules.remove(gone))
+
+    async def know(self) -> None:
+        """Nobody else changes them."""
 
     async def _replace(self, rules: list[AccessRule], then: Callable[[], None]) -> None:
         await self._entry.replace_beside(lambda: [_row(rule) for rule in rules], then=then)

@@ -10,6 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any
 
@@ -24,25 +25,56 @@ logger = logging.getLogger(__name__)
 _STORE_ENTRY = "delegation-tokens"
 
 
-class DelegationTokenStore:
-    """The tokens on disk, and the machine that decides about them."""
+class StoredTokens(ABC):
+    """The tokens, wherever they are stored, and the machine that decides about them."""
+
+    def __init__(self, tokens: DelegationTokens) -> None:
+        self.tokens = tokens
+
+    @abstractmethod
+    async def put(self, token: DelegationToken) -> None:
+        """Store a token, or its new end. One change at a time."""
+
+    @abstractmethod
+    async def remove(self, token_ids: Collection[str]) -> None:
+        """Remove tokens. One change at a time."""
+
+    @abstractmethod
+    async def know(self) -> None:
+        """Before something is decided by what is stored: it may have been changed elsewhere."""
+
+    async def remove_ended(self, now_ms: int) -> None:
+        """Remove the tokens that have ended. A failure is logged; they open nothing anyway."""
+        if not (ended := self.tokens.ended(now_ms)):
+            return
+        try:
+            await self.remove(ended)
+        except Refused as error:
+            logger.error("delegation tokens that have ended could not be removed: %s", error)
+
+
+class DelegationTokenStore(StoredTokens):
+    """Tokens on disk."""
 
     def __init__(self, store: LocalMetadataStore, tokens: DelegationTokens) -> None:
         """Put the stored tokens into `tokens`."""
+        super().__init__(tokens)
         self._entry = StoredEntry(store, _STORE_ENTRY)
-        self.tokens = tokens
         for token in self._entry.read_as(lambda rows: [_token(row) for row in rows or ()]):
             tokens.put(token)
 
+    async def know(self) -> None:
+        """Nobody else changes them."""
+
     async def put(self, token: DelegationToken) -> None:
-        """Store a token, or its new end. One change at a time."""
+        """With one write."""
         kept = {each.token_id: each for each in self.tokens} | {token.token_id: token}
         await self._entry.replace_beside(
             lambda: [_row(each) for each in kept.values()], then=lambda: self.tokens.put(token)
         )
 
     async def remove(self, token_ids: Collection[str]) -> None:
-        """Remove tokens. One change at a time."""
+        """With one write."""
         gone = set(token_ids)
         kept = [token for token in self.tokens if token.token_id not in gone]
 
@@ -51,15 +83,6 @@ class DelegationTokenStore:
                 self.tokens.remove(token_id)
 
         await self._entry.replace_beside(lambda: [_row(token) for token in kept], then=forget)
-
-    async def remove_ended(self, now_ms: int) -> None:
-        """Remove the tokens that have ended. A disk that fails is logged; they open nothing anyway."""
-        if not (ended := self.tokens.ended(now_ms)):
-            return
-        try:
-            await self.remove(ended)
-        except Refused as error:
-            logger.error("delegation tokens that have ended could not be removed: %s", error)
 
 
 def _row(token: DelegationToken) -> dict[str, object]:

@@ -11,6 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from semel.broker.stored.entry import StoredEntry, settings_by_name
@@ -19,6 +20,8 @@ from semel.config import BROKER, TOPIC, ConfigError, Setting, Values
 from semel.config.kept import OF_ONE_BROKER, is_of_one_broker, kept_setting
 from semel.config.table import OF_A_LISTENER
 from semel.errors import ErrorCode, Refused
+
+logger = logging.getLogger(__name__)
 
 #: The resource name of the defaults for all brokers.
 ALL_BROKERS = ""
@@ -41,7 +44,13 @@ DYNAMIC = frozenset(row.broker_name for row in TOPIC if row.broker_name is not N
 }
 #: Stored and described like the others. The broker keeps listening as it was started.
 _LISTENERS = frozenset(
-    ("listener.security.protocol.map", "listeners", "sasl.enabled.mechanisms", "sasl.jaas.config")
+    (
+        "listener.security.protocol.map",
+        "listeners",
+        "sasl.enabled.mechanisms",
+        "sasl.jaas.config",
+        "sasl.mechanism.inter.broker.protocol",
+    )
 )
 DYNAMIC |= _LISTENERS
 #: TLS, for new connections.
@@ -92,6 +101,20 @@ class DynamicSettings:
             return
         self._entry.replace(changed)
         self._changed = changed
+
+    def adopt(self, changed: dict[str, dict[str, str]]) -> bool:
+        """Use these changed settings, which a cluster keeps for its brokers; whether they are others than before. What
+        is not legal here is left out."""
+        legal = {}
+        for name, overrides in changed.items():
+            try:
+                self._laid_over({name: overrides})
+                legal[name] = overrides
+            except ConfigError as error:
+                logger.error("settings of the cluster for %s are not used: %s", name or "all brokers", error)
+        is_new = legal != self._changed
+        self._changed = legal
+        return is_new
 
     def values_with(self, name: str, overrides: dict[str, str]) -> Values:
         """The settings as they would be with these. Refused says what is wrong with them."""

@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from semel.broker.stored.entry import StoredEntry, settings_by_name
@@ -20,12 +21,11 @@ from semel.errors import ErrorCode, Refused
 _STORE_ENTRY = "group-settings"
 
 
-class GroupSettingsStore:
-    """The groups that have settings of their own."""
+class GroupSettings(ABC):
+    """The groups that have settings of their own, wherever they are stored."""
 
-    def __init__(self, store: LocalMetadataStore) -> None:
-        self._entry = StoredEntry(store, _STORE_ENTRY)
-        self._changed = self._entry.read_as(settings_by_name)
+    def __init__(self, changed: dict[str, dict[str, str]]) -> None:
+        self._changed = changed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._changed)
@@ -52,8 +52,20 @@ class GroupSettingsStore:
                 ErrorCode.INVALID_CONFIG, "consumer.session.timeout.ms must be above consumer.heartbeat.interval.ms"
             )
 
+    @abstractmethod
     async def replace(self, changes: Mapping[str, dict[str, str]]) -> None:
-        """Replace the own settings of groups with one write. They were checked by `check`."""
+        """Replace the own settings of groups. They were checked by `check`."""
+
+
+class GroupSettingsStore(GroupSettings):
+    """Settings of groups on disk."""
+
+    def __init__(self, store: LocalMetadataStore) -> None:
+        self._entry = StoredEntry(store, _STORE_ENTRY)
+        super().__init__(self._entry.read_as(settings_by_name))
+
+    async def replace(self, changes: Mapping[str, dict[str, str]]) -> None:
+        """With one write."""
         changed = {**self._changed, **changes}
         for group_id, overrides in changes.items():
             if not overrides:

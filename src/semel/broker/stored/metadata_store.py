@@ -53,11 +53,6 @@ class LocalMetadataStore:
         self._files = files
         self._new_threads = threads
         self._thread: Executor | None = None
-        if not files.exists(directory):
-            # Passwords and keys may be among the settings.
-            files.make_directory(directory, mode=0o700)
-            # Its entries are durable, so its own name must be durable too.
-            files.sync_directory(directory.parent)
 
     def get(self, name: str) -> tuple[Any, int]:
         """The entry's value and version; (None, -1) when there is none. Raises `DamagedStore`."""
@@ -90,6 +85,12 @@ class LocalMetadataStore:
             )
         if version != expected_version:
             raise Conflict(f"{name} is at version {version}, not {expected_version}")
+        if not self._files.exists(self._directory):
+            # Not before there is something to store: Apache Kafka starts on no directory that has one like this.
+            # Passwords and keys may be among the settings.
+            self._files.make_directory(self._directory, mode=0o700)
+            # Its entries are durable, so its own name must be durable too.
+            self._files.sync_directory(self._directory.parent)
         data = f"{version + 1}\n{_json(value)}\n".encode()
         self._files.replace(self._directory / name, data + f"crc32c={crc32c(data):08x}\n".encode())
         return version + 1
@@ -116,7 +117,8 @@ class LocalMetadataStore:
 
     def entries(self) -> list[str]:
         """The names of all entries."""
-        return sorted(name for name in self._files.names(self._directory) if not name.endswith(".tmp"))
+        names = self._files.names(self._directory) if self._files.exists(self._directory) else ()
+        return sorted(name for name in names if not name.endswith(".tmp"))
 
     def require(self, names: Iterable[str]) -> None:
         """Refuse a start if one of these entries is missing: the last clean stop left all of them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,12 +52,11 @@ class Match:
     any_name: bool = False
 
 
-class QuotaStore:
-    """All quotas, by entity."""
+class QuotaTable(ABC):
+    """All quotas, by entity, wherever they are stored."""
 
-    def __init__(self, store: LocalMetadataStore) -> None:
-        self._entry = StoredEntry(store, _STORE_ENTRY)
-        self._quotas = self._entry.read_as(_stored_quotas)
+    def __init__(self, quotas: dict[Entity, dict[str, float]]) -> None:
+        self._quotas = quotas
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -81,8 +81,20 @@ class QuotaStore:
             )
             yield entity, quotas if matches else None
 
+    @abstractmethod
     async def replace(self, changes: Mapping[Entity, Mapping[str, float | None]]) -> None:
-        """Set quotas, or remove them (None), with one write. They were checked by `check_quota`."""
+        """Set quotas, or remove them (None). They were checked by `check_quota`."""
+
+
+class QuotaStore(QuotaTable):
+    """Quotas on disk."""
+
+    def __init__(self, store: LocalMetadataStore) -> None:
+        self._entry = StoredEntry(store, _STORE_ENTRY)
+        super().__init__(self._entry.read_as(_stored_quotas))
+
+    async def replace(self, changes: Mapping[Entity, Mapping[str, float | None]]) -> None:
+        """With one write."""
         quotas = dict(self._quotas)
         for entity, values in changes.items():
             own = dict(quotas.get(entity, {}))
@@ -116,6 +128,11 @@ def _stored_quotas(rows: Any) -> dict[Entity, dict[str, float]]:
     return found
 
 
+def quota_bounds(entity: Entity) -> Mapping[str, int | None]:
+    """The quotas that an entity may have, with the largest whole number; None for any number."""
+    return _IP_QUOTAS if entity[0][0] == IP else _CLIENT_QUOTAS
+
+
 def checked_entity(names: Mapping[str, str | None]) -> Entity:
     """The entity with these names, or why there is none."""
     if not names:
@@ -138,7 +155,7 @@ def checked_entity(names: Mapping[str, str | None]) -> Entity:
 
 def check_quota(entity: Entity, quota: str, value: float) -> None:
     """Refuse a quota that is not legal for this entity."""
-    known = _IP_QUOTAS if entity[0][0] == IP else _CLIENT_QUOTAS
+    known = quota_bounds(entity)
     if quota not in known:
         raise Refused(ErrorCode.INVALID_REQUEST, f"there is no quota {quota!r} for {' and '.join(dict(entity))}")
     if math.isnan(value) or value <= 0:

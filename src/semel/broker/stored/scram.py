@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -38,14 +39,12 @@ _USUAL_SALT_BYTES = 26
 CredentialKey = tuple[str, int]
 
 
-class ScramStore:
-    """All credentials."""
+class ScramCredentials(ABC):
+    """All credentials, wherever they are stored."""
 
-    def __init__(self, store: LocalMetadataStore) -> None:
-        self._store = store
-        self._entry = StoredEntry(store, SCRAM_CREDENTIALS)
+    def __init__(self, credentials: dict[CredentialKey, ScramKeys]) -> None:
         self._shapes: dict[int, tuple[int, int]] = {}
-        self._credentials = self._entry.read_as(_credentials)
+        self._credentials = credentials
 
     def __iter__(self) -> Iterator[CredentialKey]:
         return iter(self._credentials)
@@ -72,9 +71,35 @@ class ScramStore:
             self._shapes[mechanism] = max(counted, key=lambda shape: (counted[shape], shape), default=usual)
         return self._shapes[mechanism]
 
+    @property
+    @abstractmethod
+    def secret(self) -> bytes:
+        """What the salts of users that do not exist are made from. The same wherever and whenever somebody asks."""
+
+    @abstractmethod
+    async def replace(self, changes: Mapping[CredentialKey, ScramKeys | None]) -> None:
+        """Set credentials and, where there is None, remove them. One change at a time."""
+
+    @abstractmethod
+    async def know(self) -> None:
+        """Before something is decided by what is stored: it may have been changed elsewhere."""
+
+    def _take(self, credentials: dict[CredentialKey, ScramKeys]) -> None:
+        self._credentials = credentials
+        self._shapes.clear()
+
+
+class ScramStore(ScramCredentials):
+    """Credentials on disk."""
+
+    def __init__(self, store: LocalMetadataStore) -> None:
+        self._store = store
+        self._entry = StoredEntry(store, SCRAM_CREDENTIALS)
+        super().__init__(self._entry.read_as(_credentials))
+
     @cached_property
     def secret(self) -> bytes:
-        """What the salts of users that do not exist are made from. Made once for a data directory."""
+        """Made once for a data directory."""
         entry = StoredEntry(self._store, _SECRET_ENTRY)
         stored = entry.read()
         if isinstance(stored, list) and len(stored) == 1 and isinstance(stored[0], str):
@@ -87,8 +112,11 @@ class ScramStore:
             logger.warning("the salts of users that do not exist will change with a restart: %s", error)
         return made
 
+    async def know(self) -> None:
+        """Nobody else changes them."""
+
     async def replace(self, changes: Mapping[CredentialKey, ScramKeys | None]) -> None:
-        """Set credentials and, where there is None, remove them. One write, one at a time."""
+        """With one write."""
         changed = {**self._credentials, **changes}
         credentials = {key: found for key, found in changed.items() if found is not None}
         if credentials == self._credentials:
@@ -108,8 +136,7 @@ class ScramStore:
             ]
 
         await self._entry.replace_beside(rows)
-        self._credentials = credentials
-        self._shapes.clear()
+        self._take(credentials)
 
 
 def _credentials(rows: Any) -> dict[CredentialKey, ScramKeys]:

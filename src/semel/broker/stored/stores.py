@@ -7,15 +7,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from semel.broker.stored.dynamic_settings import DynamicSettings
-from semel.broker.stored.group_settings import GroupSettingsStore
+from semel.broker.stored.group_settings import GroupSettings, GroupSettingsStore
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.broker.stored.producer_ids import ProducerIds
-from semel.broker.stored.quotas import QuotaStore
+from semel.broker.stored.quotas import QuotaStore, QuotaTable
 
 if TYPE_CHECKING:
-    from semel.broker.stored.delegation_tokens import DelegationTokenStore
-    from semel.broker.stored.scram import ScramStore
+    from semel.broker.stored.delegation_tokens import StoredTokens
+    from semel.broker.stored.scram import ScramCredentials
     from semel.config import Values
+    from semel.machines.security.delegation_tokens import DelegationTokens
 
 
 class ProducerIdSource(Protocol):
@@ -36,25 +37,28 @@ class Stores:
         self._settings = settings
         self.producer_ids: ProducerIdSource = ProducerIds(metadata, node_id, highest_producer_id)
         self.broker_settings = DynamicSettings(metadata, node_id, settings)
-        self.group_settings = GroupSettingsStore(metadata)
-        self.quotas = QuotaStore(metadata)
+        self.group_settings: GroupSettings = GroupSettingsStore(metadata)
+        self.quotas: QuotaTable = QuotaStore(metadata)
 
     @cached_property
-    def scram(self) -> ScramStore:
+    def scram(self) -> ScramCredentials:
         """SCRAM credentials, read when somebody asks for them: no listener does."""
         from semel.broker.stored.scram import ScramStore
 
         return ScramStore(self.metadata)
 
     @cached_property
-    def delegation_tokens(self) -> DelegationTokenStore:
+    def delegation_tokens(self) -> StoredTokens:
         """Delegation tokens, read when somebody asks for them."""
         from semel.broker.stored.delegation_tokens import DelegationTokenStore
+
+        return DelegationTokenStore(self.metadata, self.no_tokens())
+
+    def no_tokens(self) -> DelegationTokens:
+        """The machine of delegation tokens, as the settings have it, before any token is in it."""
         from semel.machines.security.delegation_tokens import DelegationTokens, TokenLimits
 
         settings = self._settings
         secret = settings["delegation.token.secret.key"]
         limits = TokenLimits(settings["delegation.token.max.lifetime.ms"], settings["delegation.token.expiry.time.ms"])
-        return DelegationTokenStore(
-            self.metadata, DelegationTokens(None if secret is None else secret.encode(), limits)
-        )
+        return DelegationTokens(None if secret is None else secret.encode(), limits)

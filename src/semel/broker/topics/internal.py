@@ -20,6 +20,23 @@ PARTITIONS_OF_INTERNAL_TOPICS = {
 }
 
 
+def internal_settings(name: str, settings: Values) -> dict[str, str]:
+    """The settings that an internal topic is created with, as in Kafka."""
+    if name == TRANSACTION_STATE:
+        return {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "min.insync.replicas": str(settings["transaction.state.log.min.isr"]),
+            "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
+            "unclean.leader.election.enable": "false",
+        }
+    return {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": str(settings["offsets.topic.segment.bytes"]),
+    }
+
+
 class InternalTopics:
     """Creates an internal topic when it is first needed, with Kafka's settings for it."""
 
@@ -35,18 +52,5 @@ class InternalTopics:
 
     def _create(self, name: str) -> Topic:
         settings = self._settings()
-        if name == TRANSACTION_STATE:
-            overrides = {
-                "cleanup.policy": "compact",
-                "compression.type": "uncompressed",
-                "min.insync.replicas": str(settings["transaction.state.log.min.isr"]),
-                "segment.bytes": str(settings["transaction.state.log.segment.bytes"]),
-                "unclean.leader.election.enable": "false",
-            }
-        else:
-            overrides = {
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(settings["offsets.topic.segment.bytes"]),
-            }
-        return self._topics.create(name, settings[PARTITIONS_OF_INTERNAL_TOPICS[name]], overrides)
+        count: int = settings[PARTITIONS_OF_INTERNAL_TOPICS[name]]
+        return self._topics.create(name, count, internal_settings(name, settings))

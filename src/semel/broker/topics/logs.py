@@ -19,16 +19,22 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+from semel.broker.data_directory import partition_directories
 from semel.errors import Refused
 from semel.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
+    PARTITION_METADATA,
     RECOVERY_POINTS,
+    DamagedCheckpoint,
+    decode_partition_metadata,
     machine_went_down,
     note_machine,
     read_offsets,
+    was_written_with_fsync,
     write_offsets,
 )
 from semel.log.file_names import SNAPSHOT_SUFFIX
@@ -82,6 +88,7 @@ class TopicLogs:
         self._manifest = manifest or Manifest()
         self._is_replicated = is_replicated
         self._machine_went_down = False
+        self._may_lack_writes = False
         self._recovery_points: dict[tuple[str, int], int] = {}
 
     # Starting
@@ -90,6 +97,8 @@ class TopicLogs:
         """Get ready to open the logs of these partitions; after a crash, recover every one of them."""
         partitions = list(partitions)
         restore_checkpoints(self.files, self.directory, self._manifest)
+        if self._is_replicated:
+            self._set_aside_foreign({each.directory.name: each.topic.topic_id for each in partitions if each.is_local})
         names = {partition.topic.name for partition in partitions}
         points = read_offsets(self.files, self.directory, RECOVERY_POINTS)
         # The line of a deleted topic must not count for a later topic of the same name.
@@ -99,10 +108,19 @@ class TopicLogs:
                 self.files.remove_later(self.directory / name)
         if not self._clean:
             self._machine_went_down = machine_went_down(self.files, self.directory)
+            self._may_lack_writes = self._machine_went_down and not was_written_with_fsync(self.files, self.directory)
             for partition in partitions:
                 if partition.has_files or (partition.topic.name, partition.index) in self._recovery_points:
                     _open_or_stay_offline(partition)
-        note_machine(self.files, self.directory)
+        if not self._is_replicated:
+            note_machine(self.files, self.directory)
+
+    def note_machine(self) -> None:
+        """In a cluster: remember the current boot of the machine, surely on disk, for others rely on what this broker
+        says to have. By now it has left the in-sync sets for what it lost: a start that is broken off before does that
+        again (E4)."""
+        with_fsync = self.settings["semel.durability"] == "fsync"
+        note_machine(self.files, self.directory, with_fsync=with_fsync, durable=True)
 
     async def compare_with_manifest(
         self, partitions: Iterable[Partition], still_exists: Callable[[Partition], bool]
@@ -124,6 +142,8 @@ class TopicLogs:
     def open(self, partition: Partition) -> PartitionLog:
         """Open a partition's log, recovering it if the last stop was not clean."""
         topic = partition.topic
+        promises_fsync = self._durability.promises_fsync(topic)
+        lost = self._may_lack_writes if self._is_replicated else self._machine_went_down and not promises_fsync
         log = open_partition_log(
             partition.directory,
             topic.name,
@@ -135,17 +155,22 @@ class TopicLogs:
             files=self.files,
             recovery_point=self._recovery_points.get((topic.name, partition.index)),
             producer_id_expiration_ms=self.settings["producer.id.expiration.ms"],
-            unsynced_may_be_lost=self._machine_went_down and not self._durability.promises_fsync(topic),
+            unsynced_may_be_lost=lost,
             expected=self._expected(partition),
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
+        log.epochs_need_fsync = promises_fsync or not self._is_replicated
         log.verifies_transactions = self.settings["transaction.partition.verification.enable"]
         log.high_watermark_follows_end = self._durability.high_watermark_follows_end and not self._is_replicated
         if not self._clean and not self._durability.high_watermark_follows_end:
             # A crash leaves records that were never fsynced. Nobody may see one that could still be lost.
-            log.flusher.flush()
+            try:
+                log.flusher.flush_what_a_crash_left(same_boot=not self._machine_went_down)
+            except Refused:
+                log.segments.close()  # whoever asks next opens it again
+                raise
         return log
 
     def _expected(self, partition: Partition) -> Marks | None:
@@ -189,9 +214,10 @@ class TopicLogs:
         write_offsets(self.files, self.directory, HIGH_WATERMARKS, {**known, **offsets}, durable=False)
 
     @property
-    def machine_went_down(self) -> bool:
-        """Whether the machine was restarted since the last run, which did not stop cleanly. Known after `load`."""
-        return self._machine_went_down
+    def may_lack_writes(self) -> bool:
+        """Whether the machine went down in a run without fsync: what was acknowledged may be gone (E4). Known after
+        `load`."""
+        return self._may_lack_writes
 
     def are_gone(self, log: PartitionLog) -> bool:
         """Whether a log's files were removed under the running broker."""
@@ -205,13 +231,49 @@ class TopicLogs:
                 if self.files.exists(directory):
                     self.files.rename(directory, self._renamed(directory, "stray"))
 
+    def _set_aside_foreign(self, here: dict[str, UUID]) -> None:
+        """Rename the directories of partitions that the cluster does not have on this broker any more: their topic was
+        deleted, or they were moved, while the broker was away. `here` are those that it has, with their topic's id.
+
+        They are not removed: what is known of the cluster may be older than what the disk knows.
+        """
+        for path in list(partition_directories(self.files, self.directory)):
+            directory = Path(path)
+            wanted = here.get(directory.name)
+            if wanted is not None and self._topic_id_in(directory) in (None, wanted):
+                continue
+            aside = self._renamed(directory, "stray")
+            self.files.rename(directory, aside)
+            topic, _, index = directory.name.rpartition("-")
+            self._manifest.partitions.pop(directory.name, None)
+            self._forget_offsets(lambda key, gone=(topic, int(index)): key == gone)  # type: ignore[misc]
+            logger.warning(
+                "the cluster has no replica of %s here any more: its data is set aside in %s. Remove it when nobody "
+                "needs it", directory.name, aside,
+            )
+
+    def _topic_id_in(self, directory: Path) -> UUID | None:
+        try:
+            return decode_partition_metadata(self.files.read(directory / PARTITION_METADATA))
+        except (OSError, DamagedCheckpoint):
+            return None  # the log decides when it is opened
+
+    async def remove_partition(self, partition: Partition) -> None:
+        """Remove the directory and checkpoints of a partition that is not on this broker any more."""
+        await asyncio.wrap_future(self.files.in_background(partial(self._remove_directories, [partition.directory])))
+        gone = (partition.topic.name, partition.index)
+        try:
+            self._forget_offsets(lambda key: key == gone)
+        except OSError as error:
+            logger.error("the checkpoints in %s still name %s: %s", self.directory, partition, error)
+
     async def remove(self, partitions: list[Partition], topic_names: set[str]) -> None:
         """Remove the directories and checkpoints of deleted topics. Nobody waits for the data to be gone."""
         directories = [partition.directory for partition in partitions]
         # After everything that still writes into these directories, and before a new topic of the same name.
         await asyncio.wrap_future(self.files.in_background(partial(self._remove_directories, directories)))
         try:
-            self._forget_offsets(topic_names)
+            self._forget_offsets(lambda key: key[0] in topic_names)
         except OSError as error:
             logger.error("the checkpoints in %s still name deleted topics: %s", self.directory, error)
 
@@ -229,13 +291,13 @@ class TopicLogs:
             except OSError as error:
                 logger.error("%s of a deleted topic could not be removed, remove it yourself: %s", directory, error)
 
-    def _forget_offsets(self, topic_names: set[str]) -> None:
+    def _forget_offsets(self, is_gone: Callable[[tuple[str, int]], bool]) -> None:
         """A later topic of the same name must not inherit where this one's logs began or were compacted to."""
         points = self._recovery_points
-        self._recovery_points = {key: offset for key, offset in points.items() if key[0] not in topic_names}
+        self._recovery_points = {key: offset for key, offset in points.items() if not is_gone(key)}
         for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS):
             offsets = read_offsets(self.files, self.directory, checkpoint)
-            kept = {key: offset for key, offset in offsets.items() if key[0] not in topic_names}
+            kept = {key: offset for key, offset in offsets.items() if not is_gone(key)}
             if len(kept) < len(offsets):
                 write_offsets(self.files, self.directory, checkpoint, kept)
 

@@ -34,6 +34,10 @@ class Partition:
 
     #: Whether this broker serves the partition to clients.
     is_served: bool = True
+    #: Changes when this broker begins to lead or to follow it; -1 if it does neither.
+    reader_role: int = 0
+    #: Whether it is on this broker.
+    is_local: bool = True
 
     def __init__(
         self, topic: Topic, index: int, directory: Path, open_log: Callable[[Partition], PartitionLog], files: Files
@@ -86,8 +90,10 @@ class Partition:
                 raise self.offline
             try:
                 log = self._log = self._open(self)
-            except DamagedLog as damage:
-                self._stays_offline(damage)
+            except Refused as why:
+                # Also when what a crash left could not be made durable. Else nobody remembers at the next stop that
+                # this partition was never opened: the stop counts as clean, and the next start believes what is there.
+                self._stays_offline(why)
                 raise
             except OSError as error:
                 refusal = Refused(ErrorCode.KAFKA_STORAGE_ERROR, f"its log cannot be opened: {error}")
@@ -145,6 +151,11 @@ class Partition:
         """Append a transaction's marker and wake the watchers."""
         self.log.append_marker(producer_id, producer_epoch, commit, coordinator_epoch, transaction_version, now_ms)
         self.wake_watchers()
+
+    def release(self) -> PartitionLog | None:
+        """Give up the log; a later use opens it again."""
+        log, self._log, self.offline = self._log, None, None
+        return log
 
     def retire(self) -> PartitionLog | None:
         """Give up the log for good: the partition is deleted, or the broker stops."""

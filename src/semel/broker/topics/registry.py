@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
-from semel.broker.data_directory import partition_directories
+from semel.broker.data_directory import OF_A_CLUSTER, partition_directories
 from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
 from semel.broker.stored.topics import StoredTopics, TopicChanges, TopicRow, topic_row
 from semel.broker.topics.internal import TRANSACTION_STATE
@@ -31,8 +31,15 @@ from semel.log.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
+#: Beside the stored topics: the cluster that keeps them in its ZooKeeper since this broker is a member.
+JOINED = "joined"
+
 #: Awaited between two pieces of long work: others are served meanwhile.
 Rest = Callable[[], Awaitable[None]]
+
+
+async def no_rest() -> None:
+    """For work that is short."""
 
 
 class TopicRegistry:
@@ -100,6 +107,12 @@ class TopicRegistry:
     def read_stored(self) -> None:
         """Read from the store what exists. Refuse if the directories say otherwise. Nothing is changed on disk."""
         stored = self._stored.read()
+        if self._logs.files.exists(self._logs.directory / OF_A_CLUSTER):
+            cluster = self._logs.files.read(self._logs.directory / OF_A_CLUSTER).decode(errors="replace").strip()
+            raise ConfigError(
+                f"{self._logs.directory} belongs to a broker of cluster {cluster}, whose topics are in ZooKeeper: set "
+                "zookeeper.connect"
+            )
         if stored is None:
             self._refuse_to_forget_topics()
         try:
@@ -163,6 +176,33 @@ class TopicRegistry:
         self._call_listeners()
         return topic
 
+    def adopt_partitions(self, topic: Topic, partition_count: int) -> list[Partition]:
+        """The new partitions of a topic of the cluster."""
+        before = len(topic.partitions)
+        self._add_partitions(topic, partition_count)
+        self._call_listeners()
+        return topic.partitions[before:]
+
+    def adopt_settings(self, topic: Topic, overrides: dict[str, str]) -> None:
+        """Use the settings that a topic of the cluster has now."""
+        topic.overrides = dict(overrides)
+        _apply(topic, topic_values(self._settings, _legal_settings(topic.name, overrides)))
+
+    async def drop(self, topics: list[Topic]) -> None:
+        """Topics of the cluster were deleted: their data here goes as well."""
+        await self._remove(topics, no_rest)
+        self._call_listeners()
+
+    async def drop_partition(self, partition: Partition) -> None:
+        """A replica was moved away from this broker: its data here goes."""
+        log = partition.release()
+        if log is not None:
+            for segment in log.segments:
+                segment.close()
+        self._logs.forget(partition)
+        partition.wake_watchers()
+        await self._logs.remove_partition(partition)
+
     def create(self, name: str, partition_count: int, overrides: dict[str, str] | None = None) -> Topic:
         """Create a topic at once, or refuse as Kafka does. Clients' topics are created by `create_all`."""
         topic = self.new_topic(name, partition_count, overrides)
@@ -205,6 +245,10 @@ class TopicRegistry:
     async def delete_all(self, topics: list[Topic], rest: Rest) -> None:
         """Delete topics and their data, with one write to the store. Nobody waits for the data to be gone."""
         await self._save({topic.name: None for topic in topics})
+        await self._remove(topics, rest)
+        self._call_listeners()
+
+    async def _remove(self, topics: list[Topic], rest: Rest) -> None:
         partitions = []
         for topic in topics:
             del self.topics[topic.name]
@@ -220,7 +264,6 @@ class TopicRegistry:
                 partition.wake_watchers()
                 await rest()
         await self._logs.remove(partitions, {topic.name for topic in topics})
-        self._call_listeners()
 
     async def grow_all(self, grown: list[tuple[Topic, int]], rest: Rest) -> None:
         """Give topics more partitions, with one write to the store."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from semel.client.cluster.authentication import Authentication, check_sasl_is_not_asked_for
 from semel.client.cluster.response_errors import check
 from semel.client.cluster.throttling import Throttles
 from semel.client.cluster.wait_warnings import WaitWarnings
 from semel.config import ConfigError, Values
 from semel.errors import Disconnected, ErrorCode, UnsupportedVersion
+from semel.net.authentication import Authentication, check_sasl_is_not_asked_for
 from semel.net.connection import Connection
 from semel.wire import Malformed
 from semel.wire.apis import APIS, ApiKey
@@ -67,6 +67,7 @@ class BrokerConnections:
         self.throttles = Throttles()
         self.wait_warnings = WaitWarnings(f"{config.table.noun} '{config['client.id']}'")
         self._client_id: str = config["client.id"]
+        self._max_idle_s: float = config["connections.max.idle.ms"] / 1000
         self._connect = connect
         self._address_of = address_of
         self._authentication = authentication
@@ -137,6 +138,17 @@ class BrokerConnections:
             )
         return wanted
 
+    def ready(self, node_id: int, lane: str) -> Connection | None:
+        """The connection to a node, if it can be used without any wait."""
+        slot = self._slots.get((node_id, lane))
+        connection = None if slot is None else slot.connection
+        if connection is None or connection.closed or self.throttles.has_any(node_id, lane):
+            return None
+        assert slot is not None
+        if connection.idle_s >= self._max_idle_s or (slot.renew_at != inf and connection.now_s() >= slot.renew_at):
+            return None
+        return connection
+
     async def open(self, node_id: int, lane: str) -> Connection:
         """An open connection to a node, which is not throttled now. Raises `Disconnected` with the reason."""
         while True:
@@ -146,10 +158,12 @@ class BrokerConnections:
                 return connection
 
     async def _connect_slot(self, node_id: int, lane: str) -> Connection:
-        slot = self._slots.setdefault((node_id, lane), _ConnectionSlot())
+        slot = self._slots.get((node_id, lane))
+        if slot is None:
+            slot = self._slots[node_id, lane] = _ConnectionSlot()
         loop = asyncio.get_running_loop()
         if slot.connection is not None and not slot.connection.closed:
-            if slot.connection.idle_s >= self.config["connections.max.idle.ms"] / 1000:
+            if slot.connection.idle_s >= self._max_idle_s:
                 # The broker closes idle connections too, and a request should not be the one to notice.
                 slot.connection.close("closed: it was idle")
             elif loop.time() < slot.renew_at:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from semel.client.cluster.authentication import Authentication
 from semel.client.cluster.broker_connections import BrokerConnections, read_address
 from semel.client.cluster.metadata import Metadata, Node, PartitionMetadata, TopicMetadata, topics_of
 from semel.client.cluster.response_errors import check
@@ -22,6 +21,7 @@ from semel.client.forking import Origin
 from semel.config import ADMIN, ConfigError, Values
 from semel.environment import MACHINE, Environment
 from semel.errors import Disconnected, ErrorCode, KafkaError, RequestTimedOut, Retriable, error_for
+from semel.net.authentication import Authentication
 from semel.net.connection import Connection
 from semel.security.credentials import client_credentials
 from semel.security.tls import client_context
@@ -161,8 +161,11 @@ class Cluster:
         lane = lane or ("coordinator" if isinstance(to, Coordinator) else "data")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                node_id = await self._node_for(to)
-                connection, node_id = await self._connection(node_id, lane)
+                node_id = to if type(to) is int else await self._node_for(to)
+                if node_id is not None:
+                    connection = self._connections.ready(node_id, lane)
+                if connection is None or node_id is None:
+                    connection, node_id = await self._connection(node_id, lane)
                 return await self._connections.exchange(connection, node_id, lane, message, version, newest)
         except TimeoutError:
             if connection is not None:
@@ -345,7 +348,14 @@ class Cluster:
         after_s = _TIME_TO_MAKE_A_TOPIC_S if made_by_asking else 0.0
         self.wait_warnings.begin(("topic", name), f"topic '{name}' is not there", why, after_s=after_s)
 
-    async def refresh_retrying(self, topics: Iterable[str] | None, *, timeout_ms: float) -> None:
+    async def refresh_retrying(
+        self,
+        topics: Iterable[str] | None,
+        *,
+        timeout_ms: float,
+        allow_auto_create: bool = False,
+        waiting: bool = False,
+    ) -> None:
         """As `refresh_metadata`, retried until `timeout_ms` has passed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
@@ -356,7 +366,10 @@ class Cluster:
             try:
                 async with asyncio.timeout(left_ms / 1000):
                     await self.refresh_metadata(
-                        names, timeout_ms=min(left_ms, self.config["request.timeout.ms"]), waiting=False
+                        names,
+                        allow_auto_create=allow_auto_create,
+                        timeout_ms=min(left_ms, self.config["request.timeout.ms"]),
+                        waiting=waiting,
                     )
                 return
             except (Retriable, TimeoutError) as error:

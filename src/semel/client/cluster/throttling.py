@@ -68,6 +68,10 @@ class Throttles:
             gate = self._gates.setdefault((node_id, lane in _COORDINATOR_LANES), _Gate())
             gate.until = max(gate.until, asyncio.get_running_loop().time() + wait_ms / 1000)
 
+    def has_any(self, node_id: int, lane: str) -> bool:
+        """Whether this node ever asked to wait."""
+        return bool(self._gates) and (node_id, lane in _COORDINATOR_LANES) in self._gates
+
     def left_s(self, node_id: int, lane: str) -> float:
         """For how many seconds nothing may be sent to this node; 0 if there is no limit."""
         gate = self._gates.get((node_id, lane in _COORDINATOR_LANES))

@@ -74,7 +74,7 @@ class ArrowSender:
             sending.check_open()
             if sending.manager is not None:
                 sending.manager.check_write()
-            batch = sending.accumulator.append_encoded(target, data, record_count, self._clock_ms())
+            batch = sending.accumulator.append_encoded(target, data, record_count, sending.steady_ms())
             if batch is not None and sending.manager is not None:
                 sending.manager.write(target)
             return batch

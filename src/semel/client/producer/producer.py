@@ -70,9 +70,9 @@ class AsyncProducer:
         environment: Environment = MACHINE,
     ) -> None:
         self.config = values = parse_config(config)
-        self._clock_ms = clock_ms = clock_ms or environment.now_ms
+        self._clock_ms = clock_ms or environment.now_ms
         self._cluster = Cluster(values, auto_create_topics=True, connect=connect, environment=environment)
-        self._sending = sending = SendLoop(values, self._cluster, clock_ms)
+        self._sending = sending = SendLoop(values, self._cluster, environment.steady_ms)
         self._routing = Routing(values, self._cluster, sending)
         self._transactions = ProducerTransactions(values, sending)
         # `send_now` is called for every record: what it needs is one attribute away.
@@ -124,9 +124,8 @@ class AsyncProducer:
         if key is not None and type(key) is not bytes:
             key = as_bytes(key, "key")
         fields = () if headers is None else as_headers(headers)
-        now_ms = self._clock_ms()
         if timestamp_ms is None:
-            timestamp_ms = now_ms
+            timestamp_ms = self._clock_ms()
         elif type(timestamp_ms) is not int or not 0 <= timestamp_ms <= INT64_MAX:
             timestamp_ms = as_timestamp(timestamp_ms)
         if partition is not None and type(partition) is not int:
@@ -152,7 +151,7 @@ class AsyncProducer:
             target = route.routes.partitions[partition]
             if self._manager is not None:
                 self._manager.check_write()
-            appended = self._accumulator.append(target, key, value, fields, timestamp_ms, now_ms)
+            appended = self._accumulator.append(target, key, value, fields, timestamp_ms, self._sending.steady_ms())
             if appended is None:
                 return None
             if self._manager is not None:

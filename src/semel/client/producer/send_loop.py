@@ -32,7 +32,7 @@ _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AV
 class SendLoop:
     """A producer's machines, and the task that runs them."""
 
-    def __init__(self, values: Values, cluster: Cluster, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, values: Values, cluster: Cluster, steady_ms: Callable[[], int]) -> None:
         self.config = values
         self.cluster = cluster
         self.codec = CODECS.index(values["compression.type"])
@@ -67,7 +67,9 @@ class SendLoop:
         self.coordinator_error = ""
         #: Nothing more is taken in.
         self.closing = False
-        self._clock_ms = clock_ms
+        #: The time of the machines. Not the wall clock: if that is set back by an hour, a retry would wait for the
+        #: hour, and delivery.timeout.ms too.
+        self.steady_ms = steady_ms
         self._acks = -1 if values["acks"] in ("all", "-1") else int(values["acks"])
         self._coordinator_tries = 0
         self._refreshing = False
@@ -79,7 +81,8 @@ class SendLoop:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._wake_asked = False
-        self._change: asyncio.Future[None] = self._loop.create_future()
+        #: Those who wait for the next poll of the machines. Each may give up without disturbing the others.
+        self._waiting: list[asyncio.Future[None]] = []
         self._runner = self._loop.create_task(self._run())
         self._runner.add_done_callback(self._on_end)
         self._start(self._refresh_topics_in_use())
@@ -96,7 +99,9 @@ class SendLoop:
 
     async def wait_for_change(self) -> None:
         """Wait until the machines have been polled again."""
-        await asyncio.shield(self._change)
+        change: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(change)
+        await change
 
     async def flush(self) -> None:
         """Wait until every record taken in so far is delivered or has failed."""
@@ -179,7 +184,7 @@ class SendLoop:
             if wake_at is None:
                 await self._wake.wait()
                 continue
-            wait = (wake_at - self._clock_ms()) / 1000
+            wait = (wake_at - self.steady_ms()) / 1000
             if wait > 0:
                 timer = self._loop.call_later(wait, self._wake.set)
                 await self._wake.wait()
@@ -189,7 +194,7 @@ class SendLoop:
 
     def _step(self) -> int | None:
         """Poll the machines once and start what they say. Returns when to poll again; None: when woken up."""
-        manager, now_ms = self.manager, self._clock_ms()
+        manager, now_ms = self.manager, self.steady_ms()
         with self.lock:
             self._wake_asked = False
             requests, wake_at = self.sender.poll(now_ms, self._leader, self._throttled_ms)
@@ -236,14 +241,14 @@ class SendLoop:
             code, why = error.code, error.why
             with self.lock:
                 if isinstance(error, Retriable):
-                    self.sender.on_no_answer(request, code, self._clock_ms())
+                    self.sender.on_no_answer(request, code, self.steady_ms())
                 else:
                     refusal = BatchAnswer(code, message=why)
-                    self.sender.on_answers(request, [refusal] * len(request.batches), self._clock_ms())
+                    self.sender.on_answers(request, [refusal] * len(request.batches), self.steady_ms())
         else:
             answers = _answers(request, response)
             with self.lock:
-                self.sender.on_answers(request, answers, self._clock_ms())
+                self.sender.on_answers(request, answers, self.steady_ms())
         self._wake.set()
 
     def _newest_produce(self) -> int:
@@ -282,13 +287,13 @@ class SendLoop:
             self.coordinator_error = error.why
             with self.lock:
                 if isinstance(error, Retriable):
-                    manager.on_disconnect(self._clock_ms(), self._backoff_ms())
+                    manager.on_disconnect(self.steady_ms(), self._backoff_ms())
                 else:
                     manager.on_error(error)
             self.cluster.forget_coordinator(send.coordinator, send.key)
         else:
             with self.lock:
-                code = manager.on_response(send.message, response, self._clock_ms(), self._backoff_ms())
+                code = manager.on_response(send.message, response, self.steady_ms(), self._backoff_ms())
                 if manager.state is ProducerState.UNINITIALIZED and manager.error is not None:
                     self.sender.give_up(manager.error, sent_too=True)
             self.coordinator_error = "" if code is ErrorCode.NONE else f"{code.name}, {code.meaning}"
@@ -355,9 +360,11 @@ class SendLoop:
         task.add_done_callback(self._on_end)
 
     def _note_change(self) -> None:
-        if not self._change.done():
-            self._change.set_result(None)
-        self._change = self._loop.create_future()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for change in waiting:
+                if not change.done():
+                    change.set_result(None)
 
 
 def _answers(request: Produce, response: Any) -> list[BatchAnswer]:

@@ -168,16 +168,24 @@ def _add(image: Image, topic: Topic, partitions: Mapping[int, tuple[int, ...]]) 
 def _reassign(image: Image, topic: Topic, targets: Mapping[int, tuple[int, ...]]) -> list[Multi]:
     """First the union of the old and the new replicas; when the new ones are in sync, `finished_reassignments`."""
     partitions, adding, removing = _mutable(topic.assignment)
+    states: list[Operation] = []
     for number, target in targets.items():
         if number not in partitions:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {number}")
         _check_replicas(image, target)
         origin = tuple(broker for broker in partitions[number] if broker not in adding.get(number, ()))
         whole = tuple(dict.fromkeys((*target, *origin)))
+        if not set(partitions[number]) <= set(whole):
+            # Another target than before: who was on the way in, and is not any more, leaves the set as well.
+            change = _settle(image, topic, number, whole)
+            if change is None:
+                why = f"none of the other replicas of {topic.name}-{number} is in sync"
+                raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
+            states += change
         _put(partitions, adding, removing, number, whole)
         _keep(adding, number, tuple(broker for broker in whole if broker not in origin))
         _keep(removing, number, tuple(broker for broker in origin if broker not in target))
-    return [Multi((_set_assignment(topic, partitions, adding, removing),))]
+    return pack([(_set_assignment(topic, partitions, adding, removing), *states)])
 
 
 def _cancel(image: Image, topic: Topic, numbers: tuple[int, ...]) -> list[Multi]:

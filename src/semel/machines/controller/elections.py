@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semel.machines.controller.image import Image
 from semel.machines.replication.values import NO_LEADER, PartitionState, state_with_isr
+from semel.machines.values import TopicPartition
 
 
 def next_state(
@@ -30,7 +31,9 @@ def next_state(
 def _without_the_dead(state: PartitionState, needed: int, image: Image) -> PartitionState | None:
     """A follower that is dead or leaving leaves the set, and the leader leads on under the same epoch (E3)."""
     isr = tuple(member for member in state.isr if member == state.leader or image.may_lead(member))
-    return None if isr == state.isr else state_with_isr(state, isr, needed)
+    # Fewer replicas may be needed than before: then nobody is eligible any more, and the leader commits again.
+    none_eligible = len(isr) >= needed and bool(state.elr)
+    return state_with_isr(state, isr, needed) if isr != state.isr or none_eligible else None
 
 
 def _elected(
@@ -66,6 +69,18 @@ def first_state(replicas: tuple[int, ...], image: Image) -> PartitionState:
     if not able:
         return PartitionState(NO_LEADER, 0, replicas, controller_epoch=image.controller_epoch)
     return PartitionState(able[0], 0, able, image.broker_epoch(able[0]), controller_epoch=image.controller_epoch)
+
+
+def could_be_led_by_their_first(image: Image) -> tuple[TopicPartition, ...]:
+    """The partitions that another than the first of their replicas leads, though that one is in sync."""
+    found = []
+    for partition, (state, _) in image.states.items():
+        topic = image.topics.get(partition.topic)
+        if topic is not None and image.may_lead(state.leader):
+            first = topic.assignment.target(partition.partition)[0]
+            if first != state.leader and first in state.isr and image.may_lead(first):
+                found.append(partition)
+    return tuple(found)
 
 
 def without_unclean(state: PartitionState, broker: int, needed: int) -> PartitionState | None:

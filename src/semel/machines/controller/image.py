@@ -39,8 +39,10 @@ class Topic:
     has_config: bool = True
 
     def needed(self, number: int) -> int:
-        """How many replicas in sync it takes to commit."""
-        return min(self.min_insync_replicas, max(1, len(self.assignment.target(number))))
+        """How many replicas in sync it takes to commit. While replicas move, the smaller number of them counts: a
+        topic that gets more replicas is written on while they are filled."""
+        replicas = min(len(self.assignment.origin(number)), len(self.assignment.target(number)))
+        return min(self.min_insync_replicas, max(1, replicas))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,13 @@ from semel.machines.controller.writing import write_state
 from semel.machines.values import TopicPartition
 from semel.machines.znodes import paths
 from semel.machines.znodes.operations import Check, Create, Delete, Multi, Operation, SetData
-from semel.machines.znodes.values import BrokerLife, BrokerRegistration, encode_controller, encode_controller_epoch
+from semel.machines.znodes.values import (
+    BrokerLife,
+    BrokerRegistration,
+    Endpoint,
+    encode_controller,
+    encode_controller_epoch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class SayLeaving:
     broker_id: int
     directory_id: str
     life_version: int
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,9 @@ def decide(image: Image, event: RegistrationEvent) -> list[Multi]:
             ]
         case Register():
             return [Multi(_register(event))]
-        case SayLeaving(broker_id, directory_id, version):
-            return [Multi((SetData(paths.life(broker_id), BrokerLife(directory_id, True).encode(), version),))]
+        case SayLeaving(broker_id, directory_id, version, endpoints):
+            life = BrokerLife(directory_id, True, endpoints)
+            return [Multi((SetData(paths.life(broker_id), life.encode(), version),))]
         case LeaveUncleanly(broker_id):
             return _leave_uncleanly(image, broker_id)
         case Certify(broker_id, broker_epoch):
@@ -86,7 +94,7 @@ def decide(image: Image, event: RegistrationEvent) -> list[Multi]:
 
 
 def _register(event: Register) -> tuple[Operation, ...]:
-    data = BrokerLife(event.directory_id).encode()
+    data = BrokerLife(event.directory_id, endpoints=event.registration.endpoints).encode()
     path = paths.life(event.broker_id)
     life = Create(path, data) if event.life_version is None else SetData(path, data, event.life_version)
     stale = (Delete(paths.broker(event.broker_id)),) if event.stale else ()
@@ -97,7 +105,8 @@ def _leave_uncleanly(image: Image, broker_id: int) -> list[Multi]:
     changes: list[Change] = []
     for (name, number), (state, version) in image.states.items():
         topic = image.topics.get(name)
-        if topic is not None:
+        # Of a partition that is nowhere else nobody has more: it goes on with what is there, as on a broker alone.
+        if topic is not None and topic.assignment.partitions.get(number) != (broker_id,):
             left = elections.without_unclean(state, broker_id, topic.needed(number))
             if left is not None:
                 changes.append((write_state(TopicPartition(name, number), left, version),))

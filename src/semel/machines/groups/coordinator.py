@@ -515,6 +515,14 @@ class GroupCoordinator:
         self._answers += out.effects
         return None if decision.reply is None else group_views.failed_reply(decision.reply, code)
 
+    def refused_reply(self, reply: Result, code: ErrorCode) -> Result:
+        """The reply to send instead: what it tells is written, but not replicated. Nothing changes here."""
+        return group_views.failed_reply(reply, code)
+
+    def set_partition_count(self, count: int) -> None:
+        """How many partitions `__consumer_offsets` has, once the topic is there."""
+        self._registry.set_partition_count(count)
+
     # Shared
 
     def _require(self, group_id: str) -> None:

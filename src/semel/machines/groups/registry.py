@@ -164,6 +164,9 @@ class GroupRegistry:
     def partition_for(self, group_id: str) -> int:
         return partition_for(group_id, self._partitions)
 
+    def set_partition_count(self, count: int) -> None:
+        self._partitions = count
+
     def require_served(self, group_id: str) -> None:
         partition = self.partition_for(group_id)
         if partition not in self._loaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from semel.errors import ErrorCode
@@ -14,7 +14,7 @@ from semel.machines.internal_topics import after_failed_append
 from semel.wire.error_codes import with_error
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeResponse
 from semel.wire.messages.groups import DescribeGroupsResponse, ListGroupsResponse
-from semel.wire.messages.offsets import OffsetCommitResponse
+from semel.wire.messages.offsets import OffsetCommitResponse, OffsetFetchResponse
 from semel.wire.messages.transactions import TxnOffsetCommitResponse
 
 _Reply = TypeVar("_Reply")
@@ -121,4 +121,12 @@ def failed_reply(reply: _Reply, append_error: ErrorCode) -> _Reply:
     code = after_failed_append(append_error)
     if append_error in _TOO_LARGE and isinstance(reply, OffsetCommitResponse | TxnOffsetCommitResponse):
         code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    return with_error(reply, code)
+    failed = with_error(reply, code)
+    if isinstance(failed, OffsetFetchResponse):
+        # What is not committed is told to nobody, beside an error neither.
+        rows: list[Any] = [row for topic in failed.topics for row in topic.partitions]
+        rows += [row for group in failed.groups for topic in group.topics for row in topic.partitions]
+        for row in rows:
+            if row.error_code == code:
+                row.committed_offset, row.committed_leader_epoch, row.metadata = -1, -1, ""
+    return failed

@@ -30,7 +30,7 @@ _SEQUENCES = 1 << 31
 _HALF_OF_THE_SEQUENCES = 1 << 30
 
 
-def _precedes(sequence: int, other: int) -> bool:
+def precedes(sequence: int, other: int) -> bool:
     """Whether a sequence comes before another. Sequences wrap around to 0."""
     return 0 < (other - sequence) % _SEQUENCES < _HALF_OF_THE_SEQUENCES
 
@@ -112,7 +112,7 @@ class ProducerEntry:
         """Whether the open transaction is known to have begun with this sequence or an earlier one."""
         for written in self.batches:
             if written.first_offset == self.current_transaction_first_offset:
-                return not _precedes(sequence, written.first_sequence)
+                return not precedes(sequence, written.first_sequence)
         return False
 
     def facts(self) -> tuple[object, ...]:
@@ -232,6 +232,15 @@ class ProducerStates:
             )
         return None
 
+    def expected_sequence(self, producer_id: int, producer_epoch: int) -> int | None:
+        """The sequence that comes next; None if nothing is known of the producer."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.producer_epoch == NO_EPOCH:
+            return None
+        if entry.producer_epoch != producer_epoch or not entry.batches:
+            return 0
+        return (entry.batches[-1].last_sequence + 1) % _SEQUENCES
+
     def check_epoch(self, producer_id: int, producer_epoch: int) -> None:
         """Check the epoch alone: a coordinator's own batches have no sequences."""
         entry = self.entries.get(producer_id)
@@ -302,7 +311,7 @@ class ProducerStates:
     ) -> Refused:
         sent = f"producer {entry.producer_id} epoch {entry.producer_epoch} sent sequences {first}-{last}"
         if transactional:
-            if _precedes(first, expected) and not entry.began_at_or_before(first):
+            if precedes(first, expected) and not entry.began_at_or_before(first):
                 # Clients that keep a transaction's sequences abort on this code and go on under a new epoch; after
                 # OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka does not go on at all.
                 return Refused(
@@ -313,7 +322,7 @@ class ProducerStates:
             entry.batches
             and entry.contiguous_from_zero
             and entry.answers_for(entry.batches[0], transactional)
-            and _precedes(last, entry.batches[0].first_sequence)
+            and precedes(last, entry.batches[0].first_sequence)
         ):
             return Refused(
                 ErrorCode.DUPLICATE_SEQUENCE_NUMBER,

@@ -128,6 +128,8 @@ class LeaderReplica:
     status: LeadershipState = LeadershipState.STABLE
     #: The state that was asked for, until the register shows what has become of it.
     wished: PartitionState | None = None
+    #: With fsync: how far this broker's own disk has the log. None: what is written counts.
+    durable_offset: int | None = None
 
     def __post_init__(self) -> None:
         if not self.followers:
@@ -147,23 +149,42 @@ class LeaderReplica:
 
     @property
     def has_enough_replicas(self) -> bool:
-        """Whether a produce with acks=all is taken (P3)."""
-        return len(self.state.isr) >= self.needed
+        """Whether a produce with acks=all is taken (P3).
+
+        Nor while somebody is eligible: `needed` may have been lowered since, and who is eligible lacks what would be
+        committed now.
+        """
+        return len(self.state.isr) >= self.needed and not self.state.elr
 
     @property
     def knows_its_high_watermark(self) -> bool:
         """Before, LATEST is answered with OFFSET_NOT_AVAILABLE, and no coordinator serves (R12)."""
         return self.high_watermark >= self.start_offset
 
-    def appended(self, end_offset: int) -> list[Effect]:
-        """The log has grown to this end."""
+    def appended(self, end_offset: int, seen: Iterable[tuple[int, int]] = ()) -> list[Effect]:
+        """The log has grown to this end. `seen`: when followers that do not repeat where they are have fetched last:
+        one at the old end was caught up until then (R9)."""
+        if end_offset > self.end_offset:
+            for follower, seen_ms in seen:
+                progress = self.followers.get(follower)
+                if (
+                    progress is not None
+                    and progress.offset == self.end_offset
+                    and seen_ms > progress.last_caught_up_ms
+                ):
+                    self.followers[follower] = progress._replace(last_caught_up_ms=seen_ms)
         self.end_offset = end_offset
+        return self._advance()
+
+    def durable(self, offset: int) -> list[Effect]:
+        """With fsync: this broker's disk has everything below this offset."""
+        self.durable_offset = offset
         return self._advance()
 
     def _advance(self) -> list[Effect]:
         if not self.has_enough_replicas:  # R3
             return []
-        offset = self.end_offset
+        offset = self.end_offset if self.durable_offset is None else min(self.end_offset, self.durable_offset)
         for member in self.counted:
             if member != self.broker_id:
                 progress = self.followers.get(member)
@@ -172,6 +193,16 @@ class LeaderReplica:
             return []
         self.high_watermark = offset
         return [HighWatermark(offset)]
+
+    def assigned(self, replicas: tuple[int, ...], needed: int) -> list[Effect]:
+        """The partition has other replicas now (E9), or takes another number of them to commit."""
+        self.replicas, self.needed = replicas, needed
+        for follower in replicas:
+            if follower != self.broker_id:
+                self.followers.setdefault(follower, Progress())
+        for follower in self.followers.keys() - {*replicas} - self.counted:
+            del self.followers[follower]
+        return self._advance()
 
     # --- followers
 

@@ -30,6 +30,8 @@ class Replica:
     lag_time_max_ms: int = 30_000
     version: int = -1
     role: LeaderReplica | FollowerReplica | None = None
+    #: With fsync: how far this broker's disk has the log. None: what is written counts.
+    durable_offset: int | None = None
 
     def register(self, state: PartitionState, version: int, now_ms: int, *, synced: bool = False) -> list[Effect]:
         """What ZooKeeper says about the partition."""
@@ -53,6 +55,13 @@ class Replica:
             return effects + self._lead(state, version, now_ms)
         return effects + self._follow(state, version)
 
+    def assigned(self, replicas: tuple[int, ...], needed: int) -> list[Effect]:
+        """Which brokers have the partition now, and how many it takes to commit."""
+        if (replicas, needed) == (self.replicas, self.needed):
+            return []
+        self.replicas, self.needed = replicas, needed
+        return self.role.assigned(replicas, needed) if isinstance(self.role, LeaderReplica) else []
+
     def _take_over(self, end_offset: int, high_watermark: int, last_epoch: int) -> None:
         self.end_offset, self.high_watermark, self.last_epoch = end_offset, high_watermark, last_epoch
 
@@ -71,6 +80,7 @@ class Replica:
             self.high_watermark,
             start_offset=self.end_offset,
             now_ms=now_ms,
+            durable_offset=self.durable_offset,
         )
         begin = BeginEpoch(state.leader_epoch, self.end_offset)  # R4
         return [begin, *self.role.appended(self.end_offset)]

@@ -17,7 +17,7 @@ and V2 (KIP-890), where every EndTxn bumps it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from semel.errors import ErrorCode, InvariantViolation, Refused
@@ -112,6 +112,10 @@ class TransactionCoordinator:
     def partition_for(self, transactional_id: str) -> int:
         return partition_for(transactional_id, self.settings.transaction_state_log_num_partitions)
 
+    def set_partition_count(self, count: int) -> None:
+        """How many partitions `__transaction_state` has, once the topic is there."""
+        self.settings = replace(self.settings, transaction_state_log_num_partitions=count)
+
     # Loading and recovery
 
     def load(self, partition: int, coordinator_epoch: int) -> None:
@@ -177,6 +181,13 @@ class TransactionCoordinator:
                 # It may be an abort by timeout or a completion, which no client will ask for again.
                 self._next_retry_ms = pending.decided_at_ms + RETRY_MS
         return refusal_of(decision.reply, after_failed_append(code), failed)
+
+    def refused_reply(self, reply: Response, code: ErrorCode) -> Response:
+        """The reply to send instead: what it tells is written, but not replicated. Nothing changes here."""
+        ids: set[str] = set()
+        if isinstance(reply, AddPartitionsToTxnResponse):
+            ids = {result.transactional_id for result in reply.results_by_transaction}
+        return refusal_of(reply, after_failed_append(code), ids)
 
     # Requests
 
@@ -382,6 +393,16 @@ class TransactionCoordinator:
         if isinstance(cell, TransactionState):
             return self._decide(shard, EndTxnResponse(), after_prepare(old, cell, 0, now_ms, new_producer_id))
         return Decision(EndTxnResponse(error_code=cell))
+
+    def awaits(self, sent: SendMarkers) -> bool:
+        """Whether these markers are still to be written. Not after a reload, and not once another coordinates."""
+        shard = self._shards.get(self.partition_for(sent.transactional_id))
+        return shard is not None and not shard.loading and shard.completion_of(sent) is not None
+
+    def epoch_of(self, transactional_id: str) -> int:
+        """The coordinator epoch that this id is served under; -1 if it is not."""
+        shard = self._shards.get(self.partition_for(transactional_id))
+        return -1 if shard is None else shard.coordinator_epoch
 
     def markers_written(
         self, sent: SendMarkers, now_ms: int, partitions: Iterable[TopicPartition] | None = None

@@ -32,6 +32,15 @@ class Acl:
 
 
 OPEN = (Acl(ALL, "world", "anyone"),)
+#: Nodes that hold keys or passwords, and all below them: nobody but who has created them may read them.
+SENSITIVE = ("/config/users", "/config/brokers", "/delegation_token", "/semel/scram_secret")
+
+
+def owned(path: str) -> tuple[Acl, ...]:
+    """What Kafka's `zookeeper.set.acl` gives a node: everything to who creates it, and to read for all but secrets."""
+    creator = Acl(ALL, "auth", "")
+    is_sensitive = any(path == one or path.startswith(f"{one}/") for one in SENSITIVE)
+    return (creator,) if is_sensitive else (creator, Acl(READ, "world", "anyone"))
 
 
 def _string(text: str) -> int:

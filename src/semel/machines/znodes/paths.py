@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from semel.machines.znodes import access, tokens
+
 CLUSTER_ID = "/cluster/id"
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
@@ -11,6 +13,10 @@ DELETED_TOPICS = "/admin/delete_topics"
 CONFIG_CHANGES = "/config/changes"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 LIVES = "/semel/brokers"
+#: There while a broker that was alone brings its topics.
+JOINING = "/semel/joining"
+#: Of which the salts of users are made that do not exist. Who reads it could read every user's keys as well.
+SCRAM_SECRET = "/semel/scram_secret"
 
 #: What must be there before anything else: nobody minds who creates it.
 PERSISTENT = (
@@ -32,6 +38,11 @@ PERSISTENT = (
     "/kafka-acl-extended",
     "/kafka-acl-extended/prefixed",
     "/kafka-acl-changes",
+    "/kafka-acl-extended-changes",
+    *access.FOLDERS,
+    "/delegation_token",
+    tokens.FOLDER,
+    tokens.CHANGES,
     "/semel",
     LIVES,
 )
@@ -75,8 +86,3 @@ def config(kind: str, entity: str) -> str:
 def config_change() -> str:
     """Sequential: the name gets a number."""
     return f"{CONFIG_CHANGES}/config_change_"
-
-
-def acl(resource_type: str, name: str, *, prefixed: bool = False) -> str:
-    folder = "/kafka-acl-extended/prefixed" if prefixed else "/kafka-acl"
-    return f"{folder}/{resource_type}/{name}"

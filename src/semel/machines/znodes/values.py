@@ -43,6 +43,15 @@ class Endpoint(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.listener}://{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> Endpoint:
+        listener, _, address = text.partition("://")
+        host, _, port = address.rpartition(":")
+        return cls(listener, host, int(port))
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
@@ -58,7 +67,7 @@ class BrokerRegistration:
         plain = next((each for each in self.endpoints if self.protocols.get(each.listener) == "PLAINTEXT"), None)
         value: dict[str, Any] = {
             "listener_security_protocol_map": dict(self.protocols),
-            "endpoints": [f"{each.listener}://{each.host}:{each.port}" for each in self.endpoints],
+            "endpoints": list(map(str, self.endpoints)),
             "jmx_port": -1,
             "features": {},
             "host": plain.host if plain else None,
@@ -72,13 +81,8 @@ class BrokerRegistration:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> BrokerRegistration:
-        def endpoint(text: str) -> Endpoint:
-            listener, _, address = text.partition("://")
-            host, _, port = address.rpartition(":")
-            return Endpoint(listener, host, int(port))
-
         def read(value: Any) -> BrokerRegistration:
-            endpoints = tuple(map(endpoint, value["endpoints"]))
+            endpoints = tuple(map(Endpoint.of, value["endpoints"]))
             own_names = {each.listener: each.listener for each in endpoints}
             protocols = dict(value.get("listener_security_protocol_map") or own_names)
             return cls(endpoints, protocols, int(value.get("timestamp", -1)), value.get("rack"))
@@ -92,13 +96,36 @@ class BrokerLife:
 
     directory_id: str
     leaving: bool = False
+    #: Where it can be reached while it lives: clients are told for a while after it is gone.
+    endpoints: tuple[Endpoint, ...] = ()
 
     def encode(self) -> bytes:
-        return _encode({"version": 1, "directory_id": self.directory_id, "leaving": self.leaving})
+        endpoints = list(map(str, self.endpoints))
+        value = {"version": 1, "directory_id": self.directory_id, "leaving": self.leaving, "endpoints": endpoints}
+        return _encode(value)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> BrokerLife:
-        return _decode(data, path, lambda value: cls(str(value["directory_id"]), bool(value.get("leaving", False))))
+        def read(value: Any) -> BrokerLife:
+            endpoints = tuple(map(Endpoint.of, value.get("endpoints", ())))
+            return cls(str(value["directory_id"]), bool(value.get("leaving", False)), endpoints)
+
+        return _decode(data, path, read)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """`/semel/joining`: which broker is bringing the topics that it had alone, and from which data directory."""
+
+    broker: int
+    directory_id: str
+
+    def encode(self) -> bytes:
+        return _encode({"version": 1, "broker": self.broker, "directory_id": self.directory_id})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Joining:
+        return _decode(data, "/semel/joining", lambda value: cls(int(value["broker"]), str(value["directory_id"])))
 
 
 def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
@@ -167,6 +194,11 @@ class TopicAssignment:
                 by_number(value.get("removing_replicas", {})),
             ),
         )
+
+    def origin(self, number: int) -> tuple[int, ...]:
+        """Where a partition was before it began to move."""
+        coming = self.adding.get(number, ())
+        return tuple(broker for broker in self.partitions[number] if broker not in coming)
 
     def target(self, number: int) -> tuple[int, ...]:
         """Where a partition is to be when all has moved."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.access.guards import Answer, Verdict
-from semel.broker.access.guards.rows import split
+from semel.broker.access.guards.rows import made_of, split
 from semel.errors import ErrorCode
 from semel.machines.security.access import Operation, ResourceType
 from semel.wire.messages.fetch import (
@@ -26,27 +26,19 @@ _DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 def list_offsets(
     access: AccessControl, request: ListOffsetsRequest, call: Call
 ) -> Generator[None, None, Verdict]:
-    """Describe on each topic."""
+    """Describe on each topic; of a replica ClusterAction."""
+    if request.replica_id >= 0 and access.is_of_a_broker(call):
+        return None
     allowed, denied = yield from split(
         access, call, Operation.DESCRIBE, ResourceType.TOPIC, request.topics, lambda topic: topic.name
     )
-    if not denied:
-        return None
     row = ListOffsetsResponse.ListOffsetsPartitionResponse
-    answers = []
-    for topic in denied:
+
+    def refusal(topic: ListOffsetsRequest.ListOffsetsTopic) -> ListOffsetsResponse.ListOffsetsTopicResponse:
         rows = [row(partition_index=asked.partition_index, error_code=_DENIED) for asked in topic.partitions]
-        answers.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
-        yield
+        return ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows)
 
-    def merge(reply: ListOffsetsResponse) -> ListOffsetsResponse:
-        reply.topics += answers
-        return reply
-
-    if not allowed:
-        return Answer(merge(ListOffsetsResponse()))
-    request.topics = allowed
-    return merge
+    return (yield from _verdict(request, allowed, denied, refusal, ListOffsetsResponse()))
 
 
 def offset_for_leader_epoch(
@@ -58,20 +50,34 @@ def offset_for_leader_epoch(
     allowed, denied = yield from split(
         access, call, Operation.DESCRIBE, ResourceType.TOPIC, request.topics, lambda topic: topic.topic
     )
+    row = OffsetForLeaderEpochResponse.EpochEndOffset
+
+    def refusal(
+        topic: OffsetForLeaderEpochRequest.OffsetForLeaderTopic,
+    ) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult:
+        rows = [row(partition=asked.partition, error_code=_DENIED) for asked in topic.partitions]
+        return OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=rows)
+
+    return (yield from _verdict(request, allowed, denied, refusal, OffsetForLeaderEpochResponse()))
+
+
+def _verdict(
+    request: ListOffsetsRequest | OffsetForLeaderEpochRequest,
+    allowed: list[Any],
+    denied: list[Any],
+    refusal: Callable[[Any], Any],
+    empty: ListOffsetsResponse | OffsetForLeaderEpochResponse,
+) -> Generator[None, None, Verdict]:
+    """The allowed topics are asked for; a refusal of each denied one comes behind their answers."""
     if not denied:
         return None
-    row = OffsetForLeaderEpochResponse.EpochEndOffset
-    answers = []
-    for topic in denied:
-        rows = [row(partition=asked.partition, error_code=_DENIED) for asked in topic.partitions]
-        answers.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=rows))
-        yield
+    answers = yield from made_of(denied, refusal)
 
-    def merge(reply: OffsetForLeaderEpochResponse) -> OffsetForLeaderEpochResponse:
+    def merge(reply: Any) -> Any:
         reply.topics += answers
         return reply
 
     if not allowed:
-        return Answer(merge(OffsetForLeaderEpochResponse()))
+        return Answer(merge(empty))
     request.topics = allowed
     return merge

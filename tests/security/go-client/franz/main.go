@@ -1,43 +1,24 @@
 // The Go client franz-go through each lock: a topic, two transactions of which one is aborted, and a group that reads.
-// Standard input has a JSON list of ways in. Says, for each, a JSON line with its name and what was read, or why it was
-// kept out.
 package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/json"
 	"fmt"
-	"os"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+	"semel.example/goclient/ways"
 )
 
-type way struct {
-	Name, Servers, Authority, Certificate, Mechanism, User, Password string
-}
-
-func (w way) options() ([]kgo.Opt, error) {
+func options(w ways.Way) ([]kgo.Opt, error) {
 	options := []kgo.Opt{kgo.SeedBrokers(w.Servers), kgo.RequestRetries(2)}
-	if w.Authority != "" {
-		pem, err := os.ReadFile(w.Authority)
-		if err != nil {
-			return nil, err
-		}
-		config := &tls.Config{RootCAs: x509.NewCertPool()}
-		config.RootCAs.AppendCertsFromPEM(pem)
-		if w.Certificate != "" {
-			pair, err := tls.LoadX509KeyPair(w.Certificate, w.Certificate)
-			if err != nil {
-				return nil, err
-			}
-			config.Certificates = []tls.Certificate{pair}
-		}
+	config, err := w.TLS()
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
 		options = append(options, kgo.DialTLSConfig(config))
 	}
 	switch w.Mechanism {
@@ -51,12 +32,12 @@ func (w way) options() ([]kgo.Opt, error) {
 	return options, nil
 }
 
-func (w way) through(ctx context.Context) ([]string, error) {
-	options, err := w.options()
+func through(ctx context.Context, w ways.Way) ([]string, error) {
+	options, err := options(w)
 	if err != nil {
 		return nil, err
 	}
-	topic := "go-" + w.Name
+	topic := "franz-" + w.Name
 	producer, err := kgo.NewClient(append(options, kgo.TransactionalID(topic), kgo.DefaultProduceTopic(topic))...)
 	if err != nil {
 		return nil, err
@@ -104,18 +85,5 @@ func (w way) through(ctx context.Context) ([]string, error) {
 }
 
 func main() {
-	var ways []way
-	if err := json.NewDecoder(os.Stdin).Decode(&ways); err != nil {
-		panic(err)
-	}
-	for _, w := range ways {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		found, err := w.through(ctx)
-		cancel()
-		line := map[string]any{"name": w.Name, "read": found, "error": ""}
-		if err != nil {
-			line["error"] = err.Error()
-		}
-		json.NewEncoder(os.Stdout).Encode(line)
-	}
+	ways.Try(through)
 }

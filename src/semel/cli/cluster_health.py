@@ -1,0 +1,205 @@
+"""How a cluster is: its brokers, its controller, the partitions that lack something, and what a person should do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from semel.cli.whole_metadata import whole_metadata
+from semel.client.blocking.cluster import BlockingCluster
+from semel.errors import KafkaError
+from semel.wire.messages.configs import DescribeConfigsRequest
+from semel.wire.messages.metadata import DescribeClusterRequest
+
+TOPIC_RESOURCE = 2
+#: A broker that runs answers sooner, also a busy one.
+ANSWERS_WITHIN_MS = 3000
+NOBODY = -1
+#: How many topics are asked about at once.
+ASKED_AT_ONCE = 200
+
+
+@dataclass(slots=True)
+class Health:
+    """What `semel cluster status` shows. Rows are dicts, as tables and JSON take them."""
+
+    cluster_id: str | None
+    controller: int | None
+    topics: int = 0
+    partitions: int = 0
+    brokers: list[dict[str, Any]] = field(default_factory=list)
+    offline: list[dict[str, Any]] = field(default_factory=list)
+    under_min_isr: list[dict[str, Any]] = field(default_factory=list)
+    under_replicated: list[dict[str, Any]] = field(default_factory=list)
+    #: Brokers that are registered and do not answer, and brokers that answer and do not reach ZooKeeper.
+    silent: list[int] = field(default_factory=list)
+    without_zookeeper: list[int] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    @property
+    def is_well(self) -> bool:
+        partitions = not self.offline and not self.under_replicated
+        return partitions and self.controller is not None and not self.silent and not self.without_zookeeper
+
+    def as_json(self) -> dict[str, Any]:
+        return {"is_well": self.is_well, **asdict(self)}
+
+
+def look_at(client: BlockingCluster) -> Health:
+    """Ask a broker, and whether each of the others answers; think it over."""
+    client.connect()
+    answer = whole_metadata(client)
+    # Metadata names whoever serves administrators, also where nobody is the controller, and brokers that are just gone.
+    described = client.request_retrying(DescribeClusterRequest())
+    live = {row.broker_id: row for row in described.brokers}
+    views = {broker: _controller_seen_by(client, broker) for broker in sorted(live)}
+    controller = next((seen for seen in views.values() if seen in live), None)
+    health = Health(answer.cluster_id, controller)
+    health.silent = [broker for broker, seen in views.items() if seen is None]
+    if controller is not None:
+        health.without_zookeeper = [broker for broker, seen in views.items() if seen == NOBODY]
+    leads = dict.fromkeys(live, 0)
+    replicas = dict.fromkeys(live, 0)
+    misplaced = single = 0
+    for topic in sorted(answer.topics, key=lambda one: one.name or ""):
+        health.topics += 1
+        for part in sorted(topic.partitions, key=lambda one: one.partition_index):
+            health.partitions += 1
+            for broker in part.replica_nodes:
+                replicas[broker] = replicas.get(broker, 0) + 1
+            single += len(part.replica_nodes) == 1
+            missing = [broker for broker in part.replica_nodes if broker not in part.isr_nodes]
+            row = {
+                "topic": topic.name,
+                "partition": part.partition_index,
+                "leader": part.leader_id if part.leader_id in live else None,
+                "replicas": list(part.replica_nodes),
+                "in_sync": list(part.isr_nodes),
+                "missing": missing,
+            }
+            if row["leader"] is None:
+                health.offline.append(row)
+                continue
+            leads[part.leader_id] += 1
+            misplaced += part.leader_id != part.replica_nodes[0]
+            if missing:
+                health.under_replicated.append(row)
+    health.under_min_isr = _below_min_isr(client, health.under_replicated)
+    away = sorted(replicas.keys() - live.keys())
+    for broker in sorted(replicas):
+        is_here = broker in live
+        health.brokers.append(
+            {
+                "broker": broker,
+                "address": f"{live[broker].host}:{live[broker].port}" if is_here else None,
+                "rack": live[broker].rack if is_here else None,
+                "leads": leads.get(broker, 0),
+                "replicas": replicas[broker],
+                "state": _state(health, broker) if is_here else "away",
+            }
+        )
+    idle = sorted(broker for broker in live if not replicas[broker]) if health.partitions else []
+    health.advice = advice(health, away, misplaced, single if len(live) > 1 else 0, idle)
+    return health
+
+
+def _state(health: Health, broker: int) -> str:
+    if broker in health.silent:
+        return "silent"
+    if broker in health.without_zookeeper:
+        return "without ZooKeeper"
+    return "controller" if broker == health.controller else "runs"
+
+
+def _controller_seen_by(client: BlockingCluster, broker: int) -> int | None:
+    """Whom a broker takes for the controller, NOBODY if it does not reach ZooKeeper; None if it does not answer."""
+    try:
+        return int(client.request(broker, DescribeClusterRequest(), timeout_ms=ANSWERS_WITHIN_MS).controller_id)
+    except KafkaError:
+        return None
+
+
+def _below_min_isr(client: BlockingCluster, suspects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that take no acks=all. Only topics with a replica missing are asked about."""
+    names = sorted({row["topic"] for row in suspects})
+    needed: dict[str, int] = {}
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        resources = [
+            DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=["min.insync.replicas"]
+            )
+            for name in names[start : start + ASKED_AT_ONCE]
+        ]
+        for result in client.request_retrying(DescribeConfigsRequest(resources=resources)).results:
+            for config in result.configs:
+                needed[result.resource_name] = int(config.value or 1)
+    return [row for row in suspects if len(row["in_sync"]) < min(needed.get(row["topic"], 1), len(row["replicas"]))]
+
+
+def _brokers(numbers: Sequence[int]) -> str:
+    return f"Broker {numbers[0]} is" if len(numbers) == 1 else f"Brokers {', '.join(map(str, numbers))} are"
+
+
+def advice(
+    health: Health, away: list[int], misplaced: int, single: int = 0, idle: Sequence[int] = ()
+) -> list[str]:
+    """What to do, the most urgent first, in words. `single` partitions have one replica, `idle` brokers hold none."""
+    lines = []
+    gone = ", ".join(map(str, away))
+    if health.controller is None:
+        lines.append(
+            "Nobody is the controller, so nobody elects leaders: is ZooKeeper running, and do the brokers reach it?"
+        )
+    if health.silent:
+        lines.append(
+            f"{_brokers(health.silent)} registered and did not answer within {ANSWERS_WITHIN_MS // 1000} s: frozen, "
+            "overloaded, or not to be reached from here. ZooKeeper takes a frozen one for dead after "
+            "zookeeper.session.timeout.ms; if it stays like this, look at its process, its log and the network."
+        )
+    if health.without_zookeeper:
+        lines.append(
+            f"{_brokers(health.without_zookeeper)} cut off from ZooKeeper: look at the network between them. Others "
+            "take over what it leads when its session ends."
+        )
+    if away:
+        lines.append(
+            f"Broker{'s' if len(away) > 1 else ''} {gone} hold{'' if len(away) > 1 else 's'} replicas and "
+            f"{'are' if len(away) > 1 else 'is'} not running. Start {'them' if len(away) > 1 else 'it'} again on the "
+            "same data. If a machine is lost for good: semel cluster balance "
+            + " ".join(f"--remove {broker}" for broker in away)
+        )
+    if health.offline:
+        wanted = sorted({broker for row in health.offline for broker in row["in_sync"]})
+        who = f"broker {', '.join(map(str, wanted))}" if wanted else "a broker that held them"
+        lines.append(
+            f"{len(health.offline)} partitions have no leader. They have all their records on {who}: start that first. "
+            "Only if it is lost for good: kafka-leader-election --election-type unclean, which loses records."
+        )
+    if health.under_min_isr:
+        lines.append(
+            f"{len(health.under_min_isr)} partitions refuse acks=all until another replica is in sync "
+            "(min.insync.replicas)."
+        )
+    lagging = sorted({broker for row in health.under_replicated for broker in row["missing"]} - set(away))
+    if lagging:
+        lines.append(
+            f"Brokers {', '.join(map(str, lagging))} run and do not keep up with a leader. After a restart that is so "
+            "for a moment. If it stays: look at the disk, the network and the log of those brokers."
+        )
+    if health.is_well:
+        lines.append("All is well.")
+    if health.is_well and misplaced:
+        lines.append(
+            f"{misplaced} partitions are led by another than their first replica, as after a restart. They go back by "
+            "themselves, or by kafka-leader-election --election-type preferred --all-topic-partitions."
+        )
+    if single:
+        lines.append(
+            f"{single} partitions have one replica: with its broker their records are lost. More replicas: semel "
+            f"cluster balance --replication-factor {min(3, sum(row['address'] is not None for row in health.brokers))}"
+        )
+    if idle:
+        who = "Broker " + str(idle[0]) if len(idle) == 1 else "Brokers " + ", ".join(map(str, idle))
+        lines.append(f"{who} hold{'s' if len(idle) == 1 else ''} no replicas. Their share: semel cluster balance")
+    return lines

@@ -1,0 +1,432 @@
+"""A cluster for tests and for trying things out: real broker processes over a ZooKeeper that needs no Java.
+
+>>> import semel
+>>> with semel.Cluster(brokers=3) as cluster:
+...     with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
+...         first = producer.send("payments", b"12.50").result(60)
+...         cluster.kill(cluster.leader_of("payments", 0))
+...         second = producer.send("payments", b"13.00", partition=0).result(60)
+...     first.offset, second.offset
+(0, 1)
+
+The ZooKeeper is the simulated one, in this process on a free port: it is compared with Apache ZooKeeper in Semel's own
+tests, and it keeps nothing when it ends. `zookeeper="HOST:PORT"` takes a real one.
+
+The network between the brokers, and from each to ZooKeeper, can be cut (`cuts=True`), one way or both ways:
+
+>>> with semel.Cluster(brokers=3, cuts=True) as cluster:
+...     cluster.cut(1, 2)
+...     cluster.cut(3, "zookeeper", one_way=True)
+...     cluster.cuts
+...     cluster.heal()
+[(1, 2), (2, 1), (3, 'zookeeper')]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.config import BROKER, ConfigError
+from semel.testing.network import ZOOKEEPER, Network, Place, Relay
+from semel.testing.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from semel.simulation.zookeeper.on_a_socket import ZooKeeperOnASocket
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 40.0
+#: Settings that the cluster chooses by itself.
+_ITS_OWN = ("node.id", "broker.id", "listeners", "log.dirs", "log.dir", "zookeeper.connect")
+#: Settings that it also chooses if its network can be cut.
+_OF_CUTS = (
+    "advertised.listeners",
+    "inter.broker.listener.name",
+    "listener.security.protocol.map",
+    "security.inter.broker.protocol",
+)
+
+
+class Cluster:
+    """Brokers 1 to `brokers`, each a process of its own; started with `with`, stopped when the block ends.
+
+    Without `data_dir` their data is in a temporary directory, which is removed afterwards. `settings` are for every
+    broker, under Kafka's names. New topics have three replicas (as many as there are brokers, if fewer), and with three
+    or more brokers `min.insync.replicas` is 2, so that any one broker may be lost. `ports` are the brokers' ports; free
+    ones if not given. With `cuts`, what brokers say to each other and to ZooKeeper goes through this process, where
+    `cut` and `heal` act on it; clients connect to the brokers themselves.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, object] | None = None,
+        zookeeper: str | None = None,
+        ports: list[int] | None = None,
+        cuts: bool = False,
+    ) -> None:
+        if not isinstance(brokers, int) or isinstance(brokers, bool) or brokers < 1:
+            raise ValueError(f"brokers={brokers!r}: a cluster has at least one broker")
+        if ports is not None and len(ports) != brokers:
+            raise ValueError(f"ports={ports!r}: give one for each of {brokers} brokers")
+        given = dict(settings or {})
+        for name in (*_ITS_OWN, *(_OF_CUTS if cuts else ())):
+            if name in given:
+                raise ConfigError(f"{name}: the cluster chooses it for each broker")
+        factor = min(3, brokers)
+        self._settings: dict[str, object] = {
+            "default.replication.factor": factor,
+            "offsets.topic.replication.factor": factor,
+            "transaction.state.log.replication.factor": factor,
+            "min.insync.replicas": 2 if brokers >= 3 else 1,
+            "zookeeper.session.timeout.ms": 6000,
+            **given,
+        }
+        BROKER.parse(self._settings)
+        self._zookeeper_at = zookeeper
+        self._zookeeper: ZooKeeperOnASocket | None = None
+        self._network = Network() if cuts else None
+        #: If this program is killed, its brokers end as well.
+        self._watchdog = Watchdog()
+        self._temporary: str | None = None
+        if data_dir is None:
+            self._temporary = tempfile.mkdtemp(prefix="semel-cluster-")
+        self.data_dir = Path(data_dir if data_dir is not None else str(self._temporary))
+        wanted = ports if ports is not None else _free_ports(brokers)
+        self._brokers = {
+            number: _BrokerProcess(number, self.data_dir, port, self._watchdog) for number, port in enumerate(wanted, 1)
+        }
+
+    # Life
+
+    def start(self, told: Callable[[str], None] = lambda line: None) -> Cluster:
+        """Start ZooKeeper and every broker, and return once clients can connect. `told` gets a line for each."""
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            if self._zookeeper_at is None:
+                from semel.simulation.zookeeper.on_a_socket import ZooKeeperOnASocket
+
+                self._zookeeper = ZooKeeperOnASocket().__enter__()
+                self._zookeeper_at = self._zookeeper.connect
+            if self._network is not None:
+                self._network.start()
+            for broker in self._brokers.values():
+                broker.prepare(self._zookeeper_at, self._settings, self._network)
+                broker.launch()
+            for number, broker in self._brokers.items():
+                broker.wait()
+                told(f"broker {number} ready on {broker.address}, data in {broker.directory}")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop every broker, then ZooKeeper, and remove a temporary directory."""
+        if self._network is not None and self._network.cuts:
+            self.heal()  # a broker that is cut off from ZooKeeper could not hand over
+        for broker in self._brokers.values():
+            broker.resume()
+            broker.signal(signal.SIGTERM)
+        for broker in self._brokers.values():
+            broker.end()
+        self._watchdog.close()
+        if self._network is not None:
+            self._network.stop()
+        if self._zookeeper is not None:
+            self._zookeeper.__exit__()
+            self._zookeeper, self._zookeeper_at = None, None
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # Who is there
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of all brokers, whether they run or not."""
+        return ",".join(broker.address for broker in self._brokers.values())
+
+    @property
+    def zookeeper_connect(self) -> str:
+        """What `zookeeper.connect` says."""
+        if self._zookeeper_at is None:
+            raise RuntimeError("the cluster was not started")
+        return self._zookeeper_at
+
+    @property
+    def numbers(self) -> list[int]:
+        """The brokers' numbers (`node.id`)."""
+        return list(self._brokers)
+
+    def address(self, broker: int) -> str:
+        """HOST:PORT of one broker."""
+        return self._broker(broker).address
+
+    def is_running(self, broker: int) -> bool:
+        """Whether the process of a broker is there; it may be paused."""
+        return self._broker(broker).is_running
+
+    def output(self, broker: int) -> str:
+        """What a broker has printed, in all its lives."""
+        return self._broker(broker).output()
+
+    def leader_of(self, topic: str, partition: int = 0, *, within_s: float = 30.0) -> int:
+        """The broker that leads a partition, as soon as one does."""
+        return self._wait_for_leader(topic, partition, within_s)
+
+    # What happens to them
+
+    def kill(self, broker: int) -> None:
+        """End a broker's process at once, without a word (SIGKILL)."""
+        self._broker(broker).kill()
+
+    def pause(self, broker: int) -> None:
+        """Freeze a broker's process (SIGSTOP): its connections stay open, and it says nothing."""
+        self._broker(broker).pause()
+
+    def resume(self, broker: int) -> None:
+        """Let a paused broker go on."""
+        self._broker(broker).resume()
+
+    def shut_down(self, broker: int) -> None:
+        """Stop one broker in order: it hands over what it leads first."""
+        found = self._broker(broker)
+        found.resume()
+        found.signal(signal.SIGTERM)
+        found.end()
+
+    def restart(self, broker: int) -> None:
+        """Start a broker again on its data and port, after stopping it in order if it runs."""
+        self.shut_down(broker)
+        found = self._broker(broker)
+        if self._zookeeper_at is None:
+            raise RuntimeError("the cluster was not started")
+        found.launch()
+        found.wait()
+
+    def cut(self, a: Place, b: Place, *, one_way: bool = False) -> None:
+        """Lose what `a` and `b` say to each other; with `one_way` only what `a` says to `b`.
+
+        Each is a broker's number, or "zookeeper". Nobody is told: connections stay open and are silent. Cuts add up.
+        """
+        network = self._cuttable()
+        first, second = self._place(a), self._place(b)
+        if first == second:
+            raise ValueError(f"cut({a!r}, {b!r}): a cut is between two of them")
+        network.cut(first, second)
+        if not one_way:
+            network.cut(second, first)
+
+    def heal(self, a: Place | None = None, b: Place | None = None) -> None:
+        """Undo every cut; of one place, or between two of them, if they are given."""
+        network = self._cuttable()
+        wanted = {self._place(each) for each in (a, b) if each is not None}
+        network.heal(lambda sender, receiver: wanted <= {sender, receiver})
+
+    @property
+    def cuts(self) -> list[tuple[Place, Place]]:
+        """What is cut now, as (from, to)."""
+        return self._cuttable().cuts
+
+    def _cuttable(self) -> Network:
+        if self._network is None:
+            raise RuntimeError("the network of this cluster cannot be cut: make it with Cluster(..., cuts=True)")
+        if self._zookeeper_at is None:
+            raise RuntimeError("the cluster was not started")
+        return self._network
+
+    def _place(self, place: Place) -> Place:
+        if place == ZOOKEEPER or (place in self._brokers and not isinstance(place, bool)):
+            return place
+        raise ValueError(f"{place!r}: there are brokers {', '.join(map(str, self._brokers))}, and {ZOOKEEPER!r}")
+
+    def _broker(self, number: int) -> _BrokerProcess:
+        if number not in self._brokers:
+            raise ValueError(f"broker {number!r}: there are {', '.join(map(str, self._brokers))}")
+        return self._brokers[number]
+
+    def _wait_for_leader(self, topic: str, partition: int, within_s: float) -> int:
+        deadline = time.monotonic() + within_s
+        while True:
+            for broker in self._brokers.values():
+                leader = broker.asked_for_leader(topic, partition) if broker.answers else None
+                if leader is not None and leader >= 0 and self.is_running(leader):
+                    return leader
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody leads {topic}-{partition} after {within_s:g} s")
+            time.sleep(0.05)
+
+
+class _BrokerProcess:
+    """One broker; its directory and port stay the same over its lives."""
+
+    def __init__(self, number: int, place: Path, port: int, watchdog: Watchdog) -> None:
+        self.number = number
+        self._watchdog = watchdog
+        self.port = port
+        self.directory = place / f"broker-{number}"
+        self._output = place / f"broker-{number}.log"
+        self._said_before = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_paused = False
+        self._own: dict[str, object] = {}
+        #: In front of the listener that brokers use among themselves.
+        self._relay: Relay | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it can be asked."""
+        return self.is_running and not self._is_paused
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+        self._is_paused = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def output(self) -> str:
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def prepare(self, zookeeper: str, settings: Mapping[str, object], network: Network | None) -> None:
+        """Decide what it is started with, in all its lives."""
+        self._own = {
+            **settings,
+            "node.id": self.number,
+            "listeners": f"PLAINTEXT://{self.address}",
+            "log.dirs": self.directory,
+            "zookeeper.connect": zookeeper,
+        }
+        if network is not None:
+            (inside,) = _free_ports(1)
+            self._relay = network.relay(self.number, "127.0.0.1", inside)
+            reached = f"127.0.0.1:{self._relay.port}"
+            self._own |= {
+                "listeners": f"CLIENTS://{self.address},BROKERS://127.0.0.1:{inside}",
+                "advertised.listeners": f"CLIENTS://{self.address},BROKERS://{reached}",
+                "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
+                "inter.broker.listener.name": "BROKERS",
+                "zookeeper.connect": _through_relays(zookeeper, self.number, network),
+            }
+
+    def launch(self) -> None:
+        if self._relay is not None:
+            self._relay.open()
+        words = [sys.executable, "-m", "semel", "broker", "start"]
+        for name, value in self._own.items():
+            words += ("--set", f"{name}={value}")
+        self._said_before = len(self.output())
+        self._is_paused = False
+        with self._output.open("ab") as out:
+            # A session of its own: Ctrl-C is for the program that started the cluster, which stops it in order.
+            self._process = subprocess.Popen(
+                words, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._watchdog.watch(self._process.pid)
+
+    def wait(self) -> None:
+        """Until it has said that it is ready: it is registered then."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while "broker ready on" not in (said := self.output()[self._said_before :]):
+            if not self.is_running:
+                raise RuntimeError(f"broker {self.number} did not start:\n{said[-2000:]}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"broker {self.number} was not ready within {START_TIMEOUT_S:g} s:\n{said[-2000:]}")
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self.is_running:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(STOP_TIMEOUT_S)
+        self._shut()
+
+    def _shut(self) -> None:
+        """The process has ended."""
+        if self._process is not None:
+            self._watchdog.forget(self._process.pid)
+        if self._relay is not None:
+            self._relay.shut()
+
+    def end(self) -> None:
+        """Wait for the process to end by itself, and end it if it does not."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._shut()
+
+    def asked_for_leader(self, topic: str, partition: int) -> int | None:
+        """Who leads a partition, as this broker knows it; None if it does not answer or does not know the topic."""
+        from semel.wire.apis import ApiKey
+        from semel.wire.frames import parse_response, request_frame
+        from semel.wire.messages.metadata import MetadataRequest
+
+        wanted = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
+        )
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 2) as connection:
+                connection.sendall(b"".join(request_frame(ApiKey.METADATA, 9, 1, "semel-cluster", wanted)))
+                with connection.makefile("rb") as stream:
+                    size = int.from_bytes(stream.read(4), "big")
+                    answer = parse_response(ApiKey.METADATA, 9, stream.read(size))[1]
+        except (OSError, ValueError, LookupError):
+            return None
+        for row in answer.topics[0].partitions:
+            if row.partition_index == partition:
+                return int(row.leader_id)
+        return None
+
+
+def _through_relays(zookeeper: str, broker: int, network: Network) -> str:
+    """`zookeeper.connect` with a relay of this broker in front of each server."""
+    hosts, slash, chroot = zookeeper.partition("/")
+    relays = []
+    for server in hosts.split(","):
+        host, _, port = server.strip().rpartition(":")
+        relays.append(network.relay(ZOOKEEPER, host, int(port), only_from=broker))
+    return ",".join(f"127.0.0.1:{relay.port}" for relay in relays) + slash + chroot
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on. All are held until each is chosen, so that none is chosen twice."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in held]
+    finally:
+        for one in held:
+            one.close()

@@ -1,0 +1,62 @@
+"""The files of tests that take longest, longest first.
+
+They are begun first, so that no worker of pytest is left with one of them when the others have nothing more to do. A
+file that is missing here costs some seconds at the end of a run, and nothing else.
+"""
+
+from __future__ import annotations
+
+LONG_FILES = (
+    # It builds two clients in Go, where they are not built yet.
+    "tests/security/test_interop.py",
+    "tests/broker/test_every_file.py",
+    "tests/simulation/test_seeds.py",
+    "tests/broker/test_largest_requests.py",
+    "tests/broker/access/test_largest_requests_with_rules.py",
+    "tests/test_docs_commands.py",
+    "tests/wire/test_hostile_bytes.py",
+    "tests/wire/test_against_kio.py",
+    "tests/tools/test_quotas_and_users.py",
+    "tests/broker/test_retries.py",
+    "tests/broker/access/test_matrix.py",
+    "tests/tools/test_administration.py",
+    "tests/cluster/test_administration.py",
+    "tests/broker/test_embedded_security.py",
+    "tests/machines/replication/test_model.py",
+    "tests/broker/test_life.py",
+    "tests/cluster/test_coordinators.py",
+    "tests/machines/groups/test_beside_kafka.py",
+    "tests/scenarios/test_random_lives.py",
+    "tests/tools/test_java_transactions.py",
+    "tests/cluster/test_replicated_topics.py",
+    "tests/security/test_sessions.py",
+    "tests/test_packaging.py",
+    "tests/tools/test_verifiable.py",
+    "tests/security/test_delegation_tokens_beside_kafka.py",
+    "tests/tools/test_transactions.py",
+    "tests/tools/test_console.py",
+    "tests/client/test_finalizers.py",
+    "tests/cli/test_secured_broker.py",
+    "tests/log/test_compaction.py",
+    "tests/testing/test_cluster.py",
+    "tests/cli/test_acl.py",
+    "tests/records/test_twins.py",
+    "tests/simulation/test_world.py",
+    "tests/spark/test_pipeline.py",
+    "tests/spark/test_on_apache_kafka.py",
+    "tests/spark/test_recovery.py",
+    "tests/spark/test_job_run.py",
+    "tests/spark/test_output_modes.py",
+    "tests/spark/test_mistakes.py",
+    "tests/spark/test_demo.py",
+    "tests/spark/test_several_outputs.py",
+    "tests/spark/test_stateful_kills.py",
+    "tests/spark/test_security.py",
+    "tests/spark/test_kills.py",
+    "tests/spark/test_pipeline_page.py",
+    "tests/spark/test_load.py",
+    "tests/spark/test_recipes.py",
+    "tests/spark/test_adoption.py",
+    "tests/spark/test_job_outputs.py",
+    "tests/spark/test_from_spark.py",
+)

@@ -1,0 +1,154 @@
+"""`semel.Cluster`, its fixture, and the commands `semel cluster`: broker processes without Java."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+import semel
+from semel.config import ConfigError
+from semel.errors import ErrorCode, KafkaError
+from tests.support.processes import Process, free_port
+from tests.support.waiting import until
+
+SETTINGS = {"replica.lag.time.max.ms": 5000, "num.partitions": 3, "leader.imbalance.check.interval.seconds": 1}
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.semel_cluster(brokers=3, settings=SETTINGS),
+]
+
+
+def status(cluster: semel.Cluster) -> tuple[int, dict[str, object]]:
+    command = [sys.executable, "-m", "semel", "cluster", "status", "--json", "--bootstrap", cluster.bootstrap_servers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_records_survive_a_killed_broker_and_the_status_says_what_to_do(semel_cluster: semel.Cluster) -> None:
+    with semel.Producer({"bootstrap.servers": semel_cluster.bootstrap_servers, "acks": "all"}) as producer:
+        sent = [producer.send("orders", b"%d" % number, partition=number % 3).result(60) for number in range(30)]
+        until(lambda: status(semel_cluster)[0] == 0, within_s=60, every_s=0.5, what="all to be well")
+        victim = semel_cluster.leader_of("orders", 1)
+        semel_cluster.kill(victim)
+        assert not semel_cluster.is_running(victim)
+        sent += [producer.send("orders", b"%d" % number, partition=number % 3).result(60) for number in range(30, 60)]
+
+        def broker_is_missed() -> bool:
+            code, shown = status(semel_cluster)
+            assert code == 1
+            return len(shown["under_replicated"]) == 3  # type: ignore[arg-type]
+
+        until(broker_is_missed, within_s=60, every_s=0.5, what="the broker to be missed")
+        _, shown = status(semel_cluster)
+        assert shown["offline"] == shown["under_min_isr"] == []
+        assert {"broker": victim, "state": "away"}.items() <= shown["brokers"][victim - 1].items()  # type: ignore[index]
+        assert any(f"Broker {victim} holds replicas and is not running" in line for line in shown["advice"])  # type: ignore[attr-defined]
+        semel_cluster.restart(victim)
+        until(lambda: status(semel_cluster)[0] == 0, within_s=60, every_s=0.5, what="all to be well again")
+    assert len({(one.partition, one.offset) for one in sent}) == 60
+
+
+def test_a_paused_broker_comes_back_and_acknowledges_nothing_of_its_past(semel_cluster: semel.Cluster) -> None:
+    # The client gives up on a broker that says nothing after this time; by default after 30 s.
+    settings = {"bootstrap.servers": semel_cluster.bootstrap_servers, "acks": "all", "request.timeout.ms": 2000}
+    with semel.Producer(settings) as producer:
+        producer.send("paused", b"1", partition=0).result(60)
+        frozen = semel_cluster.leader_of("paused")
+        semel_cluster.pause(frozen)
+        try:
+            until(lambda: semel_cluster.leader_of("paused") != frozen, within_s=90, what="another leader")
+            producer.send("paused", b"2", partition=0).result(90)
+        finally:
+            semel_cluster.resume(frozen)
+        assert producer.send("paused", b"3", partition=0).result(90).offset == 2
+
+
+def test_a_broker_that_is_shut_down_leads_nothing_when_it_goes_and_leads_again(semel_cluster: semel.Cluster) -> None:
+    """E8, and auto.leader.rebalance.enable."""
+    # The broker that was frozen is back: otherwise the new topic's leader is perhaps not its first replica.
+    until(lambda: status(semel_cluster)[0] == 0, within_s=60, every_s=0.5, what="all to be well")
+    with semel.Producer({"bootstrap.servers": semel_cluster.bootstrap_servers, "acks": "all"}) as producer:
+        producer.send("handed", b"1", partition=0).result(60)
+        leader = semel_cluster.leader_of("handed")
+        semel_cluster.shut_down(leader)
+        assert semel_cluster.leader_of("handed", within_s=5) != leader
+        assert producer.send("handed", b"2", partition=0).result(60).offset == 1
+        semel_cluster.restart(leader)
+        until(lambda: semel_cluster.leader_of("handed") == leader, within_s=60, what="the first replica to lead again")
+        assert producer.send("handed", b"3", partition=0).result(60).offset == 2
+
+
+def test_what_is_wrong_with_a_cluster_is_said_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="at least one broker"):
+        semel.Cluster(brokers=0)
+    with pytest.raises(ConfigError, match=r"node\.id"):
+        semel.Cluster(settings={"node.id": 7})
+    with pytest.raises(ConfigError, match=r"num\.partitions"):
+        semel.Cluster(settings={"num.partitions": "many"})
+    with pytest.raises(ValueError, match="one for each"):
+        semel.Cluster(brokers=2, ports=[1])
+
+
+def test_a_broker_that_cannot_start_is_told_with_its_reason() -> None:
+    with pytest.raises(RuntimeError, match=r"inter\.broker\.listener\.name"):
+        semel.Cluster(brokers=1, settings={"inter.broker.listener.name": "NOBODY"}).start()
+
+
+def test_without_a_client_of_zookeeper_the_broker_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['kazoo'] = None\n"
+        "from semel.cli import main; main(['broker', 'start', '--set', 'zookeeper.connect=127.0.0.1:1', "
+        "'--listen', '127.0.0.1:0'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "pip install 'semel[cluster]'" in done.stderr
+
+
+def test_the_metrics_of_a_cluster_have_kafkas_names() -> None:
+    port = free_port()
+    with semel.Cluster(brokers=1, settings={"semel.metrics.port": port}) as cluster:
+        with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+            producer.send("measured", b"1").result(60)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+            lines = page.read().decode().splitlines()
+    told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if name[:1] != "#"}
+    assert told["kafka_controller_kafkacontroller_activecontrollercount"] == 1
+    assert told["kafka_controller_kafkacontroller_offlinepartitionscount"] == 0
+    assert told["kafka_server_replicamanager_underreplicatedpartitions"] == 0
+    assert told["kafka_server_replicamanager_leadercount"] == 1
+    assert told["kafka_server_replicamanager_isrshrinks_total"] == 0
+    assert told["kafka_server_replicamanager_isrexpands_total"] == 0
+
+
+def test_cluster_up_starts_brokers_line_by_line_and_ctrl_c_stops_all() -> None:
+    port = 20_000 + free_port() % 20_000
+    command = [sys.executable, "-m", "semel", "cluster", "up", "--brokers", "2", "--port", str(port)]
+    process = Process(command, name="cluster-up", environment={"SEMEL_ZOOKEEPER_LIBS": ""})
+    try:
+        process.wait_for_line(f"bootstrap.servers=127.0.0.1:{port},127.0.0.1:{port + 1}", within_s=60)
+        lines = process.lines()
+        assert lines[0].startswith("ZooKeeper: built in")
+        assert [line.split(",")[0] for line in lines[1:3]] == [
+            f"broker {number} ready on 127.0.0.1:{port + number - 1}" for number in (1, 2)
+        ]
+        with semel.Admin({"bootstrap.servers": f"127.0.0.1:{port}"}) as admin:
+            with pytest.raises(KafkaError) as refused:
+                admin.create_topics([semel.NewTopic("t", 1, replication_factor=3)])
+            assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+        process.signal(signal.SIGINT)
+        assert process.wait(within_s=60) == 0
+    finally:
+        process.close()
+
+
+def test_data_that_the_built_in_zookeeper_would_forget_is_refused() -> None:
+    command = [sys.executable, "-m", "semel", "cluster", "up", "--data", "somewhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "the built-in ZooKeeper keeps nothing" in done.stderr
