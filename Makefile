@@ -7,6 +7,7 @@ VENV       := .venv
 BIN        := $(VENV)/bin
 KAFKA_LIBS := .cache/kafka-libs
 ZOOKEEPER  := .cache/zookeeper-libs
+KAFKA39    := .cache/kafka39-libs
 CONNECTOR  := .cache/spark-connector
 CLASSES    := .cache/spark-classes.jsa
 TESTS      ?=
@@ -16,7 +17,7 @@ FUZZ_RUNS  ?= 1000000
 SEEDS      ?= 0..999
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench soak fuzz ablations simulate states setup java go kafka zookeeper connector clean
+.PHONY: help demo test quick check pytest bench soak fuzz ablations simulate states setup java go kafka kafka39 zookeeper connector clean
 
 help:
 	@echo "make demo    payments through Spark, the driver killed twice, and the proof that each arrived once"
@@ -49,20 +50,18 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_imports.py
 
-# Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests.
-pytest: setup java kafka zookeeper connector go
+pytest: setup java kafka kafka39 zookeeper connector go
 	@$(MAKE) --no-print-directory $(CLASSES) || true
 ifeq ($(TESTS),)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/spark
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/spark
+	$(BIN)/python scripts/run_tests.py $(WORKERS)
 else
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 endif
 
-bench: setup java kafka connector
+bench: setup java kafka zookeeper connector
 	$(BIN)/python -m bench $(BENCH)
 
-soak: setup java kafka zookeeper connector
+soak: setup java kafka kafka39 zookeeper connector
 	@$(MAKE) --no-print-directory $(CLASSES) || true
 	$(BIN)/python -m pytest -m soak -v -s --durations 0 --durations-min 1 $(TESTS)
 
@@ -105,6 +104,13 @@ zookeeper: $(ZOOKEEPER)/.complete
 
 $(ZOOKEEPER)/.complete: tests/support/zookeeper-jars.xml scripts/fetch-jars
 	@scripts/fetch-jars "Apache ZooKeeper" tests/support/zookeeper-jars.xml $(ZOOKEEPER)
+	@touch $@
+
+# The last Apache Kafka that knows ZooKeeper: it judges what a cluster of ours leaves there.
+kafka39: $(KAFKA39)/.complete
+
+$(KAFKA39)/.complete: tests/support/kafka39-jars.xml scripts/fetch-jars
+	@scripts/fetch-jars "Apache Kafka 3.9" tests/support/kafka39-jars.xml $(KAFKA39)
 	@touch $@
 
 # JVMs of the tests start in half the time with it, and work without it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from bench import harness, produce, security, spark, start, state, transactions
+from bench import cluster, harness, produce, security, spark, start, state, transactions
 
-MODULES = (produce, start, transactions, state, spark, security)
+MODULES = (produce, start, transactions, state, spark, security, cluster)
 FAMILIES = {family.name: family for module in MODULES for family in module.FAMILIES}
 
 

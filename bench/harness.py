@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import BrokerProcess, Process
@@ -105,12 +106,14 @@ class Family:
 
     name: str
     rows: tuple[Row, ...]
-    measure: Callable[[Server], dict[str, float]]
+    measure: Callable[[Any], dict[str, float]]
     starts_itself: bool = False
     semel_alone: bool = False
     rounds: int = 3
     #: The module that is run as Semel's broker.
     module: str = "semel"
+    #: What is measured if it is not one broker: by its kind, "semel" or "kafka".
+    servers: Callable[[str], AbstractContextManager[Any]] | None = None
 
 
 @dataclass(slots=True)
@@ -162,7 +165,7 @@ def run(family: Family, say: Callable[[str], None]) -> list[Outcome]:
     for number in range(family.rounds):
         kinds = ["semel"] if family.semel_alone else ["kafka", "semel"]
         for kind in kinds if number % 2 == 0 else reversed(kinds):
-            with server(kind, family.module) as under_test:
+            with family.servers(kind) if family.servers else server(kind, family.module) as under_test:
                 if not family.starts_itself:
                     under_test.start()
                 figures = family.measure(under_test)
@@ -188,7 +191,7 @@ def machine() -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "semel": commit.stdout.strip() or "unknown",
-        "kafka": "Apache Kafka 4.3.1, KRaft, one node, -Xmx1G",
+        "kafka": "Apache Kafka 4.3.1, KRaft, one node, -Xmx1G; in the rows of three brokers three nodes, -Xmx512m each",
         "cpu": f"{model}, {len(os.sched_getaffinity(0))} cores",
         "memory": f"{memory:.1f} GiB",
         # More than the bench itself puts on the machine means that it was not alone, and its figures say less.

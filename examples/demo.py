@@ -65,6 +65,7 @@ def read_all(bootstrap: str, topic: str, isolation: str) -> list[tuple[str, dict
             "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told by a fetch that found nothing
             "auto.offset.reset": "earliest",
         }
     )

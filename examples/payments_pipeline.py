@@ -10,11 +10,16 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json
 
 from semel.spark import Step, register, start
+
+STARTS = 5
 
 
 def main() -> None:
@@ -45,6 +50,7 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -70,17 +76,32 @@ def main() -> None:
             )
         ).alias("value"),
     )
-    query = start(
-        ledger,
-        bootstrap_servers=options.bootstrap,
-        transactional_id=options.transactional_id,
-        topic=options.target,
-        checkpoint=options.checkpoint,
-        trigger={"availableNow": True},
-        observer=observer,
-    )
-    query.awaitTermination()
+
+    def run() -> Any:
+        return start(
+            ledger,
+            bootstrap_servers=options.bootstrap,
+            transactional_id=options.transactional_id,
+            topic=options.target,
+            checkpoint=options.checkpoint,
+            trigger={"availableNow": True},
+            observer=observer,
+        )
+
+    run_patiently(run)
     spark.stop()
+
+
+def run_patiently(run: Callable[[], Any]) -> None:
+    """Run the query to its end. Spark gives its source ten seconds to start, which a busy machine may not have."""
+    for starts_left in reversed(range(STARTS)):
+        try:
+            run().awaitTermination()
+            return
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error) or not starts_left:
+                raise
+            print("  this machine is busy: Spark's source did not start in time, and is started again", flush=True)
 
 
 if __name__ == "__main__":
