@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from semel.errors import Refused
+from semel.log.damage import DamagedLog
 from tests.log.disk import NOW, FaultyFiles, Killed, batch, crash, open_log, read_all, send, settings
 
 DAY_MS = 86_400_000
@@ -82,7 +84,8 @@ def test_what_was_left_under_another_name_goes_at_the_next_start(tmp_path: Path)
     assert again.log_start_offset == 1
 
 
-def test_retention_may_be_killed_at_any_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_rename_is_lost", [False, True])
+def test_retention_may_be_killed_at_any_point(tmp_path: Path, first_rename_is_lost: bool) -> None:
     """C6: the log begins a little earlier or later, and never has a hole"""
     step, killed = 0, True
     while killed:
@@ -97,11 +100,54 @@ def test_retention_may_be_killed_at_any_point(tmp_path: Path) -> None:
         except Killed:
             killed = True
         crash(log)
+        if first_rename_is_lost:
+            for path in (data / "t-0").glob(f"{0:020d}.*.deleted"):
+                path.rename(path.with_suffix(""))
         again = open_log(data, clean=False, now_ms=NOW)
         assert [record.offset for record in read_all(again)] == list(range(again.log_start_offset, 5))
         assert again.append(batch(1, 5), NOW).base_offset == 5
         crash(again)
     assert step > 6
+
+
+@pytest.mark.parametrize("undone", [it for n in range(4) for it in itertools.combinations(range(3), n)], ids=str)
+def test_a_power_failure_may_undo_any_of_the_renames(tmp_path: Path, undone: tuple[int, ...]) -> None:
+    """C6: renames that no fsync followed are kept or lost, each by itself"""
+    log = filled(tmp_path, retention_ms=DAY_MS)
+    assert log.retention.enforce(NOW + DAY_MS + 3 * 3_600_000) == 3
+    crash(log)
+    for number in undone:
+        for path in (tmp_path / "t-0").glob(f"{number:020d}.*.deleted"):
+            path.rename(path.with_suffix(""))
+    again = open_log(tmp_path, clean=False, recovery_point=5)
+    # What came back is served if everything behind it came back too.
+    expected = next(number for number in range(4) if all(each in undone for each in range(number, 3)))
+    assert again.log_start_offset == expected
+    assert [record.offset for record in read_all(again)] == list(range(expected, 5))
+    has_hole = any(number < expected for number in undone)
+    told = [repair for repair in again.repairs if "they were removed before (the log begins at offset 3)" in repair]
+    assert len(told) == has_hole
+    assert len(names(tmp_path, ".log")) == 5 - expected
+    again.close(NOW)
+    assert open_log(tmp_path).log_start_offset == expected
+
+
+def test_a_hole_where_the_log_begins_or_later_is_damage(tmp_path: Path) -> None:
+    log = filled(tmp_path, retention_ms=DAY_MS)
+    assert log.retention.enforce(NOW + DAY_MS + 1) == 1
+    crash(log)
+    (tmp_path / "t-0" / "00000000000000000002.log").unlink()
+    with pytest.raises(DamagedLog, match="offsets 2 to 2 are missing"):
+        open_log(tmp_path, clean=False, recovery_point=5)
+
+
+def test_a_hole_behind_what_somebody_deleted_is_damage(tmp_path: Path) -> None:
+    log = filled(tmp_path, retention_ms=-1)
+    log.retention.delete_records_before(2)
+    crash(log)
+    (tmp_path / "t-0" / "00000000000000000002.log").unlink()
+    with pytest.raises(DamagedLog, match="offsets 2 to 2 are missing"):
+        open_log(tmp_path, clean=False, recovery_point=5)
 
 
 def test_deleted_records_stay_deleted_after_a_crash(tmp_path: Path) -> None:

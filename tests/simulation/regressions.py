@@ -48,6 +48,18 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(16.192, "power lost", 577827825),
         ],
     ),
+    "a power failure undid one of two renames of retention, and the hole behind it kept the partition offline": Plan(
+        5584,
+        ("reading-eager", "retention", "reused-sequences"),
+        20.0,
+        "fsync",
+        [
+            Strike(1.615, "I/O error for ever", 3361409386),
+            Strike(3.800, "pieces", 519002260),
+            Strike(6.433, "I/O error for ever", 3147940826),
+            Strike(7.262, "power lost after a crash", 1949490572),
+        ],
+    ),
     "a follower that was connecting while its leader was elected anew asked under the old epoch for ever": Plan(
         1,
         ("idempotent",),

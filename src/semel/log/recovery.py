@@ -9,6 +9,7 @@ from the recovery point on is checked:
   it would lose acknowledged records, and only a person can decide that.
 - If the machine itself went down and nothing was promised before an fsync, a segment that lacks its end is the end of
   the log, as in Kafka, even if a later segment survived. The later one is set aside: not served and not removed.
+- A hole before the place where the log begins is what a power failure left of retention: what is before it is removed.
 - Indexes, transaction index, leader epochs and producer state are rebuilt by replaying the batches.
 
 Recovery may itself be killed at any point: the next one cuts and rewrites the same again.
@@ -16,6 +17,7 @@ Recovery may itself be killed at any point: the next one cuts and rewrites the s
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from semel.errors import Refused
@@ -135,6 +137,8 @@ class _Loader:
                     f"{self.directory}/{gone[-1]} is missing; producer state is rebuilt from the records"
                 )
         segments = self.segments = self._segments()
+        if self.context.expected is None:
+            self._remove_what_came_back(segments)
         snapshots = self.listing.offsets(SNAPSHOT_SUFFIX)
         if len(segments) == 1 and segments[0].size_bytes == 0:
             # A new log, or everything was deleted: then only a snapshot has the producer state.
@@ -180,6 +184,38 @@ class _Loader:
             segments.append(Segment(self.files, self.directory, self.context.log_start_offset, 0, self.context.now_ms))
             self.is_fresh = True
         return segments
+
+    def _remove_what_came_back(self, segments: list[Segment]) -> None:
+        """Remove old segments that retention had removed and a power failure brought back, without all of those that
+        followed them: what they hold was given up, and the hole behind them is not damage.
+
+        Where the log begins is written before a segment is removed. A hole at or after that place is another matter,
+        and old segments that came back without a hole are left to retention.
+        """
+        begins_at = self.context.log_start_offset
+        if not self.finds_epochs:
+            begins_at = max(begins_at, self.epochs.entries[0][1])
+        contiguous_from = self._contiguous_from([segment.base_offset for segment in segments])
+        count = 0
+        for number, (segment, following) in enumerate(itertools.pairwise(segments)):
+            if following.base_offset > begins_at:
+                break
+            end_offset = self._tail(segment)
+            segment.rest()
+            if end_offset is not None and following.base_offset > end_offset >= contiguous_from:
+                count = number + 1
+        if count == 0:
+            return
+        for segment in segments[:count]:
+            segment.close()
+            for suffix in SEGMENT_SUFFIXES:
+                self.listing.remove(file_stem(segment.base_offset) + suffix)
+        self.repairs.append(
+            f"removed {count} old segments, from {segments[0].log_path} on: they were removed before (the log begins "
+            f"at offset {begins_at}), came back when the machine went down, and do not reach to "
+            f"{segments[count].log_path}"
+        )
+        del segments[:count]
 
     def _contiguous_from(self, bases: list[int]) -> int:
         """From here on offsets have no gaps."""

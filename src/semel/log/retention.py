@@ -1,7 +1,9 @@
 """Removing old segments: by age, by size, or by DeleteRecords.
 
 Segments go from the front, whole, and only below the high watermark. A segment's files are renamed first and removed
-later, so a crash at any point leaves a log that begins a little earlier or a little later, never one with a hole.
+later, so a crash at any point leaves a log that begins a little earlier or a little later. A power failure may undo
+some renames and not others, which leaves a hole. So where the log begins is on disk before them, as the start of its
+first leader epoch: a start tells such a hole from damage by that.
 """
 
 from __future__ import annotations
@@ -125,13 +127,13 @@ class Retention:
 
     def _drop_first(self, count: int, now_ms: int) -> None:
         log = self._log
-        for segment in log.segments.replace(0, count, []):
-            self.remove_later(segment, now_ms)
-        first = log.segments.start_offset
-        log.log_start_offset = max(log.log_start_offset, first)
-        log.flusher.remove_snapshots_before(first)
+        first = log.segments[count].base_offset
         if log.leader_epochs.truncate_from_start(first):
             log.write_leader_epochs()
+        for segment in log.segments.replace(0, count, []):
+            self.remove_later(segment, now_ms)
+        log.log_start_offset = max(log.log_start_offset, first)
+        log.flusher.remove_snapshots_before(first)
 
     def remove_later(self, segment: Segment, now_ms: int) -> None:
         """Rename a segment's files out of the log now, and remove them after `file.delete.delay.ms`. The log file goes
