@@ -97,6 +97,19 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "a power loss took the file that names the topic, and a deleted topic's records were taken for the next": Plan(
+        951354028,
+        ("recreated",),
+        6.0,
+        "fsync",
+        [
+            Strike(1.520, "broker killed", 3043110285),
+            Strike(1.888, "last in sync loses its power", 1339353666),
+            Strike(3.081, "last in sync loses its power", 1475140942),
+            Strike(4.041, "broker killed", 2353561386),
+        ],
+        brokers=3,
+    ),
     "a classic member asked for its next heartbeat again and again within a millisecond": Plan(
         1, ("copying-eager",), 8.0, "os"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import EXPECTED_FILES, MANIFEST, RECOVERY_POINTS
+from semel.log.checkpoints import EXPECTED_FILES, MANIFEST, PARTITION_METADATA, RECOVERY_POINTS, topic_id_text
 
 
 class DamagedLog(Refused):
@@ -55,6 +55,19 @@ class ForeignPartition(DamagedLog):
             f"{path} belongs to topic id {stored}, the topic of this name has {wanted}. Nothing was changed. Restore "
             "the directory, or the data directory's .metadata/topics, from the same copy; if the directory is the "
             "right one, stop the broker, remove the file, and start again."
+        )
+
+
+class NamelessPartition(DamagedLog):
+    """A replica's log has records, and nothing says which topic's they are. Another topic may have had this name."""
+
+    def __init__(self, directory: str, wanted: UUID) -> None:
+        path = f"{directory}/{PARTITION_METADATA}"
+        super().__init__(path, 0, "it does not name a topic")
+        self.why = (
+            f"{path} does not name a topic, and its log has records: they may be those of an earlier topic of this "
+            f"name. Nothing was changed. Restore the file. If they surely belong to the topic of today, stop the "
+            f"broker, write the lines 'version: 0' and 'topic_id: {topic_id_text(wanted)}' into it, and start again."
         )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
+from crc32c import crc32c
+
 from semel.config import Values
 from semel.environment import MACHINE
 from semel.log import checkpoints, damage, manifest, recovery
@@ -38,6 +40,7 @@ def open_partition_log(
     unsynced_may_be_lost: bool = False,
     expected: manifest.Marks | None = None,
     is_replicated: bool = False,
+    promises_fsync: bool = False,
     chance: Random = MACHINE.chance,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
@@ -45,7 +48,10 @@ def open_partition_log(
     `clean`: the data directory was closed in order, so nothing has to be scanned.
     `unsynced_may_be_lost`: the machine went down, and nothing was promised before its fsync.
     `expected`: the files as the last clean stop left them.
-    `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end.
+    `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end. And
+    the topics are not this broker's: one may have been deleted and created again while it was away, so a log with
+    records that does not say whose they are is damaged.
+    `promises_fsync`: the topic's id is on disk before anything is written to the log.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)
@@ -112,8 +118,16 @@ def open_partition_log(
     if loaded.leader_epochs_changed:
         log.write_leader_epochs()
     try:
-        log.topic_id = _settle_topic_id(files, path, topic_id, fresh, expected)
-    except damage.ForeignPartition:
+        stored = None if fresh else _stored_topic_id(files, path, expected)
+        if stored is None and topic_id is not None:
+            may_be_foreign = is_replicated and not fresh and log.end_offset > 0
+            if may_be_foreign and not is_named_by_manifest(topic_id, expected):
+                raise damage.NamelessPartition(path, topic_id)
+            _write_topic_id(files, path, topic_id, in_place=fresh and not promises_fsync)
+        elif stored is not None and topic_id is not None and stored != topic_id:
+            raise damage.ForeignPartition(f"{path}/{checkpoints.PARTITION_METADATA}", stored, topic_id)
+        log.topic_id = topic_id or stored or checkpoints.NO_TOPIC_ID
+    except damage.DamagedLog:
         log.segments.close()
         raise
     for repair in loaded.repairs:
@@ -121,30 +135,41 @@ def open_partition_log(
     return log
 
 
-def _settle_topic_id(
-    files: Files, directory: str, topic_id: UUID | None, fresh: bool, expected: manifest.Marks | None
-) -> UUID:
-    """The topic id of a partition: the one that its file names, which must be `topic_id` where that is known. The file
-    is written where there is none, or where it is damaged."""
-    path = f"{directory}/{checkpoints.PARTITION_METADATA}"
-    stored = None if fresh else _stored_topic_id(files, directory, path, expected)
-    if stored is not None and topic_id is not None and stored != topic_id:
-        raise damage.ForeignPartition(path, stored, topic_id)
-    if stored is None and topic_id is not None:
-        data = checkpoints.encode_partition_metadata(topic_id)
-        if fresh:
-            files.write_into(path, data, 0)
-        else:
-            files.replace(path, data)
-    return topic_id or stored or checkpoints.NO_TOPIC_ID
+# The topic id of a partition is the one that its file names, which must be that of the topic where this is known.
 
 
-def _stored_topic_id(files: Files, directory: str, path: str, expected: manifest.Marks | None) -> UUID | None:
+def _write_topic_id(files: Files, directory: str, topic_id: UUID, *, in_place: bool) -> None:
+    """`in_place`: into a file that nobody relies on yet, and without waiting for the disk."""
+    path, data = f"{directory}/{checkpoints.PARTITION_METADATA}", checkpoints.encode_partition_metadata(topic_id)
+    if in_place:
+        files.write_into(path, data, 0)
+    else:
+        files.replace(path, data)
+
+
+def ensure_topic_id(files: Files, directory: str, topic_id: UUID, expected: manifest.Marks | None) -> None:
+    """Write the file of a partition that surely is this topic's, if it does not name any."""
+    if _stored_topic_id(files, directory, expected) is None:
+        _write_topic_id(files, directory, topic_id, in_place=False)
+
+
+def _stored_topic_id(files: Files, directory: str, expected: manifest.Marks | None) -> UUID | None:
     try:
-        stored = checkpoints.decode_partition_metadata(files.read(path))
-        if not manifest.is_as_left(files, directory, checkpoints.PARTITION_METADATA, expected):
-            raise checkpoints.DamagedCheckpoint("it is not what was written at the last stop")
+        return read_topic_id(files, directory, expected)
     except (FileNotFoundError, checkpoints.DamagedCheckpoint) as error:
-        logger.warning("%s is written anew: %s", path, error)
+        logger.warning("%s/%s is not what was written: %s", directory, checkpoints.PARTITION_METADATA, error)
         return None
+
+
+def read_topic_id(files: Files, directory: str, expected: manifest.Marks | None) -> UUID:
+    """The topic id in a partition's file. `DamagedCheckpoint` if it is not what was written there."""
+    stored = checkpoints.decode_partition_metadata(files.read(f"{directory}/{checkpoints.PARTITION_METADATA}"))
+    if not manifest.is_as_left(files, directory, checkpoints.PARTITION_METADATA, expected):
+        raise checkpoints.DamagedCheckpoint("it is not what was written at the last stop")
     return stored
+
+
+def is_named_by_manifest(topic_id: UUID, expected: manifest.Marks | None) -> bool:
+    """Whether the last clean stop left a file that names this topic, whatever has become of it since."""
+    crc = manifest.known_crc(expected, checkpoints.PARTITION_METADATA)
+    return crc is not None and crc == crc32c(checkpoints.encode_partition_metadata(topic_id))

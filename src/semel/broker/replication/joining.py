@@ -128,6 +128,7 @@ async def bring_topics(broker: BrokerServer, store: LocalMetadataStore, logs: To
     session = broker.cluster.session
     registry = TopicRegistry(store, broker.settings, logs)
     registry.read_stored()
+    logs.name_partitions(registry.all_partitions())
     await _bring_producer_ids(session, broker.node_id, store, registry)
     await _bring_settings(broker, session)
     topics = [

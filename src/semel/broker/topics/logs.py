@@ -27,19 +27,17 @@ from semel.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
-    PARTITION_METADATA,
     RECOVERY_POINTS,
     DamagedCheckpoint,
-    decode_partition_metadata,
     machine_went_down,
     note_machine,
     read_offsets,
     was_written_with_fsync,
     write_offsets,
 )
-from semel.log.file_names import SNAPSHOT_SUFFIX
+from semel.log.file_names import LOG_SUFFIX, SNAPSHOT_SUFFIX, file_stem
 from semel.log.manifest import Manifest, Marks, differs, encode_marks, restore_checkpoints
-from semel.log.opening import open_partition_log
+from semel.log.opening import ensure_topic_id, is_named_by_manifest, open_partition_log, read_topic_id
 from semel.log.partition_log import PartitionLog
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
 
@@ -97,6 +95,9 @@ class TopicLogs:
         """Get ready to open the logs of these partitions; after a crash, recover every one of them."""
         partitions = list(partitions)
         restore_checkpoints(self.files, self.directory, self._manifest)
+        if not self._clean:
+            self._machine_went_down = machine_went_down(self.files, self.directory)
+            self._may_lack_writes = self._machine_went_down and not was_written_with_fsync(self.files, self.directory)
         if self._is_replicated:
             self._set_aside_foreign({each.directory.name: each.topic.topic_id for each in partitions if each.is_local})
         names = {partition.topic.name for partition in partitions}
@@ -107,8 +108,6 @@ class TopicLogs:
             if name.endswith("-delete"):
                 self.files.remove_later(self.directory / name)
         if not self._clean:
-            self._machine_went_down = machine_went_down(self.files, self.directory)
-            self._may_lack_writes = self._machine_went_down and not was_written_with_fsync(self.files, self.directory)
             for partition in partitions:
                 if partition.has_files or (partition.topic.name, partition.index) in self._recovery_points:
                     _open_or_stay_offline(partition)
@@ -159,6 +158,7 @@ class TopicLogs:
             expected=self._expected(partition),
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
+            promises_fsync=promises_fsync,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.epochs_need_fsync = promises_fsync or not self._is_replicated
@@ -240,7 +240,7 @@ class TopicLogs:
         for path in list(partition_directories(self.files, self.directory)):
             directory = Path(path)
             wanted = here.get(directory.name)
-            if wanted is not None and self._topic_id_in(directory) in (None, wanted):
+            if wanted is not None and self._may_be_of(directory, wanted):
                 continue
             aside = self._renamed(directory, "stray")
             self.files.rename(directory, aside)
@@ -248,15 +248,33 @@ class TopicLogs:
             self._manifest.partitions.pop(directory.name, None)
             self._forget_offsets(lambda key, gone=(topic, int(index)): key == gone)  # type: ignore[misc]
             logger.warning(
-                "the cluster has no replica of %s here any more: its data is set aside in %s. Remove it when nobody "
-                "needs it", directory.name, aside,
+                "%s is no replica that the cluster has here: it is set aside as %s. Remove it when nobody needs it",
+                directory.name, aside,
             )
 
-    def _topic_id_in(self, directory: Path) -> UUID | None:
+    def _may_be_of(self, directory: Path, wanted: UUID) -> bool:
+        """Whether a directory is to be opened as one of this topic's. If nothing says whose it is, it is not, unless
+        others rely on what is in it: then opening it finds the damage."""
+        expected = self._manifest.of_partition(directory.name)
         try:
-            return decode_partition_metadata(self.files.read(directory / PARTITION_METADATA))
+            return read_topic_id(self.files, str(directory), expected) == wanted
         except (OSError, DamagedCheckpoint):
-            return None  # the log decides when it is opened
+            if is_named_by_manifest(wanted, expected):
+                return True
+            # It may be that of an earlier topic of this name. After a power loss without fsync this broker leaves the
+            # in-sync sets (E4) and fetches everything again; a log without records has nothing to lose.
+            return not self._may_lack_writes and self._has_records(directory)
+
+    def name_partitions(self, partitions: Iterable[Partition]) -> None:
+        """Before they become replicas: each directory says whose it is. Alone, the broker knows that without them."""
+        for partition in partitions:
+            if partition.has_files:
+                expected = self._expected(partition)
+                ensure_topic_id(self.files, str(partition.directory), partition.topic.topic_id, expected)
+
+    def _has_records(self, directory: Path) -> bool:
+        first, sizes = file_stem(0) + LOG_SUFFIX, self.files.sizes(directory)
+        return any(name.endswith(LOG_SUFFIX) and (size or name != first) for name, size in sizes.items())
 
     async def remove_partition(self, partition: Partition) -> None:
         """Remove the directory and checkpoints of a partition that is not on this broker any more."""
@@ -290,6 +308,12 @@ class TopicLogs:
                     self.files.remove_later(deleted)
             except OSError as error:
                 logger.error("%s of a deleted topic could not be removed, remove it yourself: %s", directory, error)
+        if self.settings["semel.durability"] == "fsync":
+            # Else it could be back after a power loss, where a later topic of the same name has its data.
+            try:
+                self.files.sync_directory(self.directory)
+            except OSError as error:
+                logger.error("deleted topics may be back in %s after a power loss: %s", self.directory, error)
 
     def _forget_offsets(self, is_gone: Callable[[tuple[str, int]], bool]) -> None:
         """A later topic of the same name must not inherit where this one's logs began or were compacted to."""

@@ -1,0 +1,154 @@
+"""To which topic the directory of a replica belongs, when a topic may have been deleted and created again meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from crc32c import crc32c
+
+from semel.broker.after_reply import AfterReply
+from semel.broker.flusher import Flusher
+from semel.broker.replication.durability import ReplicatedDurability, ReplicatedFsyncDurability
+from semel.broker.replication.partition import ReplicatedPartition
+from semel.broker.topics.logs import TopicLogs
+from semel.broker.topics.topic import Topic
+from semel.config import BROKER, topic_values
+from semel.environment import MACHINE
+from semel.log.checkpoints import BOOT_ID, HIGH_WATERMARKS, PARTITION_METADATA, encode_partition_metadata, write_offsets
+from semel.log.damage import NamelessPartition
+from semel.log.manifest import FileMark, Manifest, encode_marks
+from tests.log.disk import NOW, FaultyFiles, batch, open_log
+
+EARLIER, TODAY = UUID(int=1), UUID(int=2)
+
+
+def logs_in(
+    directory: Path, files: FaultyFiles, *, clean: bool = False, manifest: Manifest | None = None, fsync: bool = False
+) -> tuple[TopicLogs, ReplicatedPartition]:
+    """The logs of a broker of a cluster, and the partition of the topic of today."""
+    settings = BROKER.parse({"semel.durability": "fsync" if fsync else "os"})
+    kind = ReplicatedFsyncDurability if fsync else ReplicatedDurability
+    durability = kind(Flusher(MACHINE.threads), AfterReply(lambda: True), cast(Any, None))
+    logs = TopicLogs(
+        directory, settings, files, MACHINE, durability, clean=clean, manifest=manifest, is_replicated=True
+    )
+    topic = Topic("t", TODAY, {}, topic_values(settings, {}))
+    partition = ReplicatedPartition(topic, 0, directory / "t-0", logs.open, files)
+    partition.is_local = True
+    return logs, partition
+
+
+def leave(directory: Path, metadata: bytes | None, *, records: bool) -> None:
+    """What an earlier run has left."""
+    log = open_log(directory)
+    if records:
+        log.append(batch(), NOW)
+    log.close(NOW)
+    path = directory / "t-0" / PARTITION_METADATA
+    if metadata is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(metadata)
+
+
+def went_down(directory: Path, *, with_fsync: bool) -> None:
+    """Since the last run the machine was restarted."""
+    (directory / BOOT_ID).write_bytes(b"another boot\n" + (b"fsync\n" if with_fsync else b""))
+
+
+def marked(data: bytes) -> Manifest:
+    """What a clean stop says of the file."""
+    return Manifest(partitions={"t-0": encode_marks({PARTITION_METADATA: FileMark(len(data), crc32c(data))})})
+
+
+def strays(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.name.endswith("-stray")]
+
+
+@pytest.mark.parametrize("left", [None, b"", b"version: 0\nto"], ids=["no file", "empty", "torn"])
+@pytest.mark.parametrize("machine", ["went down", "went down, written with fsync", "did not go down"])
+@pytest.mark.parametrize("records", [True, False])
+def test_a_directory_that_does_not_say_whose_it_is_is_not_taken_for_that_of_a_topic(
+    tmp_path: Path, left: bytes | None, machine: str, records: bool
+) -> None:
+    leave(tmp_path, left, records=records)
+    if machine != "did not go down":
+        went_down(tmp_path, with_fsync="fsync" in machine)
+    logs, partition = logs_in(tmp_path, FaultyFiles())
+    logs.load([partition])
+    if records and machine != "went down":
+        # Others may rely on these records. Nobody knows whose they are, so nobody sees them.
+        assert strays(tmp_path) == []
+        with pytest.raises(NamelessPartition):
+            _ = partition.own_log
+        assert (tmp_path / "t-0").exists()
+    else:
+        assert len(strays(tmp_path)) == 1
+        assert partition.own_log.end_offset == 0
+        assert (tmp_path / "t-0" / PARTITION_METADATA).read_bytes() == encode_partition_metadata(TODAY)
+
+
+def test_a_log_without_records_leaves_no_high_watermark_to_a_later_topic(tmp_path: Path) -> None:
+    leave(tmp_path, b"", records=False)
+    files = FaultyFiles()
+    write_offsets(files, tmp_path, HIGH_WATERMARKS, {("t", 0): 7})
+    logs, partition = logs_in(tmp_path, files)
+    logs.load([partition])
+    assert partition.own_log.high_watermark == 0
+
+
+def test_a_file_that_went_bad_after_a_clean_stop_is_known_by_what_the_stop_noted(tmp_path: Path) -> None:
+    leave(tmp_path, encode_partition_metadata(EARLIER), records=True)
+    logs, partition = logs_in(tmp_path, FaultyFiles(), clean=True, manifest=marked(encode_partition_metadata(TODAY)))
+    logs.load([partition])
+    assert strays(tmp_path) == []
+    assert partition.own_log.end_offset == 1
+    assert (tmp_path / "t-0" / PARTITION_METADATA).read_bytes() == encode_partition_metadata(TODAY)
+
+
+def test_a_file_that_went_bad_after_a_clean_stop_and_named_another_topic_then_is_not_taken(tmp_path: Path) -> None:
+    leave(tmp_path, b"", records=True)
+    manifest = marked(encode_partition_metadata(EARLIER))
+    logs, partition = logs_in(tmp_path, FaultyFiles(), clean=True, manifest=manifest)
+    logs.load([partition])
+    with pytest.raises(NamelessPartition):
+        _ = partition.own_log
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_with_fsync_the_topics_id_is_on_disk_before_anything_is_written(tmp_path: Path, fsync: bool) -> None:
+    files = FaultyFiles()
+    logs, partition = logs_in(tmp_path, files, fsync=fsync)
+    logs.load([partition])
+    log = partition.own_log
+    assert any(PARTITION_METADATA in path for path in files.synced) is fsync
+    assert log.topic_id == TODAY
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_with_fsync_a_deleted_topic_is_gone_from_the_disk_before_the_next_of_its_name(
+    tmp_path: Path, fsync: bool
+) -> None:
+    class Noting(FaultyFiles):
+        def sync_directory(self, path: Any) -> None:
+            gone_then.append((Path(path), (tmp_path / "t-0").exists()))
+            super().sync_directory(path)
+
+    gone_then: list[tuple[Path, bool]] = []
+    files = Noting()
+    leave(tmp_path, encode_partition_metadata(TODAY), records=True)
+    logs, partition = logs_in(tmp_path, files, fsync=fsync)
+    logs._remove_directories([partition.directory])  # on a thread, in a broker
+    assert ((tmp_path, False) in gone_then) is fsync
+
+
+def test_alone_the_broker_knows_its_topics_and_names_their_directories_before_they_become_replicas(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, None, records=True)
+    logs, partition = logs_in(tmp_path, FaultyFiles())
+    logs.name_partitions([partition])
+    assert (tmp_path / "t-0" / PARTITION_METADATA).read_bytes() == encode_partition_metadata(TODAY)
