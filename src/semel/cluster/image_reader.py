@@ -2,7 +2,8 @@
 
 Guarantees:
 
-- A node is read again after every change, and a state that is older than the known one is never taken.
+- A node is read again after every change, and a state that is older than the known one is never taken. Nor is one of
+  another topic of the same name, before that topic is known.
 - After the connection was lost everything is read again: watches do not outlive a connection.
 - `changed` is called after what was read is in the image, once for everything that was read together.
 """
@@ -266,6 +267,7 @@ class ImageReader:
     def _forget_states(self, name: str) -> None:
         for partition in [each for each in self._states if each.topic == name]:
             del self._states[partition]
+            self._created.pop(("state", *partition), None)
 
     async def _read_topic(self, name: str) -> None:
         path = paths.topic(name)
@@ -294,8 +296,14 @@ class ImageReader:
             self._states.pop(partition, None)
             return
         data, stat = found
-        known = self._states.get(partition)
-        if known is not None and self._created.get(key) == stat.czxid and stat.version <= known[1]:
+        if self._created.setdefault(key, stat.czxid) != stat.czxid:
+            # The register of another topic of this name. Which one that is must be known before: it is read first, and
+            # this is read again after it.
+            self._created[key] = stat.czxid
+            self._states.pop(partition, None)
+            self._mark(("topic", name))
             return
-        self._created[key] = stat.czxid
+        known = self._states.get(partition)
+        if known is not None and stat.version <= known[1]:
+            return
         self._states[partition] = decode_state(data, path), stat.version

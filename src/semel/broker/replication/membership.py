@@ -447,6 +447,8 @@ class Membership:
             known, topic = self.image.states.get(key), self.image.topics.get(partition.topic.name)
             if known is None or topic is None or not partition.is_local:
                 continue
+            if topic.assignment.topic_id != partition.topic.id_text:
+                continue  # deleted and created again: we have learned that since we looked what is gone
             replica = partition.replica
             if replica is None:
                 replicas = topic.assignment.partitions[partition.index]

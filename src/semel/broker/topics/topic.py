@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.config import INT64_MAX, Values
 from semel.errors import ErrorCode, Refused
+from semel.log.checkpoints import topic_id_text
 
 if TYPE_CHECKING:
     from semel.broker.topics.partition import Partition
@@ -47,6 +48,7 @@ class Topic:
     __slots__ = (
         "_values",
         "flush_messages",
+        "id_text",
         "internal",
         "min_insync_replicas",
         "name",
@@ -58,6 +60,8 @@ class Topic:
     def __init__(self, name: str, topic_id: uuid.UUID, overrides: dict[str, str], values: Values) -> None:
         self.name = name
         self.topic_id = topic_id
+        #: As Kafka writes it, in ZooKeeper too.
+        self.id_text = topic_id_text(topic_id)
         self.overrides = overrides
         self.values = values
         self.partitions: list[Partition] = []
