@@ -17,7 +17,14 @@ from semel.broker.topics.logs import TopicLogs
 from semel.broker.topics.topic import Topic
 from semel.config import BROKER, topic_values
 from semel.environment import MACHINE
-from semel.log.checkpoints import BOOT_ID, HIGH_WATERMARKS, PARTITION_METADATA, encode_partition_metadata, write_offsets
+from semel.log.checkpoints import (
+    BOOT_ID,
+    HIGH_WATERMARKS,
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    encode_partition_metadata,
+    write_offsets,
+)
 from semel.log.damage import NamelessPartition
 from semel.log.manifest import FileMark, Manifest, encode_marks
 from tests.log.disk import NOW, FaultyFiles, batch, open_log
@@ -89,6 +96,23 @@ def test_a_directory_that_does_not_say_whose_it_is_is_not_taken_for_that_of_a_to
         assert len(strays(tmp_path)) == 1
         assert partition.own_log.end_offset == 0
         assert (tmp_path / "t-0" / PARTITION_METADATA).read_bytes() == encode_partition_metadata(TODAY)
+
+
+@pytest.mark.parametrize("topic", ["t", "deleted"])
+@pytest.mark.parametrize("left", [(), (LEADER_EPOCH_CHECKPOINT,), (f"{PARTITION_METADATA}.tmp",)])
+def test_a_directory_whose_making_was_killed_is_removed(tmp_path: Path, topic: str, left: tuple[str, ...]) -> None:
+    directory = tmp_path / f"{topic}-0"
+    directory.mkdir()
+    for name in left:
+        (directory / name).write_bytes(b"0\n1\n5 0\n")
+    other = tmp_path / "photos-1"  # whatever that is, it is not ours
+    other.mkdir()
+    (other / "one.jpg").touch()
+    logs, partition = logs_in(tmp_path, FaultyFiles())
+    logs.load([partition])
+    kept = [path.name for path in tmp_path.iterdir() if path.is_dir() and not path.name.endswith("-delete")]
+    assert kept == ["photos-1"]
+    assert partition.own_log.leader_epochs.latest <= 0
 
 
 def test_a_log_without_records_leaves_no_high_watermark_to_a_later_topic(tmp_path: Path) -> None:

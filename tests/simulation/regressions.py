@@ -110,6 +110,9 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "a broker was killed while it made a directory, and had it for ever after the topic was deleted meanwhile": Plan(
+        1000261, ("recreated",), 8.0, "os", [Strike(5.694, "killed while writing", 3219636728)], brokers=3
+    ),
     "a classic member asked for its next heartbeat again and again within a millisecond": Plan(
         1, ("copying-eager",), 8.0, "os"
     ),

@@ -23,6 +23,8 @@ from semel.broker.stored.metadata_store import SCRAM_CREDENTIALS, DamagedStore
 from semel.config import ConfigError
 from semel.log.checkpoints import (
     CLEAN_SHUTDOWN,
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
     mark_clean_shutdown,
     marked_by_semel,
     take_clean_shutdown_mark,
@@ -39,6 +41,8 @@ METADATA = ".metadata"
 OF_A_CLUSTER = ".semel_cluster"
 _CRC_LINE = re.compile(rb"# crc32c=([0-9a-f]{8})\n")
 _PARTITION = re.compile(r".+-[0-9]+")
+#: What the directory of a partition has before its first log file.
+_WRITTEN_FIRST = frozenset((LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA))
 _NEW_IDENTITY = (
     "Restore it from a copy of the data directory. Without one, remove it and start once with "
     "--set semel.cluster.id=ID, where ID is the cluster's id as clients know it, or a new one."
@@ -67,6 +71,15 @@ def partition_directories(files: Files, path: Path) -> Iterator[Path]:
         entry = path / name
         if _PARTITION.fullmatch(name) and files.is_directory(entry):
             if any(file.endswith(".log") for file in files.names(entry)):
+                yield entry
+
+
+def begun_directories(files: Files, path: Path) -> Iterator[Path]:
+    """The directories of partitions that a kill left half made: without a log file, and with nothing else."""
+    for name in sorted(files.names(path)):
+        entry = path / name
+        if _PARTITION.fullmatch(name) and files.is_directory(entry):
+            if all(file.removesuffix(".tmp") in _WRITTEN_FIRST for file in files.names(entry)):
                 yield entry
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from semel.broker.data_directory import partition_directories
+from semel.broker.data_directory import begun_directories, partition_directories
 from semel.errors import Refused
 from semel.log.checkpoints import (
     CLEANER_OFFSETS,
@@ -235,8 +235,12 @@ class TopicLogs:
         """Rename the directories of partitions that the cluster does not have on this broker any more: their topic was
         deleted, or they were moved, while the broker was away. `here` are those that it has, with their topic's id.
 
-        They are not removed: what is known of the cluster may be older than what the disk knows.
+        They are not removed: what is known of the cluster may be older than what the disk knows. But where a kill left
+        a directory without a log there is nothing to lose, nor to find for whoever uses the name next.
         """
+        for path in list(begun_directories(self.files, self.directory)):
+            gone = self._renamed(path, "delete")  # which `load` removes
+            self.files.rename(path, gone)
         for path in list(partition_directories(self.files, self.directory)):
             directory = Path(path)
             wanted = here.get(directory.name)
