@@ -258,6 +258,9 @@ class Copier(Worker):
         super().__init__(name, bootstrap_servers, record, seed)
         self.source, self.target, self.group = source, target, group
         self.consumer: Consumer | None = None
+        #: When this copier's first offset of a partition was committed. From then on nobody in its group may go back to
+        #: the beginning of that partition.
+        self.first_commits: dict[tuple[str, int], float] = {}
 
     def reading(self) -> Consumer:
         if self.consumer is None:
@@ -288,19 +291,22 @@ class Copier(Worker):
             return
         self.number += 1
         transaction = f"{self.name}/{self.number}"
+        ends = {(one.topic(), one.partition()): one.offset() + 1 for one in messages}
 
         def fill(producer: Producer) -> None:
             for message in messages:
                 value = b"%s|%s" % (message.value(), transaction.encode())
                 self.send(producer, transaction, self.target, message.partition(), value)
-            ends = {(one.topic(), one.partition()): one.offset() + 1 for one in messages}
             offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()]
             self.patiently(
                 "send_offsets_to_transaction",
                 lambda: producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), CALL_S),
             )
 
-        if not self.transact(transaction, fill, self.chance.random() < 0.8):
+        if self.transact(transaction, fill, self.chance.random() < 0.8):
+            for place in ends:
+                self.first_commits.setdefault(place, time.time())
+        else:
             self._go_back(consumer, messages)
 
     def _go_back(self, consumer: Consumer, messages: list[Message]) -> None:

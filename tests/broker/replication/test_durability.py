@@ -7,14 +7,17 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+from semel.broker.coordinators.host import CoordinatorHost
 from semel.broker.durability import FsyncDurability
 from semel.broker.replication.durability import ReplicatedDurability
 from semel.broker.replication.partition import ReplicatedPartition
 from semel.errors import ErrorCode
 from semel.machines.contract import AnswerParked, Decision, Effect, StateRecord
+from semel.machines.groups.committed_offsets import NO_TOPIC_ID, CommittedOffset
 from semel.machines.groups.coordinator import GroupCoordinator
+from semel.machines.groups.records import offset_record
 from semel.wire.messages.groups import SyncGroupResponse
-from semel.wire.messages.offsets import OffsetFetchResponse
+from semel.wire.messages.offsets import OffsetFetchRequest, OffsetFetchResponse
 
 RECORDS = (StateRecord(0, b"key", b"value"),)
 
@@ -164,6 +167,41 @@ def test_with_fsync_who_is_parked_is_answered_when_the_disk_fails() -> None:
         assert (told.token, told.reply.error_code) == (3, ErrorCode.NOT_COORDINATOR)
 
     asyncio.run(story())
+
+
+def test_offsets_that_were_read_before_another_broker_leads_are_told_to_nobody() -> None:
+    """C1: an OffsetFetch is served in several turns. What it has read may not be committed, and is forgotten with the
+    partition: nobody is left to wait for."""
+
+    def story() -> tuple[CoordinatorHost, dict[int, int], OffsetFetchResponse]:
+        coordinator = GroupCoordinator()
+        never = SimpleNamespace(coordinators=SimpleNamespace(may_load=lambda topic, index: False))
+        durability = SimpleNamespace(reply_once_durable=lambda host, reply, indexes: reply)
+        broker: Any = SimpleNamespace(cluster=never, durability=durability)
+        host = CoordinatorHost(broker, "__consumer_offsets", coordinator, {})
+        index = coordinator.partition_for("g")
+        coordinator.load(index, 5)
+        host.loaded[index] = cast("Any", None)
+        coordinator.loaded(index, 0)
+        coordinator.replay(offset_record(index, "g", "t", 0, CommittedOffset(7, -1, "", 0, -1, NO_TOPIC_ID, 0)))
+        terms: dict[int, int] = {}
+        host.begin_reply("g", terms)
+        kind = OffsetFetchRequest
+        group = kind.OffsetFetchRequestGroup(
+            group_id="g", topics=[kind.OffsetFetchRequestTopics(name="t", partition_indexes=[0])]
+        )
+        return host, terms, coordinator.offset_fetch(kind(groups=[group]), 9, 0).reply
+
+    host, terms, reply = story()
+    assert host.once_on_disk(reply, terms) is reply
+    assert reply.groups[0].topics[0].partitions[0].committed_offset == 7
+
+    host, terms, reply = story()
+    (index,) = terms
+    host.unload(index)
+    told = host.once_on_disk(reply, terms)
+    assert told.groups[0].error_code == ErrorCode.NOT_COORDINATOR
+    assert told.groups[0].topics[0].partitions[0].committed_offset == -1
 
 
 def test_a_refused_answer_to_offset_fetch_carries_no_offset() -> None:

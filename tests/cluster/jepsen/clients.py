@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,24 @@ class _Remembering(logging.Handler):
             self._said.append(f"{record.created:.3f} {text}")
 
 
+class _Resets(logging.Handler):
+    """When readers went back to the beginning, and why librdkafka says it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[float, tuple[str, int], str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        found = re.search(r"(\S+) \[(\d+)\]: offset reset ", text)
+        if found is not None:
+            self.all.append((record.created, (found[1], int(found[2])), text))
+
+    def unlawful(self, first_commits: dict[tuple[str, int], float]) -> list[str]:
+        """Those of a group whose offset was committed before."""
+        return [f"{at:.3f} {text}" for at, place, text in list(self.all) if at > first_commits.get(place, at)]
+
+
 def _remembering(name: str, said: deque[str], only: str = "") -> logging.Logger:
     logger = logging.getLogger(f"jepsen.{name}")
     logger.setLevel(logging.DEBUG)
@@ -44,8 +63,19 @@ def _remembering(name: str, said: deque[str], only: str = "") -> logging.Logger:
     return logger
 
 
-#: When a reader went back to the beginning, and why: only where its group has no offset yet.
-resets: deque[str] = deque(maxlen=200)
+resets = _Resets()
+
+
+def _reader_logger() -> logging.Logger:
+    logger = logging.getLogger("jepsen.readers")
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    logger.addHandler(resets)
+    return logger
+
+
+#: librdkafka tells of a reset only with these. One group reads each topic, so the topic says whose it was.
+TELLS_OF_RESETS: dict[str, Any] = {"debug": "topic,cgrp", "log_level": 7, "logger": _reader_logger()}
 
 
 class Client(Protocol):
@@ -79,9 +109,7 @@ class ClusterCopier(Copier):
     session_timeout_ms: ClassVar[int] = 3000
     reader_settings: ClassVar[dict[str, Any]] = {
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
-        "debug": "topic,cgrp",
-        "log_level": 7,
-        "logger": _remembering("copiers", resets, "offset reset"),
+        **TELLS_OF_RESETS,
     }
     settings: ClassVar[dict[str, Any]] = {**Copier.settings, "socket.timeout.ms": SOCKET_TIMEOUT_MS, **DEBUG}
 
@@ -158,6 +186,7 @@ class GroupMember:
         self.polls = 0
         #: What was read, and how often: a group may read again what it has not committed, and nothing else.
         self.read: Counter[bytes] = Counter()
+        self.first_commits: dict[tuple[str, int], float] = {}
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -181,6 +210,7 @@ class GroupMember:
                     "heartbeat.interval.ms": 500,
                     "socket.timeout.ms": SOCKET_TIMEOUT_MS,
                     "partition.assignment.strategy": "cooperative-sticky",
+                    **TELLS_OF_RESETS,
                 },
             )
         )
@@ -199,8 +229,11 @@ class GroupMember:
         ends = {(each.topic(), each.partition()): each.offset() + 1 for each in messages}
         offsets = [TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()]
         try:
-            consumer.commit(offsets=offsets, asynchronous=False)
+            told = consumer.commit(offsets=offsets, asynchronous=False)
             self.polls += 1
+            for one in told or ():
+                if one.error is None:
+                    self.first_commits.setdefault((one.topic, one.partition), time.time())
         except KafkaException as error:
             # A rebalance has taken the partitions, or the coordinator has moved: who has them next reads them again.
             self.record.met(self.name, "commit", error.args[0])

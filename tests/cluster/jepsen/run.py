@@ -157,6 +157,7 @@ class Run:
         healed = time.monotonic()
         self.happened[kind] += 1
         slowest, who = self._everybody_goes_on(kind, healed)
+        self._nobody_went_back()
         print(
             f"{time.strftime('%H:%M:%S')} {kind} ({where}), {healed - begun:.1f} s; then the slowest was {who}: "
             f"{slowest:.1f} s",
@@ -192,6 +193,15 @@ class Run:
         except AssertionError as error:
             raise AssertionError(f"after {kind} these do not go on: {sorted(waiting)}") from error
         return last
+
+    def _nobody_went_back(self) -> None:
+        """A group whose offset was committed goes on from there, whoever coordinates it."""
+        commits: dict[tuple[str, int], float] = {}
+        for one in (*self.members, *(copier for stage in self.stages for copier in stage)):
+            for place, at in list(one.first_commits.items()):  # type: ignore[union-attr]
+                commits[place] = min(at, commits.get(place, at))
+        unlawful = resets.unlawful(commits)
+        assert unlawful == [], "\n".join(unlawful)
 
     # The end
 
@@ -233,6 +243,7 @@ class Run:
 
     def finish(self) -> None:
         """Everything is read by who watched all along and by who comes afterwards, and every replica is compared."""
+        self._nobody_went_back()
         self.faults.wait_until_in_sync()
         for topic, partition in self.places:
             until(
@@ -325,7 +336,7 @@ class Run:
             f"{committed} transactions committed and {aborted} aborted, {self.watcher.count} records read, "
             f"{self.pipeline.steps() if self.pipeline else 0} micro-batches; of {len(waits)} times that a client went "
             f"on after a healing {late} took longer than {LATE_S:g} s; the slowest: {slowest}; errors met: {met}; "
-            f"clients ended: {'; '.join(self.record.fatal) or 'none'}"
+            f"readers went back {len(resets.all)} times; clients ended: {'; '.join(self.record.fatal) or 'none'}"
         )
 
     def diagnosis(self) -> str:
@@ -338,7 +349,7 @@ class Run:
         for writer in self.plain:
             bumps = [line for line in writer.said if "poch" in line or "rror" in line]
             said.append(f"{writer.name} of librdkafka:\n" + "\n".join(bumps[-60:]))
-        said.append("copiers that went back:\n" + "\n".join(resets))
+        said.append("readers that went back:\n" + "\n".join(f"{at:.3f} {text}" for at, _, text in resets.all))
         return "\n".join(said)
 
     def close(self) -> None:

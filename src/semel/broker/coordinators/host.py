@@ -96,6 +96,8 @@ class CoordinatorHost:
         self.loaded: dict[int, Partition] = {}
         #: The coordinator epoch of each. In a cluster it is the leader epoch of the partition.
         self.epochs: dict[int, int] = {}
+        #: How often each partition was loaded or forgotten: as long as this is the same, one memory of it was served.
+        self._terms: dict[int, int] = {}
         self._unreadable: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -149,6 +151,7 @@ class CoordinatorHost:
                     self.settle(decision)
                 return
         self.loaded[index], self.epochs[index] = partition, epoch
+        self._terms[index] = self._terms.get(index, 0) + 1
         for decision in self.coordinator.loaded(index, self.broker.now_ms()):
             self.settle(decision)
         self.reschedule()
@@ -161,6 +164,7 @@ class CoordinatorHost:
         """Forget a partition that another broker leads now. Whoever waits is told NOT_COORDINATOR (C2)."""
         self.loaded.pop(index, None)
         self.epochs.pop(index, None)
+        self._terms[index] = self._terms.get(index, 0) + 1
         self._unreadable.discard(index)
         for decision in self.coordinator.unload(index):
             self.settle(decision)
@@ -256,9 +260,22 @@ class CoordinatorHost:
             self.broker.durability.settle(self, decision)
         return reply
 
-    def once_on_disk(self, reply: Any, indexes: Iterable[int]) -> Any:
-        """The reply, or a coroutine that gives it once everything written to these partitions so far is durable."""
-        return self.broker.durability.reply_once_durable(self, reply, indexes)
+    def begin_reply(self, key: str, terms: dict[int, int]) -> None:
+        """Before a reply that takes several turns of the loop tells of this key: load its partition, and remember for
+        `once_on_disk` which memory of it is read."""
+        index = self.coordinator.partition_for(key)
+        self.ready(index)
+        terms.setdefault(index, self._terms.get(index, 0))
+
+    def once_on_disk(self, reply: Any, terms: Mapping[int, int]) -> Any:
+        """The reply, or a coroutine that gives it once everything written to these partitions so far is durable.
+
+        A reply that was made in several turns of the loop may tell of records that were never committed, if another
+        broker coordinates since. Then it is refused (C1).
+        """
+        if any(self._terms.get(index, 0) != term for index, term in terms.items()):
+            return self.coordinator.refused_reply(reply, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self.broker.durability.reply_once_durable(self, reply, terms)
 
     async def on_disk(self, *keys: str) -> None:
         """Return once everything written about these keys so far is durable."""

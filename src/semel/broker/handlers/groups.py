@@ -15,6 +15,7 @@ from semel.broker.handlers.transactions import once_settled
 from semel.broker.handlers.verification import must_ask
 from semel.broker.topics.internal import CONSUMER_OFFSETS
 from semel.errors import ErrorCode, Refused
+from semel.machines.groups.classic.rebalance import refuse_join
 from semel.machines.internal_topics import after_failed_append
 from semel.machines.security.access import ResourceType
 from semel.machines.values import TopicPartition
@@ -54,12 +55,11 @@ def _about_groups(
     shell = broker.groups
     names = list(dict.fromkeys(getattr(request, field)))
     reply = None
-    indexes = set()
+    terms: dict[int, int] = {}
     for start in range(0, max(len(names), 1), GROUPS_AT_ONCE):
         some = names[start : start + GROUPS_AT_ONCE]
         for group_id in some:
-            shell.host.ready_for(group_id)
-            indexes.add(shell.coordinator.partition_for(group_id))
+            shell.host.begin_reply(group_id, terms)
             yield
         part = copy(request)
         setattr(part, field, some)
@@ -71,7 +71,7 @@ def _about_groups(
         else:
             getattr(reply, answers).extend(getattr(answered, answers))
         yield
-    return shell.host.once_on_disk(reply, indexes)
+    return shell.host.once_on_disk(reply, terms)
 
 
 def _add_operations(broker: BrokerServer, call: Call, groups: Iterable[Any]) -> None:
@@ -133,6 +133,25 @@ def join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     if len(request.protocols) > MOST_PROTOCOLS:
         why = f"a member may name {MOST_PROTOCOLS} assignment protocols, not {len(request.protocols)}"
         raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, why)
+    cluster = broker.cluster
+    if cluster is not None:
+        index = broker.groups.coordinator.partition_for(request.group_id)
+        if cluster.coordinators.lacks_replicas(CONSUMER_OFFSETS, index):
+            return _join_once_it_can_be_written(broker, request, call, index)
+    return _join_group(broker, request, call)
+
+
+async def _join_once_it_can_be_written(broker: BrokerServer, request: Any, call: Call, index: int) -> Any:
+    """While too few replicas are in sync the assignment could not be written, and the members would join again at once,
+    generation after generation."""
+    assert broker.cluster is not None
+    if not await broker.cluster.coordinators.enough_replicas(CONSUMER_OFFSETS, index):
+        return refuse_join(ErrorCode.COORDINATOR_NOT_AVAILABLE, call.version, request.member_id)
+    reply = _join_group(broker, request, call)
+    return await reply if type(reply) is CoroutineType else reply
+
+
+def _join_group(broker: BrokerServer, request: Any, call: Call) -> Any:
     shell = broker.groups
     shell.host.ready_for(request.group_id)
     token = shell.parked.new_token()
@@ -294,13 +313,12 @@ def offset_fetch(broker: BrokerServer, request: Any, call: Call) -> Generator[No
     """Fetch committed offsets. With fsync they are on disk before the reply: a consumer continues from them at once."""
     shell = broker.groups
     groups = [group.group_id for group in request.groups] if call.version >= 8 else [request.group_id]
-    indexes = set()
+    terms: dict[int, int] = {}
     for group_id in groups:
-        shell.host.ready_for(group_id)
-        indexes.add(shell.coordinator.partition_for(group_id))
+        shell.host.begin_reply(group_id, terms)
         yield
     reply = yield from shell.coordinator.fetch_offsets_in_steps(request, call.version)
-    return shell.host.once_on_disk(reply, indexes)
+    return shell.host.once_on_disk(reply, terms)
 
 
 def offset_delete(broker: BrokerServer, request: Any, call: Call) -> Any:

@@ -7,6 +7,8 @@ Guarantees:
   everything when it no longer leads.
 - What a predecessor has decided is finished soon after the election, whether a client asks or not.
 - The internal topics get the replication factor that is set, or are not created yet.
+- While too few replicas are in sync, nobody joins a group: its generations could not be written, and its members would
+  begin one after the other, as fast as they can.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ REPLICAS_OF_INTERNAL_TOPICS = {
 #: Where they are not set: as in Kafka, or all brokers that the cluster has ever had.
 USUAL_REPLICAS, USUAL_MIN_ISR = 3, 2
 #: How long a client that looks for its coordinator is held back during an election. Without an answer, or with the name
-#: of a broker that is dead, clients wait for a second and more before they ask again.
+#: of a broker that is dead, clients wait for a second and more before they ask again. Also a member that joins a group
+#: while too few replicas are in sync.
 MOST_HELD_S = 0.8
 
 
@@ -99,6 +102,24 @@ class Coordinators:
         partition = topic.partitions[index]
         assert isinstance(partition, ReplicatedPartition)
         return partition.is_served and partition.knows_its_end
+
+    def lacks_replicas(self, topic_name: str, index: int) -> bool:
+        """Whether this broker coordinates the partition, and could write nothing now: too few replicas are in sync."""
+        if not self.may_load(topic_name, index):
+            return False
+        partition = self._broker.topics.topics[topic_name].partitions[index]
+        assert isinstance(partition, ReplicatedPartition)
+        leader = None if partition.replica is None else partition.replica.leader
+        return leader is not None and not leader.has_enough_replicas
+
+    async def enough_replicas(self, topic_name: str, index: int) -> bool:
+        """Wait until there are, at most `MOST_HELD_S`. Returns whether there are."""
+        until_s = self._broker.loop.time() + MOST_HELD_S
+        while self.lacks_replicas(topic_name, index):
+            if self._broker.loop.time() >= until_s:
+                return False
+            await self._membership.changed()
+        return True
 
     @staticmethod
     def epoch_of(partition: Partition) -> int:
