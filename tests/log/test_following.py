@@ -306,6 +306,27 @@ def test_r4_an_epoch_without_a_batch_has_its_entry(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_disk_that_fails_when_a_role_begins_ends_the_log(tmp_path: Path, role: str) -> None:
+    """Else a batch of an epoch followed that the checkpoint does not know: damage, for the next start."""
+    files = FaultyFiles()
+    log = open_log(tmp_path, files=files)
+    log.append(batch(), NOW)
+    log.begin_leader_epoch(3)
+    files.fail_when = lambda call, path: "leader-epoch-checkpoint" in path
+    if role == "leader":
+        log.begin_leader_epoch(4)
+    else:
+        log.following.begin(4)
+    files.fail_when = lambda call, path: False
+    assert log.failed is not None
+    with pytest.raises(Refused):
+        log.append(batch(), NOW)
+    crash(log)
+    again = open_log(tmp_path, clean=False)
+    assert again.end_offset == 1
+
+
 def test_r5_a_follower_claims_no_epoch_under_which_it_has_nothing(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.append(batch(), NOW)

@@ -113,6 +113,18 @@ REGRESSIONS: dict[str, Plan] = {
     "a broker was killed while it made a directory, and had it for ever after the topic was deleted meanwhile": Plan(
         1000261, ("recreated",), 8.0, "os", [Strike(5.694, "killed while writing", 3219636728)], brokers=3
     ),
+    "an I/O error when a broker began to lead left a batch whose leader epoch no checkpoint knew": Plan(
+        2000090,
+        ("pipeline", "timeouts", "transfers-v1"),
+        10.0,
+        "os",
+        [
+            Strike(1.005, "leader killed", 3732405905), Strike(3.221, "leader killed", 1978807507),
+            Strike(4.067, "leader killed", 1696618807), Strike(6.839, "I/O error once", 292472850),
+            Strike(7.063, "leader killed", 3868258843),
+        ],
+        brokers=3,
+    ),
     "a classic member asked for its next heartbeat again and again within a millisecond": Plan(
         1, ("copying-eager",), 8.0, "os"
     ),

@@ -46,7 +46,7 @@ class Following:
         log = self._log
         log.leader_epoch = max(log.leader_epoch, epoch)
         if log.leader_epochs.truncate_from_end(log.end_offset):
-            log.write_leader_epochs(durable=False)
+            log.store_leader_epochs()
         log.epoch_is_on_disk = False
 
     @property

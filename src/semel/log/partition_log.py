@@ -410,18 +410,26 @@ class PartitionLog:
         """This broker leads the partition under `epoch` from now on.
 
         Rule R4: the epoch gets its entry at once, even if nothing is ever written under it. Otherwise a follower of a
-        later leader could not be told where it ended (K-6361).
+        later leader could not be told where it ended (K-6361). If the disk does not take it, the log takes no writes.
         """
         if epoch < self.leader_epoch:
             return
         self.leader_epoch = epoch
         if self.leader_epochs.assign(epoch, self.end_offset):
-            self.write_leader_epochs(durable=False)
+            self.store_leader_epochs()
 
     def _settle_epoch(self, offset: int) -> None:
         """Before the first batch of an epoch: a batch of an epoch that the checkpoint does not know is damage."""
         self.leader_epochs.assign(self.leader_epoch, offset)
         self.write_leader_epochs(durable=self.epochs_need_fsync)
+
+    def store_leader_epochs(self) -> None:
+        """Store the leader epochs at the beginning of a role. A batch of an epoch that is not there would be damage to
+        the next start, so a disk that fails now ends the log."""
+        try:
+            self.write_leader_epochs(durable=False)
+        except OSError as error:
+            self.fail(error)
 
     def write_leader_epochs(self, *, durable: bool = True) -> None:
         """Store the leader epochs."""

@@ -400,6 +400,11 @@ class Membership:
                 logger.critical("the broker stops: %s", error)
                 self._broker.spawn_stop()
                 return
+            except Exception as error:
+                # It would keep its session, and follow nothing that is decided. Others can do better.
+                self._broker.handle_failure(error)
+                self._broker.spawn_stop()
+                return
 
     async def _react(self) -> None:
         if self._must_register:
