@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from semel.broker.embedded import Broker
+from semel.broker.embedded import Broker, new_event_loop
 from semel.broker.listeners import advertised_note, client_listeners, parse_listener
+from semel.broker.server import BrokerServer
 from semel.cli.broker import gather_settings
 from semel.config import BROKER, ConfigError
 from semel.properties import read_properties
@@ -116,6 +119,19 @@ def test_a_unicode_escape_without_four_digits_is_an_error_as_in_java(tmp_path: P
         gather_settings(None, None, str(file), [])
 
 
+def test_no_error_of_a_file_shows_a_secret() -> None:
+    with pytest.raises(ValueError, match=r"^sasl\.password has a \\u without") as refused:
+        read_properties("sasl.password=hunter2\\user\n")
+    assert "hunter2" not in str(refused.value)
+    key = "-----BEGIN PRIVATE KEY-----\nhunter2=\n-----END PRIVATE KEY-----\n"
+    joined = key.strip().replace("\n", "\\\n")
+    assert "hunter2" in read_properties(f"ssl.keystore.key={joined}")["ssl.keystore.key"]
+    for text in (key, f"ssl.keystore.key={key}"):
+        with pytest.raises(ValueError, match="a key stands where a setting should") as refused:
+            read_properties(text)
+        assert "hunter2" not in str(refused.value)
+
+
 def test_an_escaped_sign_belongs_to_the_name() -> None:
     assert read_properties("a\\=b\\ c=d") == {"a=b c": "d"}
 
@@ -156,6 +172,45 @@ def test_a_broker_that_listens_everywhere_says_what_it_advertises() -> None:
     assert "localhost:9092" in note
     assert "advertised.listeners=" in note
     assert advertised_note(BROKER.parse(), ("127.0.0.1", 9092)) is None
+
+
+@pytest.mark.parametrize(
+    "listeners",
+    [
+        "SASL_SSL://127.0.0.1:9092,SSL://127.0.0.1:9092",
+        "SSL://:9092,PLAINTEXT://127.0.0.1:9092",
+        "SSL://0.0.0.0:9092,PLAINTEXT://127.0.0.1:9092",
+        "SSL://[::1]:9092,PLAINTEXT://[::]:9092",
+    ],
+)
+def test_two_listeners_on_one_address_are_refused(listeners: str) -> None:
+    with pytest.raises(ConfigError, match="are both on port 9092; give each its own"):
+        client_listeners(BROKER.parse({"listeners": listeners}))
+
+
+def test_listeners_may_share_a_port_on_different_addresses() -> None:
+    for listeners in ("A://127.0.0.1:0,B://127.0.0.1:0", "A://127.0.0.1:9092,B://127.0.0.2:9092,C://[::]:9092"):
+        protocols = "A:PLAINTEXT,B:PLAINTEXT,C:PLAINTEXT"
+        settings = BROKER.parse({"listeners": listeners, "listener.security.protocol.map": protocols})
+        assert len(client_listeners(settings)) == listeners.count("://")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_event_loop])
+def test_an_address_that_is_lost_between_binding_and_listening_is_told(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    # Both may bind it while neither listens. Without a look, a broker on uvloop would be "ready" and deaf.
+    with socket.socket() as other, asyncio.Runner(loop_factory=new_loop) as runner:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        listener = f"PLAINTEXT://127.0.0.1:{other.getsockname()[1]}"
+        broker = BrokerServer(BROKER.parse({"listeners": listener, "log.dirs": str(tmp_path / "data")}))
+
+        async def be_first(_: BrokerServer) -> None:
+            other.listen()
+
+        with pytest.raises(ConfigError, match="the address is in use"):
+            runner.run(broker.start(be_first))
 
 
 def test_an_address_that_cannot_be_had_is_explained_and_leaves_no_directory(tmp_path: Path) -> None:

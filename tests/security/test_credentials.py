@@ -37,6 +37,13 @@ def test_credentials_that_nothing_uses_are_warned_of(caplog: pytest.LogCaptureFi
     assert caplog.text == ""
 
 
+def test_a_password_that_is_no_text_is_refused_without_showing_it() -> None:
+    for mechanism in ("PLAIN", "SCRAM-SHA-256"):
+        with pytest.raises(ConfigError, match=r"^sasl\.password: cannot be written as UTF-8$") as refused:
+            credentials(sasl_mechanism=mechanism, sasl_username="alice", sasl_password=f"{SECRET}\ud800")
+        assert SECRET not in repr(refused.value)
+
+
 def test_a_jaas_line_and_plain_settings_say_the_same() -> None:
     line = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="{SECRET}";'
     assert credentials(sasl_mechanism="PLAIN", sasl_jaas_config=line) == credentials(

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
 
+import semel
 from semel.config import ADMIN, ConfigError
 from semel.errors import KafkaError, TlsFailed
 from semel.net.connection import Connection
@@ -164,6 +165,7 @@ def test_every_mistake_names_its_setting_and_no_secret(authority: DevelopmentAut
         ({"ssl.ca.location": str(tmp_path / "empty.pem")}, "ssl.truststore.location: .* holds no certificate"),
         ({"ssl.ca.location": str(tmp_path / "old.jks")}, "is a Java key store"),
         ({"ssl.ca.location": str(tmp_path / "noise")}, "ssl.truststore.location: .* holds no certificate"),
+        ({"ssl.ca.location": str(tmp_path)}, "ssl.truststore.location: the directory .* holds no certificate under"),
         ({"ssl.ca.location": "a\0b"}, "ssl.truststore.location: .* is no path"),
         ({"ssl.ca.location": "/dev/zero"}, "ssl.truststore.location: /dev/zero is larger than"),
         ({"ssl.keystore.location": "/dev/zero"}, "ssl.keystore.location: /dev/zero is larger than"),
@@ -177,6 +179,8 @@ def test_every_mistake_names_its_setting_and_no_secret(authority: DevelopmentAut
         ({"ssl.keystore.certificate.chain": held.certificate_pem}, "ssl.keystore.key: .* is missing"),
         ({"ssl.keystore.certificate.chain": held.certificate_pem, "ssl.keystore.key": other.key_pem},
          "does not belong to the certificate"),
+        ({"ssl.keystore.certificate.chain": held.certificate_pem, "ssl.keystore.key": held.key_pem[:80]},
+         r"ssl.keystore.key: the key or the certificate cannot be read(?! \(None)"),
         ({"ssl.keystore.certificate.chain": held.certificate_pem, "ssl.keystore.key": sealed},
          "ssl.key.password: is missing"),
         ({"ssl.keystore.certificate.chain": held.certificate_pem, "ssl.keystore.key": sealed,
@@ -203,3 +207,25 @@ def test_nothing_older_than_tls_1_2_is_spoken() -> None:
 
 def test_without_tls_there_is_no_context() -> None:
     assert client_context(ADMIN.parse({"bootstrap.servers": "b:1"})) is None
+
+
+def test_settings_of_tls_that_nothing_uses_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert client_context(ADMIN.parse({"bootstrap.servers": "b:1"})) is None
+    assert caplog.text == ""
+    assert client_context(ADMIN.parse({"bootstrap.servers": "b:1", "ssl.ca.location": "authority.pem"})) is None
+    assert "is not used, nothing is encrypted: security.protocol=PLAINTEXT" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ssl.ca.location": "/absent.pem"}, "ssl.ca.location: cannot read /absent.pem"),
+        ({"ssl.truststore.location": "/absent.pem"}, "ssl.truststore.location: cannot read /absent.pem"),
+        ({"ssl.ca.pem": "nonsense"}, "ssl.ca.pem: is not a certificate"),
+        ({"ssl.certificate.location": "/absent.pem"}, "ssl.certificate.location: cannot read /absent.pem"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanisms": "GSSAPI"}, "sasl.mechanisms: is GSSAPI"),
+    ],
+)
+def test_a_mistake_is_told_by_the_name_that_was_given(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        semel.Admin({"bootstrap.servers": "b:1", "security.protocol": "SSL", **settings})

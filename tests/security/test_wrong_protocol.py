@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
 import semel
-from semel.errors import AuthenticationFailed, KafkaError, TlsFailed
+from semel.errors import AuthenticationFailed, KafkaError, RequestTimedOut, TlsFailed
 from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Passing, Way
 from semel.wire.apis import ApiKey
 
@@ -35,6 +36,44 @@ def test_a_client_without_tls_is_told_that_the_broker_speaks_it(
         told = refusal({"bootstrap.servers": broker.bootstrap_servers, "security.protocol": protocol, **more})
     assert isinstance(told, TlsFailed)
     assert "speaks TLS: set security.protocol to SSL or SASL_SSL" in str(told)
+
+
+@pytest.mark.parametrize(("protocol", "more"), [("SSL", {}), ("SASL_SSL", SASL)])
+@pytest.mark.parametrize("listener", ["PLAINTEXT", "SASL_PLAINTEXT"])
+def test_a_client_with_tls_is_told_that_the_broker_does_not_speak_it(
+    protocol: str, more: dict[str, object], listener: str
+) -> None:
+    security = semel.Security(["alice"], listener) if listener != "PLAINTEXT" else None
+    with semel.Broker(security=security) as broker:
+        told = refusal({"bootstrap.servers": broker.bootstrap_servers, "security.protocol": protocol, **more})
+    assert isinstance(told, TlsFailed)
+    assert "does not speak TLS: set security.protocol to PLAINTEXT or SASL_PLAINTEXT" in str(told)
+
+
+def test_a_port_that_hangs_up_with_and_without_tls_is_tried_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        met = 0
+
+        def hang_up() -> None:
+            nonlocal met
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                connection.recv(10)
+                connection.close()
+                met += 1
+
+        away = threading.Thread(target=hang_up)
+        away.start()
+        settings = {"bootstrap.servers": address, "security.protocol": "SSL", "default.api.timeout.ms": 3_000}
+        with semel.Admin(settings) as admin, pytest.raises(RequestTimedOut, match="instead of speaking TLS"):
+            admin.list_topics()
+        listening.shutdown(socket.SHUT_RDWR)
+        away.join()
+        assert met > 2, "a broker that is starting may hang up, too"
 
 
 @pytest.mark.parametrize(("listener", "protocol"), [("SASL_PLAINTEXT", "PLAINTEXT"), ("SASL_SSL", "SSL")])

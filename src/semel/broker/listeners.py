@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from semel.config import ConfigError, Values
 from semel.config.security import SECURITY_PROTOCOLS
@@ -91,7 +92,19 @@ def client_listeners(settings: Values, setting: str = "listeners") -> list[Liste
     if setting == "listeners" and not found:
         raise ConfigError("listeners: none is for clients; add for example PLAINTEXT://:9092")
     _check_distinct(found, setting)
+    if setting == "listeners":
+        _check_addresses(found)
     return found
+
+
+def _check_addresses(listeners: list[Listener]) -> None:
+    """Refuse two listeners on one address: clients would come in by whichever is first, perhaps the unlocked one."""
+    for one, other in combinations(listeners, 2):
+        same_host = one.host == other.host or "" in (one.host, other.host) or (
+            (":" in one.host) == (":" in other.host) and (one.is_everywhere or other.is_everywhere)
+        )
+        if one.port and one.port == other.port and same_host:
+            raise ConfigError(f"listeners: {one.name} and {other.name} are both on port {one.port}; give each its own")
 
 
 def _check_distinct(listeners: list[Listener], setting: str) -> None:
@@ -130,6 +143,22 @@ def advertised_note(settings: Values, endpoint: tuple[str, int]) -> str | None:
         f"clients are told to connect to {address_text(*endpoint)}, which only this machine can; for others "
         f"--set advertised.listeners={main.name}://NAME_OF_THIS_MACHINE:{endpoint[1]}"
     )
+
+
+def is_listening(listening: Iterable[socket.socket]) -> bool:
+    """Whether clients are let in by these sockets.
+
+    An address can be bound by two who do not listen yet. The second to listen fails, and uvloop does not say so.
+    """
+    for one in listening:
+        if not hasattr(one, "fileno"):
+            continue  # a simulated one, which nobody else can have
+        if one.fileno() < 0:
+            return False
+        with socket.socket(fileno=os.dup(one.fileno())) as same:
+            if not same.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+    return True
 
 
 def size_buffers(listening: Iterable[socket.socket], send_bytes: int, receive_bytes: int) -> None:

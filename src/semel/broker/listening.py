@@ -10,14 +10,23 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.listeners import Listener, advertised_listener, bind_error, client_listeners, size_buffers
+from semel.broker.listeners import (
+    Listener,
+    advertised_listener,
+    bind_error,
+    client_listeners,
+    is_listening,
+    size_buffers,
+)
 from semel.broker.net.tls import TlsBuffer, TlsConnection
 from semel.broker.tls_listeners import TlsListeners, TlsSide, read_side
 from semel.config import ConfigError, Values
@@ -47,7 +56,7 @@ class Listening:
 
     def __init__(self, broker: BrokerServer) -> None:
         self._broker = broker
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[asyncio.Server, Listener] = {}
         #: The listeners for clients, each with the address that its clients are told. The first is the main one.
         self.listeners: list[Listener] = []
         #: The listeners that ask who a client is, by name.
@@ -99,7 +108,7 @@ class Listening:
             backlog=BACKLOG,
             start_serving=False,
         )
-        self._servers.append(server)
+        self._servers[server] = listener
         size_buffers(
             server.sockets, broker.settings["socket.send.buffer.bytes"], broker.settings["socket.receive.buffer.bytes"]
         )
@@ -167,13 +176,18 @@ class Listening:
             server = await serve_metrics(self._broker, listener.host, listener.port)
         except OSError as error:
             raise bind_error(listener, error) from error
-        self._servers.append(server)
+        self._servers[server] = listener
         self.metrics_port = server.sockets[0].getsockname()[1]
 
     async def start(self) -> None:
         """Let clients in."""
-        for server in self._servers:
-            await server.start_serving()
+        for server, listener in self._servers.items():
+            try:
+                await server.start_serving()
+                if not server.sockets or not is_listening(server.sockets):
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            except OSError as error:
+                raise bind_error(listener, error) from error
         for door in self.doors.values():
             door.start()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -151,6 +152,10 @@ class Setting:
             raise ConfigError(f"{self._said(given)}: must be a function, or its name as module:function")
         if isinstance(text, str):
             if self.kind == "password":
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise ConfigError(f"{self.name}: cannot be written as UTF-8") from None
                 return given  # spaces may belong to it, and it never goes into a message whole
             return self._writable(text.upper() if self.upper else text)
         if isinstance(given, (int, float)) and not isinstance(given, bool):
@@ -185,7 +190,7 @@ def _plain(number: float) -> str:
 class Values:
     """Parsed settings: by Kafka's name with `[]`, or as an attribute with underscores for dots."""
 
-    __slots__ = ("_by_attribute", "_values", "explicit", "passed_by", "table")
+    __slots__ = ("_by_attribute", "_values", "explicit", "passed_by", "spelt", "table")
 
     def __init__(
         self,
@@ -199,6 +204,8 @@ class Values:
         self.explicit = explicit
         #: Settings that were given and have no effect here.
         self.passed_by = passed_by or {}
+        #: Settings that were given by another name than the table's, and that name.
+        self.spelt: Mapping[str, str] = {}
         self._by_attribute = {name.replace(".", "_").replace("-", "_"): value for name, value in values.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -219,6 +226,17 @@ class Values:
             for name in sorted(self.explicit)
         )
         return f"<{self.table.noun} settings: {given or 'all defaults'}>"
+
+    @contextmanager
+    def named_as_given(self) -> Iterator[None]:
+        """A `ConfigError` in this block names settings as they were given, not as the table has them."""
+        try:
+            yield
+        except ConfigError as error:
+            told = str(error)
+            for name, given in self.spelt.items():
+                told = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", given, told)
+            raise ConfigError(told) from None
 
     def text(self, name: str) -> str | None:
         """One value as Kafka's tools print it."""
@@ -313,10 +331,12 @@ class Table:
         values = {row.name: row.default for row in self.rows.values()}
         explicit = set()
         passed_by = {}
+        spelt: dict[str, str] = {}
         for name, value in (given or {}).items():
             if not isinstance(name, str):
                 raise TypeError(f"the name of a {self.noun} setting is str, not {type(name).__name__}")
-            name = self.aliases.get(name, name)
+            if (other := self.aliases.get(name)) is not None:
+                spelt[other], name = name, other
             if self.passes_by(name):
                 if value is not None:
                     passed_by[name] = str(value)
@@ -330,4 +350,6 @@ class Table:
                 raise ConfigError(f"{both}: two names of one setting with different values; give one of them")
             values[name] = read
             explicit.add(name)
-        return Values(self, values, frozenset(explicit), passed_by)
+        parsed = Values(self, values, frozenset(explicit), passed_by)
+        parsed.spelt = spelt
+        return parsed

@@ -26,6 +26,10 @@ _LARGEST_FRAME = 1 << 30
 
 #: The first byte of a TLS alert, which is what a TLS port answers to us; the second is the protocol's major version.
 _TLS_ALERT = 0x15
+#: An ApiVersions request, version 0, of a client without a name.
+_API_VERSIONS = Struct(">ihhih")
+#: How long a broker that hung up on TLS may take to answer without it, seconds.
+_PROBE_S = 5
 
 
 def tls_failure(address: str, host: str, failure: ssl.SSLError) -> KafkaError:
@@ -86,10 +90,31 @@ class Connection(asyncio.BufferedProtocol):
             raise tls_failure(address, host, failure) from None
         except OSError as failure:
             why = f"{failure.strerror or failure or type(failure).__name__}"
-            if tls is not None and isinstance(failure, ConnectionError) and not failure.errno:
+            is_hung_up = isinstance(failure, ConnectionError) and not isinstance(failure, ConnectionRefusedError)
+            if tls is not None and is_hung_up:
                 why = "it closed the connection instead of speaking TLS: is security.protocol right for this port?"
+                if await cls._serves_without_tls(host, port):
+                    why = f"{address} does not speak TLS: set security.protocol to PLAINTEXT or SASL_PLAINTEXT"
+                    raise TlsFailed(ErrorCode.NETWORK_EXCEPTION, why) from None
             raise Disconnected(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {why}") from failure
         return connection
+
+    @classmethod
+    async def _serves_without_tls(cls, host: str, port: int) -> bool:
+        """Whether a broker that hangs up on TLS serves without it. It is asked what everybody may ask: its versions."""
+        try:
+            connection = await cls.open(host, port)
+        except KafkaError:
+            return False
+        try:
+            asked = connection.next_correlation_id()
+            async with asyncio.timeout(_PROBE_S):
+                await connection.send([_API_VERSIONS.pack(_API_VERSIONS.size - 4, 18, 0, asked, -1)], asked)
+        except (KafkaError, TimeoutError):
+            return False
+        finally:
+            connection.close()
+        return True
 
     @property
     def in_flight(self) -> int:

@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
@@ -24,6 +25,17 @@ from typing import Any, NoReturn, Protocol
 
 from semel.config import ConfigError
 
+_log = logging.getLogger(__name__)
+
+#: Whoever gives one of these to a client thinks that it speaks TLS.
+_SAY_THAT_TLS_IS_MEANT = (
+    "ssl.truststore.location",
+    "ssl.truststore.certificates",
+    "ssl.keystore.location",
+    "ssl.keystore.certificate.chain",
+)
+#: OpenSSL finds a certificate in a directory by the hash of its owner's name.
+_HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _PKCS12_TYPES = ("PKCS12", "PFX")
 _PKCS12_SUFFIXES = (".p12", ".pfx", ".pkcs12")
@@ -48,6 +60,11 @@ class SecuritySettings(Protocol):
 def client_context(settings: SecuritySettings) -> ssl.SSLContext | None:
     """The context for a client's connections; None where they are not encrypted."""
     if settings["security.protocol"] not in ("SSL", "SASL_SSL"):
+        if given := [name for name in _SAY_THAT_TLS_IS_MEANT if settings[name]]:
+            _log.warning(
+                "%s: is not used, nothing is encrypted: security.protocol=%s; set it to SSL or SASL_SSL",
+                ", ".join(given), settings["security.protocol"],
+            )  # fmt: skip
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _set_protocols(context, settings)
@@ -165,6 +182,15 @@ def _load_trust(context: ssl.SSLContext, settings: SecuritySettings) -> bool:
     if not location:
         return False
     if os.path.isdir(location):
+        try:
+            names = os.listdir(location)
+        except OSError as error:
+            raise ConfigError(f"ssl.truststore.location: cannot read {location}: {error.strerror or error}") from None
+        if not any(_HASHED_NAME.fullmatch(name) for name in names):
+            raise ConfigError(
+                f"ssl.truststore.location: the directory {location} holds no certificate under the name that OpenSSL "
+                f"looks for; run `openssl rehash {location}`, or name a file"
+            )
         context.load_verify_locations(capath=location)
         return True
     data = _read("ssl.truststore.location", location)
@@ -246,7 +272,8 @@ def _use_pem(context: ssl.SSLContext, setting: str, chain: bytes, key: bytes, pa
             if asked:
                 what = "is wrong" if password else "is missing"
                 raise ConfigError(f"ssl.key.password: {what}; the private key is encrypted") from None
-            raise ConfigError(f"{setting}: the key or the certificate cannot be read ({error.reason})") from None
+            why = f" ({error.reason})" if error.reason else ""
+            raise ConfigError(f"{setting}: the key or the certificate cannot be read{why}") from None
     first = chain[chain.index(b"-----BEGIN CERTIFICATE") :].partition(_END_OF_CERTIFICATE)[0] + _END_OF_CERTIFICATE
     return ssl.PEM_cert_to_DER_cert(first.decode("ascii", "replace"))
 

@@ -92,9 +92,10 @@ class Cluster:
         if not self._bootstrap:
             raise ConfigError("bootstrap.servers is empty: name at least one broker as host:port")
         # Files and credentials are read now: a mistake in them is told before anything is sent.
-        if connect is None:
-            connect = partial(Connection.open, tls=client_context(self.config))
-        credentials = client_credentials(self.config)
+        with self.config.named_as_given():
+            if connect is None:
+                connect = partial(Connection.open, tls=client_context(self.config))
+            credentials = client_credentials(self.config)
         self._connections = BrokerConnections(
             self.config,
             connect,
