@@ -110,7 +110,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "testing",
     },
     "__main__": {"cli"},
-    "": {"errors", "config", "machines.values", "machines.security", "broker", "client", "spark", "testing.cluster"},
+    "aio": {"client"},
+    "": {"aio", "testing", "errors", "config", "machines.values", "machines.security", "broker", "client", "spark"},
 }
 
 #: The rooms that decide. They are told the time, given their randomness, and speak to nobody.

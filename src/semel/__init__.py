@@ -16,6 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from semel import aio as aio
+    from semel import errors as errors
+    from semel import testing as testing
     from semel.broker.embedded import Broker as Broker
     from semel.broker.embedded_security import Security as Security
     from semel.client.admin.values import NewTopic as NewTopic
@@ -42,6 +45,9 @@ _WHERE = {
     "TransactSession": "semel.client.session",
 }
 
+#: Modules of the public interface, which need no import of their own.
+_MODULES = ("aio", "errors", "testing")
+
 __all__ = [
     "AclBinding",
     "Admin",
@@ -54,12 +60,17 @@ __all__ = [
     "TopicPartition",
     "TransactSession",
     "__version__",
+    "aio",
+    "errors",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        return import_module(f"semel.{name}")
     raise AttributeError(f"module 'semel' has no attribute {name!r}")
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -23,6 +26,8 @@ from semel.config import ConfigError
         ((["data"],), {}, TypeError, "data_dir is a path, not list"),
         ((True,), {}, TypeError, "data_dir is a path, not bool"),
         (("",), {}, ConfigError, "data_dir is empty"),
+        ((__file__,), {}, ConfigError, "cannot be the data directory: it is a file"),
+        ((Path(__file__) / "data",), {}, ConfigError, "cannot be the data directory: it is a file, or below one"),
         ((), {"listen": 9092}, TypeError, "listen is text such as"),
         ((), {"listen": "nonsense"}, ConfigError, "HOST:PORT"),
         ((), {"settings": [("num.partitions", 3)]}, TypeError, "settings are a dict of Kafka's names, not list"),
@@ -104,3 +109,40 @@ def test_a_broker_that_stopped_by_itself_can_be_stopped(tmp_path: Path, closed: 
         broker.may_go.set()
         if not closed:
             broker._loop.close()  # type: ignore[union-attr]
+
+
+def test_a_broker_that_nobody_stopped_leaves_no_temporary_files_at_exit(tmp_path: Path) -> None:
+    """The certificates and passwords of `Security` are among them. Its client's last records still arrive."""
+    program = """
+import semel
+security = semel.Security(users=["alice"])
+broker = semel.Broker(security=security).start()
+producer = semel.Producer({**broker.client_settings("alice"), "linger.ms": 60_000})
+producer.send("t", b"x")
+print(broker.data_dir)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+    assert "were not sent" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_modules_of_the_interface_need_no_import_of_their_own() -> None:
+    program = """
+import asyncio, semel
+async def send(at):
+    async with semel.aio.Producer({"bootstrap.servers": at}) as producer:
+        return (await (await producer.send("t", b"x"))).offset
+with semel.Broker() as broker:
+    print(asyncio.run(send(broker.bootstrap_servers)), semel.errors.KafkaError.__name__, semel.testing.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["0", "KafkaError", "semel.testing"]

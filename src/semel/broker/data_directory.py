@@ -86,7 +86,10 @@ def begun_directories(files: Files, path: Path) -> Iterator[Path]:
 def lock_directory(files: Files, path: Path) -> int:
     """Make the directory if it is missing, and lock it. Closing the descriptor that is returned releases the lock."""
     missing = [parent for parent in (path, *path.parents) if not files.exists(parent)]
-    files.make_directory(path)
+    try:
+        files.make_directory(path)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{path} cannot be the data directory: it is a file, or below one") from None
     for made in reversed(missing):
         # What is fsynced in it is not safe before its own name is.
         files.sync_directory(made.parent)

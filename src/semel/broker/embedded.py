@@ -10,8 +10,10 @@ True
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping
@@ -98,6 +100,7 @@ class Broker:
         """Start, and return once clients can connect. A broker can be started once."""
         if self._thread is not None:
             raise RuntimeError("the broker was started before: create a new Broker with the same data_dir")
+        _started.add(self)
         self._thread = threading.Thread(target=self._run, name="semel-broker", daemon=True)
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
@@ -132,6 +135,7 @@ class Broker:
         stopping.close()
 
     def _remove_temporary(self) -> None:
+        _started.discard(self)
         if self._security is not None:
             self._security.remove()
         if self._temporary is not None:
@@ -194,6 +198,24 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+#: Brokers that were started and not stopped.
+_started: set[Broker] = set()
+
+
+def _at_exit() -> None:
+    """Remove what brokers that nobody stopped have among the temporary files: keys and passwords may be there."""
+    if not _started:
+        return
+    if clients := sys.modules.get("semel.client.finalizers"):
+        clients.end_open_clients()  # they may still have records for a broker of ours
+    for broker in list(_started):
+        if os.getpid() == broker._owner:
+            broker._remove_temporary()
+
+
+atexit.register(_at_exit)
 
 
 def _checked_directory(given: object) -> Path:

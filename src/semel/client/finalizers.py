@@ -74,7 +74,7 @@ class Finalizer:
 _open: set[Finalizer] = set()
 
 
-def _at_exit() -> None:
+def end_open_clients() -> None:
     """End all open clients at once, so that the waits overlap. All other threads have ended by now."""
     since = time.monotonic()
     left = [finalizer for finalizer in list(_open) if not finalizer.thread.origin.lost]
@@ -84,7 +84,7 @@ def _at_exit() -> None:
         finalizer.wait(since)
 
 
-atexit.register(_at_exit)
+atexit.register(end_open_clients)
 
 #: The id of the process in which `_at_end_of_child` is registered.
 _watched_in = 0
@@ -106,7 +106,7 @@ def _at_end_of_child() -> None:
     for thread in threading.enumerate():  # they may still use a client; multiprocessing would wait for them next
         if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
             thread.join()
-    _at_exit()
+    end_open_clients()
 
 
 _abandoning: set[asyncio.Task[None]] = set()
