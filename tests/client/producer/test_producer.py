@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from semel.errors import (
     error_for,
 )
 from semel.machines.producing.sender import Sender
-from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.transactions.producer import GroupMetadata, ProducerState
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Passing, Way, every, nth_only
 from semel.testing.history import Ended, Ending, Outcome
@@ -413,6 +413,38 @@ def test_a_commit_that_takes_too_long_says_so_and_is_waited_for_again(session_br
             assert proxy.faults
             within(producer.commit_transaction)
     assert [record.value for record in read(session_broker.bootstrap_servers, name, 1)] == [b"slow"]
+
+
+def test_a_call_that_was_cancelled_and_has_ended_meanwhile_can_be_made_again(
+    session_broker: Broker, name: str
+) -> None:
+    async def cancelled(producer: AsyncProducer, call: Callable[[], Awaitable[object]]) -> None:
+        """Begin a call, cancel it while it waits for the broker, and let it end by itself."""
+        before, task = producer.state, asyncio.ensure_future(call())
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+            if producer.state is not before:
+                break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(until, lambda: producer.state is ProducerState.READY)
+
+    async def run() -> None:
+        settings = {"bootstrap.servers": session_broker.bootstrap_servers, "transactional.id": name}
+        async with AsyncProducer(settings) as producer, asyncio.timeout(60):
+            await cancelled(producer, producer.init_transactions)
+            await producer.init_transactions()
+            for value, end in ((b"no", producer.abort_transaction), (b"yes", producer.commit_transaction)):
+                await producer.begin_transaction()
+                await (await producer.send(name, value))
+                await cancelled(producer, end)
+                await end()
+                with pytest.raises(Misuse, match="call begin_transaction"):
+                    await end()  # it was told once how it ended
+
+    asyncio.run(run())
+    assert [record.value for record in read(session_broker.bootstrap_servers, name, 1)] == [b"yes"]  # type: ignore[attr-defined]
 
 
 def test_an_abort_that_fails_does_not_hide_why_there_was_one(session_broker: Broker, name: str) -> None:

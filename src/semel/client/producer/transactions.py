@@ -1,7 +1,7 @@
 """A producer's transactions: what its user calls, around the machine that decides (`machines.transactions.producer`).
 
-Guarantees: every call takes max.block.ms at most, with all that it waits for; a call that timed out goes on in the
-background and can be made again to wait further.
+Guarantees: every call takes max.block.ms at most, with all that it waits for; a call that timed out or was cancelled
+goes on in the background and can be made again to wait further, or to hear how it ended if it is over by then.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class ProducerTransactions:
         self._config = config
         self._sending = sending
         self._manager, self._lock = sending.manager, sending.lock
+        #: The last call whose outcome its caller did not hear: it timed out, or was cancelled.
+        self._unheard: str | None = None
 
     @property
     def identity(self) -> ProducerIdentity | None:
@@ -62,6 +64,8 @@ class ProducerTransactions:
         """
         manager = self._need_manager("init_transactions")
         self._sending.check_open()
+        if self._has_ended_unheard("init_transactions", manager):
+            return manager.prepared
         with self._lock:
             manager.initialize(keep_prepared=keep_prepared)
         await self._finish("init_transactions")
@@ -77,6 +81,7 @@ class ProducerTransactions:
         manager = self._need_manager("begin_transaction")
         with self._lock:
             manager.begin()
+            self._unheard = None
 
     async def send_offsets_to_transaction(
         self,
@@ -110,6 +115,8 @@ class ProducerTransactions:
         given = as_identity(decided)
         manager = self._need_manager("complete_transaction")
         self._sending.check_open()
+        if self._has_ended_unheard("complete_transaction", manager):
+            return
         with self._lock:
             manager.complete(given)
         await self._finish("complete_transaction")
@@ -117,16 +124,18 @@ class ProducerTransactions:
     async def commit_transaction(self) -> None:
         """Wait until every record of the transaction is written, then make all of them visible at once.
 
-        Takes max.block.ms at most. After a timeout, call it again to wait further.
+        Takes max.block.ms at most. After a timeout, or if it was cancelled, call it again to wait further.
         """
         manager = self._need_manager("commit_transaction")
         self._sending.check_open()
+        if self._has_ended_unheard("commit_transaction", manager):
+            return
         async with self._within_max_block("commit_transaction"):
             if manager.state is ProducerState.IN_TRANSACTION:
                 await self._sending.flush()
             with self._lock:
                 manager.commit()
-            await self._wait_for_outcome(manager)
+            await self._wait_for_outcome("commit_transaction", manager)
         if manager.error is not None:
             raise manager.error
 
@@ -134,6 +143,8 @@ class ProducerTransactions:
         """Abort the transaction: no read_committed reader will see its records."""
         manager = self._need_manager("abort_transaction")
         self._sending.check_open()
+        if self._has_ended_unheard("abort_transaction", manager):
+            return
         with self._lock:
             manager.abort()
             why = "the transaction was aborted before this record was sent"
@@ -156,13 +167,22 @@ class ProducerTransactions:
         """Wait for the outcome of the step that was started, and raise it if it is an error."""
         manager = self._need_manager(method)
         async with self._within_max_block(method):
-            await self._wait_for_outcome(manager)
+            await self._wait_for_outcome(method, manager)
         if manager.error is not None:
             raise manager.error
 
-    async def _wait_for_outcome(self, manager: TransactionManager) -> None:
+    async def _wait_for_outcome(self, method: str, manager: TransactionManager) -> None:
         self._sending.wake()
+        self._unheard = method
         await self._wait_until(lambda: manager.state in _SETTLED)
+        self._unheard = None
+
+    def _has_ended_unheard(self, method: str, manager: TransactionManager) -> bool:
+        """Whether this is the second call of a method that has ended well since its first call gave up waiting."""
+        if self._unheard != method or manager.state not in (ProducerState.READY, ProducerState.PREPARED):
+            return False
+        self._unheard = None
+        return True
 
     async def _wait_until(self, reached: Callable[[], bool]) -> None:
         while not reached():
