@@ -66,7 +66,11 @@ def test_each_kind_of_fault_is_survived(name: str) -> None:
 QUICK = (
     "sequence check", "last stable offset", "list of aborted transactions", "a produce is answered after its fsync",
     "a batch that did not commit is read again", "compaction stops at the last stable offset",
-    "a refused commit does not disturb a join",
+    # Three old bugs of the product.
+    "a refused commit does not disturb a join", "a retry is told from a sequence used again",
+    "a retry is answered after the fsync of its original",
+    "a repeated EndTxn is recognised", "answers of the last five batches",
+    "a request waits for the markers before it, in the host and in the table",
 )
 
 

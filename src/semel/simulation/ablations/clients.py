@@ -51,7 +51,7 @@ def without_a_refused_commit_does_not_disturb_a_join(patch: Patch) -> None:
 
 @ablation(
     "retries keep their order",
-    "idempotent", faults=("lost answers", "reset", "broker killed"),
+    "in-flight", faults=("lost answers", "reset", "broker killed"),
     unseen_because="the broker refuses what comes out of order",
 )
 def without_retries_keep_their_order(patch: Patch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from semel.broker.coordinators.groups import GroupShell
 from semel.broker.coordinators.host import CoordinatorHost
+from semel.broker.coordinators.transactions import TransactionShell
 from semel.broker.durability import FsyncDurability
 from semel.errors import ErrorCode
 from semel.machines.transactions import coordinator as transaction_coordinator
@@ -24,11 +25,7 @@ def without_a_transaction_times_out(patch: Patch) -> None:
     patch.set(TransactionCoordinator, "_expect_timeout", nothing)
 
 
-@ablation(
-    "a repeated EndTxn is recognised",
-    "transfers", faults=("lost answers",),
-    unseen_because="the client is told an error, and an unknown outcome is no violation",
-)
+@ablation("a repeated EndTxn is recognised", "transfers", faults=("lost answers",))
 def without_a_repeated_endtxn_is_recognised(patch: Patch) -> None:
     patch.set(transaction_metadata, "is_repeated_end", lambda *_: False)
 
@@ -47,6 +44,21 @@ def without_an_endtxn_waits_for_the_one_before_it(patch: Patch) -> None:
 
     for module in (transaction_metadata, transaction_coordinator):
         patch.set(module, "TRANSACTION_TABLE", SimpleNamespace(step=step))
+
+
+@ablation(
+    "a request waits for the markers before it, in the host and in the table",
+    "transfers", faults=("slow disk",), durability="fsync", faults_per_minute=60,
+)
+def without_a_request_waits_for_the_markers_before_it(patch: Patch) -> None:
+    """Either is enough; without both a transaction begins while the markers of the last one are on their way."""
+
+    async def settled(self: TransactionShell, *transactional_ids: str) -> None:
+        return
+
+    patch.set(TransactionShell, "is_settled", lambda self, transactional_id: self.host.ready_for(transactional_id))
+    patch.set(TransactionShell, "settled", settled)
+    without_an_endtxn_waits_for_the_one_before_it(patch)
 
 
 @ablation("an absent owner's epoch is bumped", "zombies", faults=("client paused", "client killed"))
@@ -77,7 +89,7 @@ def without_owner_s_epoch_is_checked_at_the_end(patch: Patch) -> None:
 @ablation(
     "nobody decides while a decision is written",
     "zombies", "transfers", faults=LATE, durability="fsync",
-    unseen_because="the host lets an id's requests wait until its decision is written",
+    unseen_because="the host writes a decision and takes it in within one step, so nobody comes between",
 )
 def without_nobody_decides_while_a_decision_is_written(patch: Patch) -> None:
     patch.set(Shard, "check_not_pending", nothing)

@@ -48,11 +48,7 @@ def without_guard_no_append_between_verification_and_marker(patch: Patch) -> Non
     patch.set(ProducerStates, "check_verified", nothing)
 
 
-@ablation(
-    "answers of the last five batches",
-    "idempotent", faults=LATE,
-    unseen_because="a forgotten batch is refused as a duplicate, which clients take for success",
-)
+@ablation("answers of the last five batches", "in-flight", faults=("lost answers",))
 def without_answers_of_the_last_five_batches(patch: Patch) -> None:
     from semel.machines.producing import producer_state
 

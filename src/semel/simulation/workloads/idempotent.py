@@ -21,6 +21,8 @@ class Idempotent(Workload):
     topic = TOPIC
     judged_topics: tuple[str, ...] = (TOPIC,)
     prefix = ""
+    #: Whether the records of a burst are sent a little apart, so that several batches are on their way.
+    has_pauses = False
 
     def __init__(self, play: Play) -> None:
         super().__init__(play)
@@ -36,6 +38,7 @@ class Idempotent(Workload):
     async def produce(self, actor: Actor) -> None:
         """Send bursts, and note what is heard of each record."""
         play, chance = self.play, actor.chance
+        starts = play.brokers[0].starts
         async with play.clients.producer(**PRODUCER_SETTINGS, linger_ms=chance.choice((0, 0, 5))) as producer:
             while not play.is_ending:
                 partition = chance.randrange(PARTITIONS)
@@ -44,9 +47,15 @@ class Idempotent(Workload):
                     value = play.next_value(actor.who) + b" " * chance.choice((0, 0, 0, 100))
                     place = play.sending(actor.who, self.topic, partition, value)
                     deliveries.append((place, await producer.send(self.topic, value, partition=partition)))
+                    if self.has_pauses:
+                        await asyncio.sleep(chance.random() * 0.003)
                 for place, delivery in deliveries:
                     try:
-                        play.sent(place, (await delivery).offset)
+                        offset = (await delivery).offset
+                        play.sent(place, offset)
+                        # Only a broker that started since has forgotten where the last five batches are.
+                        if offset < 0 and starts == play.brokers[0].starts and not play.is_cluster:
+                            play.world.violated(f"idempotent: {actor.who} was not told where its record is")
                     except KafkaError:
                         play.counts["sends of unknown fate"] += 1
                 await asyncio.sleep(chance.random() * 0.4)
@@ -65,3 +74,13 @@ class Idempotent(Workload):
                 seen = tuple(Seen(one.topic, one.partition, one.offset, one.value) for one in records)
                 if seen:
                     play.note(Poll(actor.who, seen, committed_only=isolation == "read_committed"))
+
+
+@workload("in-flight")
+class InFlight(Idempotent):
+    """Producers with several batches on their way to one partition: an answer is lost, and later ones arrived."""
+
+    topic = "rapid"
+    judged_topics = (topic,)
+    prefix = "rapid-"
+    has_pauses = True
