@@ -33,6 +33,8 @@ class Patch:
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner} has no {name}: what was removed before is elsewhere now")
         self._before.append((owner, name, owner.__dict__.get(name, _NOT_THERE)))
         setattr(owner, name, value)
 

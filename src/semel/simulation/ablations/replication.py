@@ -26,11 +26,12 @@ in_a_cluster = partial(ablation, brokers=3, faults_per_minute=60)
 CUTS = ("brokers cut off from each other", "broker cut off from all others")
 KILLS = ("leader killed", "broker killed", "session expired")
 LOST = ("answers of ZooKeeper lost", "ZooKeeper lags")
+DIES_WHILE = "leader dies while a follower catches up"
 POWER = ("last in sync loses its power",)
 
 
 @in_a_cluster(
-    "Z1: a register changes only at the version that was read", "elections", faults=("broker killed", "ZooKeeper lags")
+    "Z1: a register changes only at the version that was read", "idempotent", faults=("broker taken for dead",)
 )
 def without_z1(patch: Patch) -> None:
     def write(partition: TopicPartition, state: PartitionState, version: int) -> SetData:
@@ -60,14 +61,20 @@ def without_e5(patch: Patch) -> None:
 
 
 @in_a_cluster(
-    "R2: the in-sync set that was asked for counts as well", "idempotent", faults=(*CUTS, "leader killed", *LOST)
+    "R2: the in-sync set that was asked for counts as well",
+    "idempotent",
+    faults=("in-sync set grows unheard",),
+    faults_per_minute=10,
 )
 def without_r2(patch: Patch) -> None:
     patch.set(LeaderReplica, "counted", property(lambda self: set(self.state.isr)))
 
 
 @in_a_cluster(
-    "R2: the in-sync set that was read counts until it is written", "idempotent", faults=(*CUTS, *KILLS, *LOST)
+    "R2: the in-sync set that was read counts until it is written",
+    "idempotent",
+    faults=("in-sync set shrinks unwritten",),
+    faults_per_minute=10,
 )
 def without_r2_of_a_shrink(patch: Patch) -> None:
     patch.set(LeaderReplica, "counted", property(lambda self: set((self.wished or self.state).isr)))
@@ -121,12 +128,16 @@ def without_r7(patch: Patch) -> None:
     patch.set(LeaderReplica, "_diverging", lambda self, fetch, epochs: None)
 
 
-@in_a_cluster("R8: who enters the set has all that is committed", "idempotent", faults=(*CUTS, *KILLS))
+@in_a_cluster(
+    "R8: who enters the set has all that is committed", "idempotent", faults=(DIES_WHILE,), faults_per_minute=10
+)
 def without_r8(patch: Patch) -> None:
     patch.set(LeaderReplica, "_may_enter", lambda self, fetch: fetch.follower not in self.counted)
 
 
-@in_a_cluster("R8: who enters the set has this leadership's beginning", "idempotent", faults=(*CUTS, *KILLS))
+@in_a_cluster(
+    "R8: who enters the set has this leadership's beginning", "idempotent", faults=(DIES_WHILE,), faults_per_minute=10
+)
 def without_r8_beginning(patch: Patch) -> None:
     patch.set(
         LeaderReplica,
