@@ -312,6 +312,17 @@ def test_expired_producers_do_not_come_back_from_a_snapshot(tmp_path: Path) -> N
     assert set(again.producers.entries) == {2}
 
 
+def test_a_torn_checkpoint_of_leader_epochs_is_written_anew_without_a_batch(tmp_path: Path) -> None:
+    """A power loss can tear it right after it was made. Apache Kafka does not start with such a file."""
+    crash(open_log(tmp_path))
+    path = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    path.write_bytes(b"0\n1\n0 \0\0")
+    log = open_log(tmp_path, clean=False)
+    assert path.read_bytes() == b"0\n0\n"
+    log.append(batch(), NOW)
+    assert path.read_bytes() == b"0\n1\n0 0\n"
+
+
 def test_leader_epochs_are_found_again_from_the_batches(tmp_path: Path) -> None:
     """L5: the epoch cache equals a scan"""
     log = open_log(tmp_path)

@@ -125,6 +125,19 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "a checkpoint of leader epochs that a power loss tore stayed so while nothing was written": Plan(
+        2000192,
+        ("reading-eager", "reassignments", "zombies"),
+        10.0,
+        "fsync",
+        [
+            Strike(1.363, "index goes bad", 1469848947), Strike(2.860, "power lost", 9216653),
+            Strike(4.227, "power lost", 1903272971), Strike(4.793, "repeated requests", 148735320),
+            Strike(5.185, "power lost", 2481262274), Strike(5.809, "client vanished", 2288619352),
+            Strike(9.357, "slow network", 2592403724),
+        ],
+        brokers=3,
+    ),
     "a classic member asked for its next heartbeat again and again within a millisecond": Plan(
         1, ("copying-eager",), 8.0, "os"
     ),

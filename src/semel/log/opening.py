@@ -77,6 +77,7 @@ def open_partition_log(
     if epochs is not None and not manifest.is_as_left(files, path, checkpoints.LEADER_EPOCH_CHECKPOINT, expected):
         logger.warning("%s/%s is damaged; it is rebuilt from the log", path, checkpoints.LEADER_EPOCH_CHECKPOINT)
         epochs = None
+    is_rebuilt = epochs is None
     if epochs is None:
         # Only the batches know which epochs there were: all of them are read.
         epochs, clean, recovery_point = LeaderEpochs(), False, 0
@@ -115,8 +116,8 @@ def open_partition_log(
     log.log_start_offset = max(log.log_start_offset, log_start_offset)
     log.high_watermark = max(log.high_watermark, log.log_start_offset)
     log.high_watermark_follows_end = not is_replicated
-    if loaded.leader_epochs_changed:
-        log.write_leader_epochs()
+    if loaded.leader_epochs_changed or (is_rebuilt and not _has_epochs(files, path, log.leader_epochs)):
+        log.write_leader_epochs()  # also without a batch: a torn file would keep Apache Kafka from starting
     try:
         stored = None if fresh else _stored_topic_id(files, path, expected)
         if stored is None and topic_id is not None:
@@ -133,6 +134,11 @@ def open_partition_log(
     for repair in loaded.repairs:
         logger.warning("%s-%d: %s", topic, partition, repair)
     return log
+
+
+def _has_epochs(files: Files, directory: str, epochs: LeaderEpochs) -> bool:
+    path = f"{directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
+    return files.exists(path) and files.read(path) == checkpoints.encode_leader_epochs(epochs.entries)
 
 
 # The topic id of a partition is the one that its file names, which must be that of the topic where this is known.
