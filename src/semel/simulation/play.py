@@ -301,7 +301,7 @@ class Play:
         for broker in self.brokers:
             if broker.session is not None:
                 broker.session.heal()
-                broker.session.answers_to_lose = 0
+                broker.session.answers_to_lose, broker.session.requests_late_s = 0, 0.0
 
     async def _end_of_actors(self) -> None:
         left = [actor.over for actor in self.actors if not actor.over.done()]

@@ -93,7 +93,12 @@ def without_r4(patch: Patch) -> None:
     patch.set(PartitionLog, "begin_leader_epoch", begin)
 
 
-@in_a_cluster("R5: following begins without entries past the end", "idempotent", faults=(*CUTS, *KILLS))
+@in_a_cluster(
+    "R5: following begins without entries past the end",
+    "idempotent",
+    faults=("leadership without a record",),
+    faults_per_minute=10,
+)
 def without_r5(patch: Patch) -> None:
     def begin(self: Following, epoch: int) -> None:
         self._log.leader_epoch = max(self._log.leader_epoch, epoch)
@@ -146,7 +151,13 @@ def without_r8_beginning(patch: Patch) -> None:
     )
 
 
-@in_a_cluster("R8: who enters the set is in the life that has fetched", "idempotent", faults=("power lost", *LOST))
+@in_a_cluster(
+    "R8: who enters the set is in the life that has fetched",
+    "idempotent",
+    faults=("reboot races an entry into the set",),
+    durability="os",
+    faults_per_minute=10,
+)
 def without_r8_life(patch: Patch) -> None:
     from semel.broker.replication import replica
 

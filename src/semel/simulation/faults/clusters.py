@@ -17,6 +17,16 @@ from semel.simulation.world import BrokerNode
 in_a_cluster = partial(fault, alone=False)
 
 
+def expire(play: Play, broker: BrokerNode) -> None:
+    """ZooKeeper ends the session of a broker that lives."""
+    session, zookeeper = broker.session, play.world.zookeeper
+    known = None if session is None else zookeeper.ensemble.sessions.get(session.session_id)
+    if known is not None and zookeeper.ensemble.has_quorum:
+        zookeeper.ensemble.end_session(known, zookeeper.now_ms())
+        if known.connection is not None:
+            known.connection.drop()
+
+
 def _a_while(chance: random.Random) -> float:
     """Shorter or longer than a session with ZooKeeper, and than the time a follower may lag."""
     return chance.choice((0.2, 1.0, 3.0, 6.0)) * (0.5 + chance.random())
@@ -160,13 +170,7 @@ async def zookeeper_dropped(play: Play, chance: random.Random) -> None:
 @in_a_cluster("session expired", weight=2)
 async def session_expired(play: Play, chance: random.Random) -> None:
     """ZooKeeper ends the session of a broker that lives."""
-    session, zookeeper = play.a_broker(chance).session, play.world.zookeeper
-    ensemble = zookeeper.ensemble
-    known = ensemble.sessions.get(session.session_id) if session is not None else None
-    if known is not None and ensemble.has_quorum:
-        ensemble.end_session(known, zookeeper.now_ms())
-        if known.connection is not None:
-            known.connection.drop()
+    expire(play, play.a_broker(chance))
 
 
 @in_a_cluster("ZooKeeper lags", weight=2)

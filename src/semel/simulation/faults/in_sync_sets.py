@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from semel.broker.replication.partition import ReplicatedPartition
 from semel.cluster.session import ZooKeeperError
 from semel.machines.replication.values import PartitionState
 from semel.machines.znodes import paths
 from semel.machines.znodes.values import TopicAssignment, decode_state
 from semel.simulation.faults import fault
+from semel.simulation.faults.clusters import expire
 from semel.simulation.play import Play, registers
 from semel.simulation.world import BrokerNode
 from semel.simulation.zookeeper import SimulatedSession
@@ -58,11 +60,21 @@ class Place:
         state = self.state
         return state is not None and self.id_of(broker) == state.leader
 
-    def high_watermark(self, broker: BrokerNode) -> int:
+    def _partition(self, broker: BrokerNode) -> ReplicatedPartition | None:
         server = broker.server
         topic = None if server is None or not broker.is_running else server.topics.topics.get(self.topic)
-        log = None if topic is None else topic.partitions[self.number].open_log
-        return -1 if log is None else log.high_watermark
+        partition = None if topic is None else topic.partitions[self.number]
+        return partition if isinstance(partition, ReplicatedPartition) else None
+
+    def high_watermark(self, broker: BrokerNode) -> int:
+        partition = self._partition(broker)
+        return -1 if partition is None or partition.open_log is None else partition.open_log.high_watermark
+
+    def is_wished(self, broker: BrokerNode) -> bool:
+        """Whether the leader has asked for it, and nobody has decided yet."""
+        partition = self._partition(self.leader)
+        leader = None if partition is None or partition.replica is None else partition.replica.leader
+        return leader is not None and leader.wished is not None and self.id_of(broker) in leader.wished.isr
 
 
 def _a_place(play: Play, chance: random.Random) -> Place | None:
@@ -158,7 +170,7 @@ async def dies_while_one_catches_up(play: Play, chance: random.Random) -> None:
                 await _until(lambda: place.leads(place.other), TOO_LONG_S)
         if of_the_next:
             leader = place.other
-        network, way = play.world.network, f" {place.heir.machine.name}>{leader.machine.name}"
+        way = f" {place.heir.machine.name}>{leader.machine.name}"
         deaf = asyncio.ensure_future(_lose_answers(play, way))
         try:
             await play.start_broker(place.heir)
@@ -167,13 +179,74 @@ async def dies_while_one_catches_up(play: Play, chance: random.Random) -> None:
                 leader.kill()
                 await _until(lambda: place.leads(place.heir), 1.0)
         finally:
-            deaf.cancel()
-            for connection in network.connections.values():
-                if connection.name.endswith(way):
-                    connection.loses_answer = False
+            _hear_again(play, deaf, way)
     for broker in play.brokers:
         async with broker.lock:
             await play.start_broker(broker)
+
+
+@in_a_cluster("leadership without a record", weight=0.5)
+async def leadership_without_a_record(play: Play, chance: random.Random) -> None:
+    """A leader dies with records that nobody else has. The next one writes nothing and loses its session; then the
+    first leads again, with these records."""
+    place = _a_place(play, chance)
+    if place is None:
+        return
+    first, second, third = place.leader, place.heir, place.other
+    async with play.power_lock, third.lock:  # nobody else ends two brokers at once
+        third.kill()
+        await _until(lambda: not place.is_in_sync(third), 2.0)
+        async with _cut(play, first, second):
+            await asyncio.sleep(chance.uniform(0.2, 0.8))
+            async with first.lock:
+                first.kill()
+                await _until(lambda: place.leads(second), TOO_LONG_S)
+                await play.start_broker(first)
+            if place.leads(second):
+                expire(play, second)
+                await _until(lambda: place.leads(first), TOO_LONG_S)
+        await play.start_broker(third)
+
+
+@in_a_cluster("reboot races an entry into the set", weight=0.5, loses_unsynced=True)
+async def reboot_races_an_entry(play: Play, chance: random.Random) -> None:
+    """A follower has caught up, and its leader's wish to have it in the set is on its way to ZooKeeper. Before it is
+    there the follower's machine loses its power, and is back without the end of its log."""
+    place = _a_place(play, chance)
+    if place is None:
+        return
+    leader, heir = place.leader, place.heir
+    async with play.power_lock, heir.lock:
+        async with _cut(play, leader, heir):
+            await _until(lambda: not place.is_in_sync(heir), 2 * TOO_LONG_S)
+            await asyncio.sleep(0.05)
+            session = leader.session
+            if session is not None:
+                session.requests_late_s = 0.7
+        way = f" {heir.machine.name}>{leader.machine.name}"
+        if not await _until(lambda: place.is_wished(heir), 1.0) or not play.everything_is_safe():
+            if session is not None:
+                session.requests_late_s = 0.0
+            return
+        play.without_power.append(heir)
+        heir.lose_power()
+        deaf = asyncio.ensure_future(_lose_answers(play, way))
+        try:
+            await play.start_broker(heir)
+            await _until(lambda: place.is_in_sync(heir), 1.0)
+            async with leader.lock:
+                leader.kill()
+                await _until(lambda: place.leads(heir), 1.0)
+                await play.start_broker(leader)
+        finally:
+            _hear_again(play, deaf, way)
+
+
+def _hear_again(play: Play, deaf: asyncio.Future[None], way: str) -> None:
+    deaf.cancel()
+    for connection in play.world.network.connections.values():
+        if connection.name.endswith(way):
+            connection.loses_answer = False
 
 
 async def _lose_answers(play: Play, way: str) -> None:

@@ -67,6 +67,8 @@ class SimulatedSession:
         #: Faults: what this client sends, or what is sent to it, vanishes.
         self.requests_cut = self.answers_cut = False
         self.answers_to_lose = 0
+        #: How much later than usual what it sends arrives.
+        self.requests_late_s = 0.0
 
     # --- faults
 

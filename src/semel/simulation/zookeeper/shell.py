@@ -140,7 +140,7 @@ class Link:
         return self.zookeeper.random.uniform(*self.zookeeper.delays.latency_ms) / 1000
 
     def to_server(self, call: Callable[[], None]) -> None:
-        self._up_at = max(self._up_at, self.zookeeper.loop.time() + self._latency_s())
+        self._up_at = max(self._up_at, self.zookeeper.loop.time() + self._latency_s() + self.client.requests_late_s)
         self.zookeeper.loop.call_at(self._up_at, self._arrive, call, context=self.zookeeper.context)
 
     def _arrive(self, call: Callable[[], None]) -> None:
