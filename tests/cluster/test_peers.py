@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from semel.cluster.peers import Peers
 from semel.errors import AuthenticationFailed, Disconnected, ErrorCode
 from semel.net.connection import Connection
 from semel.wire.messages.metadata import MetadataRequest
+from tests.support.waiting import until
 
 
 class Door:
@@ -141,4 +143,23 @@ def test_a_try_to_connect_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
             await asked(peers)
 
     monkeypatch.setattr(module, "CONNECT_WITHIN_S", 0.05)
+    asyncio.run(story())
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="only Linux tells")
+def test_a_connection_that_the_other_has_ended_is_known_before_the_loop_tells() -> None:
+    """A client of a broker that died asks another one in the same millisecond who leads now."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            peers = Peers("semel-broker-1", lambda broker: listener.getsockname())
+            await peers.connected(2, "fetch", 30)
+            accepted, _ = listener.accept()
+            assert peers.lost() == set()
+            accepted.close()
+            # Without a turn of the loop: nobody was told.
+            until(lambda: peers.lost() == {2}, within_s=30, every_s=0, what="the end to be seen")
+            peers.close()
+            assert peers.lost() == set()
+
     asyncio.run(story())

@@ -131,6 +131,10 @@ class Peers:
         except Malformed as malformed:
             raise Disconnected(ErrorCode.NETWORK_EXCEPTION, malformed.why) from malformed
 
+    def lost(self) -> set[int]:
+        """The brokers that have ended an open connection to them, also if nobody was told yet."""
+        return {key[0] for key, connection in self._open.items() if not connection.closed and connection.has_ended}
+
     async def probe(self, broker: int, timeout_s: float) -> bool:
         """Whether the broker's port refuses a connection now."""
         address = self._address_of(broker)

@@ -8,6 +8,7 @@ records of a fetch are views into it and are never copied.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 from collections import deque
@@ -156,6 +157,16 @@ class Connection(asyncio.BufferedProtocol):
         ):
             if hasattr(socket, name):  # Linux
                 raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other side has ended it, also if the loop has not told us yet."""
+        raw = None if self._transport is None else self._transport.get_extra_info("socket")
+        if self.closed or raw is None or not hasattr(select, "POLLRDHUP"):
+            return self.closed
+        look = select.poll()
+        look.register(raw.fileno(), select.POLLRDHUP)
+        return bool(look.poll(0))
 
     def next_correlation_id(self) -> int:
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF

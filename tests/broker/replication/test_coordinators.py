@@ -23,6 +23,7 @@ class Cluster:
     def __init__(self) -> None:
         self.leader, self.suspected = 2, set[int]()
         self.changes = 0
+        self.certificates = SimpleNamespace(expects_elections=lambda: False)
         self.reader = SimpleNamespace(registrations={1: None, 2: None, 3: None})
         host = SimpleNamespace(coordinator=SimpleNamespace(partition_for=lambda key: 0))
         broker = SimpleNamespace(

@@ -6,6 +6,7 @@ import heapq
 import logging
 import uuid
 from collections.abc import Generator
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.access.operations import authorized_operations, cluster_operations
@@ -46,8 +47,35 @@ def metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Gene
     """Describe the cluster and the requested topics.
 
     A missing topic is created if that is allowed. As in Kafka it is still answered as unknown: clients ask again, and
-    find it then.
+    find it then. In a cluster, while a leader has just died, the answer waits for the election: a client that is sent
+    to the dead one, or told of none, waits longer before it asks again.
     """
+    if broker.cluster is not None and broker.cluster.certificates.expects_elections():
+        return _once_elected(broker, request, call)
+    return (yield from _metadata(broker, request, call))
+
+
+def _names(broker: BrokerServer, request: MetadataRequest) -> list[str] | None:
+    """The topics that are asked for; None for all."""
+    if request.topics is None:
+        return None
+    by_id = broker.topics.by_id
+    return [row.name or (by_id[row.topic_id].name if row.topic_id in by_id else "") for row in request.topics]
+
+
+async def _once_elected(broker: BrokerServer, request: MetadataRequest, call: Call) -> Any:
+    assert broker.cluster is not None
+    await broker.cluster.certificates.elected(_names(broker, request))
+    pace, steps = Pace(broker, call), _metadata(broker, request, call)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return await done.value if type(done.value) is CoroutineType else done.value
+        await pace.rest()
+
+
+def _metadata(broker: BrokerServer, request: MetadataRequest, call: Call) -> Generator[None, None, Any]:
     wanted = request.topics
     missing: list[str] = []
     if wanted is None or (not wanted and call.version == 0):

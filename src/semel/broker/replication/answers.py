@@ -31,11 +31,15 @@ PRODUCE_HINTS_SINCE, FETCH_HINTS_SINCE = 10, 16
 
 
 def led(membership: Membership, topic: str, index: int) -> tuple[ErrorCode, int, int, list[int], list[int], list[int]]:
-    """(error, leader, leader epoch, replicas, in-sync replicas, offline replicas) of a partition, for Metadata."""
+    """(error, leader, leader epoch, replicas, in-sync replicas, offline replicas) of a partition, for Metadata.
+
+    A leader whose port refuses connections is told to nobody: a client that is sent back to it waits for a second and
+    more before it asks again, one that is told of no leader a tenth of that.
+    """
     state, replicas = membership.state_of(topic, index)
     live = membership.live_brokers()
     offline = [broker for broker in replicas if broker not in live]
-    if state is None or state.leader not in live:
+    if state is None or state.leader not in live or membership.certificates.refuses(state.leader):
         epoch = -1 if state is None else state.leader_epoch
         in_sync = [] if state is None else list(state.isr)
         return ErrorCode.LEADER_NOT_AVAILABLE, -1, epoch, list(replicas), in_sync, offline

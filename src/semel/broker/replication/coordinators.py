@@ -143,6 +143,7 @@ class Coordinators:
     async def find(self, topic_name: str, key: str) -> int:
         """The broker that coordinates a group or transactional id. The internal topic is created if need be."""
         await self.internal_topic(topic_name)
+        self._membership.certificates.expects_elections()
         index = self._host(topic_name).coordinator.partition_for(key)
         leader = self.leader_of(topic_name, index)
         until_s = self._broker.loop.time() + MOST_HELD_S

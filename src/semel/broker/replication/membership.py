@@ -20,6 +20,7 @@ from uuid import UUID
 
 from semel.broker.replication import joining
 from semel.broker.replication.admission import Admissions
+from semel.broker.replication.certificates import Certificates
 from semel.broker.replication.coordinators import Coordinators
 from semel.broker.replication.feeding import Feeds
 from semel.broker.replication.fetching import LeaderFetcher
@@ -38,7 +39,7 @@ from semel.config import ConfigError, topic_values
 from semel.errors import InvariantViolation, Refused
 from semel.machines.controller.decide import Examine, decide
 from semel.machines.controller.image import Image
-from semel.machines.controller.registration import BecomeController, Certify, LeaveUncleanly, Register
+from semel.machines.controller.registration import BecomeController, LeaveUncleanly, Register
 from semel.machines.replication.values import PartitionState
 from semel.machines.security.access import Operation
 from semel.machines.values import TopicPartition
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A port must refuse twice, so long apart.
-PROBE_PAUSE_S, PROBE_TIMEOUT_S = 0.1, 1.0
 #: How often leaders look for followers that lag, and high watermarks are written down.
 TICK_S, CHECKPOINT_S = 0.5, 5.0
 RETRY_S = 0.2
@@ -112,7 +111,7 @@ class Membership:
         self._topics = LocalTopics(broker, self)
         #: Users, quotas, access rules: what all brokers share besides topics.
         self.shared = Shared(broker, self)
-        self._suspected: set[int] = set()
+        self.certificates = Certificates(self)
         self._watching: list[asyncio.Future[None]] = []
         self._must_register = False
         self.named_brokers = NamedBrokers(self.broker_id, self.reader, self.now_ms, self.registration)
@@ -506,29 +505,11 @@ class Membership:
 
     def is_suspected(self, broker: int) -> bool:
         """Whether we are finding out if this broker is dead."""
-        return broker in self._suspected
+        return self.certificates.is_suspected(broker)
 
     def suspect(self, broker: int) -> None:
         """A connection to or from this broker was lost."""
-        if broker not in self._suspected and broker in self.reader.registrations:
-            self._suspected.add(broker)
-            self.spawn(self._certify(broker))
-
-    async def _certify(self, broker: int) -> None:
-        try:
-            epoch = self.image.broker_epoch(broker)
-            if not await self.peers.probe(broker, PROBE_TIMEOUT_S):
-                return
-            await asyncio.sleep(PROBE_PAUSE_S)
-            if not await self.peers.probe(broker, PROBE_TIMEOUT_S):
-                return
-            (multi,) = decide(self.image, Certify(broker, epoch))
-            with suppress(ZooKeeperError):
-                await self.session.multi(multi.operations)
-                logger.warning("broker %d refuses connections: certified dead", broker)
-            self.reader.refresh()
-        finally:
-            self._suspected.discard(broker)
+        self.certificates.suspect(broker)
 
     # What is done from time to time
 
