@@ -18,7 +18,7 @@ from semel.broker.stored.delegation_tokens import DelegationTokenStore
 from semel.broker.stored.metadata_store import LocalMetadataStore
 from semel.broker.stored.quotas import QuotaStore
 from semel.broker.stored.scram import ScramStore
-from semel.cluster.session import ZooKeeperSession
+from semel.cluster.session import ConnectionLoss, ZooKeeperSession
 from semel.config import ConfigError
 from semel.errors import ErrorCode, Refused
 from semel.log.files import Files
@@ -237,6 +237,18 @@ def test_old_notifications_go() -> None:
         for number in range(NOTIFICATIONS_KEPT + 5):
             await one.shared.quotas.replace({(("user", "alice"),): {"request_percentage": number + 1.0}})
         assert len((await one.session.get_children(paths.CONFIG_CHANGES))[0]) == NOTIFICATIONS_KEPT
+
+    tell(story)
+
+
+def test_a_change_that_is_written_succeeds_although_nothing_can_be_tidied_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(one: Member, other: Member) -> None:
+        async def lost(*_: Any) -> Any:
+            raise ConnectionLoss("lost, after the change was written")
+
+        monkeypatch.setattr(one.shared, "_forget_old_notifications", lost)
+        await one.shared.quotas.replace({(("user", "alice"),): {"request_percentage": 7.0}})
+        assert one.shared.quotas.get((("user", "alice"),), "request_percentage") == 7.0
 
     tell(story)
 

@@ -8,6 +8,7 @@ broker uses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from semel.broker.replication.local_topics import ALL_BROKERS_NODE
@@ -76,7 +77,8 @@ async def _alter(
                 await session.multi((write, notice))
             except MultiRefused:
                 continue  # another broker was faster: once more, on top of its change
-            await _forget_old_notifications(cluster)
+            with suppress(ZooKeeperError):  # the change is written; whoever makes the next one tidies up
+                await _forget_old_notifications(cluster)
             return wanted
     except ZooKeeperError as error:
         raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error}") from None

@@ -180,7 +180,8 @@ class Shared:
             while done < len(items):
                 done += await self._change_some(items[done : done + AT_ONCE])
             for folder in notified:
-                await self._forget_old_notifications(folder)
+                with suppress(ZooKeeperError):  # the change is written; whoever makes the next one tidies up
+                    await self._forget_old_notifications(folder)
         except ZooKeeperError as error:
             raise _no_answer(error) from None
         finally:
