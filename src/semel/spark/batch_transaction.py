@@ -20,12 +20,13 @@ from semel.machines.pipeline.driver_transaction import DriverFenced, PipelinePro
 from semel.machines.values import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets
-from .claims import ClaimServer
+from .claims import ClaimServer, OwnTurns
 from .kafka_options import ClientSettings, ProducerOptions
+from .limits import largest_batch
 from .preflight import PipelineMistake
 from .routing import kafka_columns
 from .transaction_client import TransactionClient
-from .writer import REPORT_SCHEMA, WritePlan, write
+from .writer import REPORT_SCHEMA, WritePlan, write, write_rows
 
 log = logging.getLogger("semel.spark")
 
@@ -33,6 +34,10 @@ T = TypeVar("T")
 
 #: A batch that takes a larger share of its timeout is logged as a warning.
 _NEAR_TIMEOUT = 0.8
+
+#: What the driver writes itself, at most: so many rows, and so many bytes if each is as large as its topic allows.
+_FEW_ROWS = 100
+_FEW_ROWS_BYTES = 128 << 20
 
 #: The message for a pipeline that has no partition on the output's cluster to store its progress in.
 WHERE_TO_KEEP_PROGRESS = (
@@ -81,6 +86,8 @@ class Batch:
     begins_at: Callable[[], str] = lambda: "where the batch begins"
     #: Its start offsets, for the audit.
     begins: Callable[[], BatchOffsets] = lambda: BatchOffsets((), ())
+    #: It has no more rows than these, if that is known beforehand.
+    most_rows: int | None = None
 
 
 class BatchTransaction:
@@ -95,6 +102,8 @@ class BatchTransaction:
         self._topics_seen: dict[str, bool] = {}
         self._identity: ProducerIdentity | None = None
         self._writes = 0
+        self._most_rows: int | None = None
+        self._has_failed = False
         self._sequences: dict[tuple[str, int], int] = {}
         #: What was written since `begin`, as acknowledged by the brokers.
         self.rows = self.size_bytes = 0
@@ -103,7 +112,7 @@ class BatchTransaction:
         """Take an identity, and decide whether the batch runs. Raises `MarkerConflict` if it may not."""
         fresh = self._transaction.identity is None
         self._identity = self._wait(self._client.begin())
-        self._writes, self._sequences = 0, {}
+        self._writes, self._sequences, self._most_rows = 0, {}, batch.most_rows
         self.rows = self.size_bytes = 0
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId has settled a commit that was left half-finished.
@@ -141,7 +150,7 @@ class BatchTransaction:
         self._writes += 1
         self._claims.begin_epoch(plan.epoch, self._sequences)
         try:
-            reports = self._run_tasks(frame, plan)
+            reports = self._write_here(frame, plan) if self._is_small(plan) else self._run_tasks(frame, plan)
             check_reports(self._claims.given, reports)
         except Exception as error:
             if mistake := self._claims.mistake:
@@ -155,12 +164,32 @@ class BatchTransaction:
             self.size_bytes += report.size_bytes
         return reports
 
+    def _is_small(self, plan: WritePlan) -> bool:
+        """Whether the driver writes the rows itself. If that has failed, for whatever reason, tasks do it.
+
+        The rows are in the driver's memory then: they must be few, and not large if each is as large as its topic
+        allows.
+        """
+        rows = self._most_rows
+        if rows is None or rows > _FEW_ROWS or plan.topic is None or self._has_failed:
+            return False
+        largest = largest_batch(self._loop, self._client.cluster, plan.client_settings, plan.topic)
+        return rows * largest <= _FEW_ROWS_BYTES
+
+    def _write_here(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
+        """The tasks compute a few rows, and the driver writes them: it costs less than a second Python in each task."""
+        rows = self._rows(frame, plan).toArrow().to_batches()
+        turns = OwnTurns(self._claims, plan.epoch, plan.producer.deadline_ms)
+        return [WriteReport(**report) for report in write_rows(rows, plan, self._loop, self._client.cluster, turns)]
+
     def _run_tasks(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
-        rows = kafka_columns(frame, plan.topic)
-        if self._settings.writers:
-            rows = rows.coalesce(self._settings.writers)
+        rows = self._rows(frame, plan)
         reports = rows.mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA).collect()
         return [WriteReport(*row) for row in reports]
+
+    def _rows(self, frame: Any, plan: WritePlan) -> Any:
+        rows = kafka_columns(frame, plan.topic)
+        return rows.coalesce(self._settings.writers) if self._settings.writers else rows
 
     def add_progress(self, batch: Batch) -> dict[TopicPartition, int]:
         """Put the source offsets and the marker into the transaction. Returns the offsets."""
@@ -186,11 +215,13 @@ class BatchTransaction:
                 batch.marker.batch_id, age_ms / 1000, timeout_ms,
             )  # fmt: skip
         self._wait(self._client.end(commit=True))
+        self._has_failed = False
         before = self._committed.offsets if self._committed else {}
         self._committed = PipelineProgress({**before, **progress}, batch.marker)
 
     def abort(self, batch: Batch) -> None:
         """Try to abort. What counts is the new epoch of the next attempt: it fences all tasks of this one."""
+        self._has_failed = True
         if self._transaction.identity is not None:
             try:
                 self._wait(self._client.end(commit=False))

@@ -44,6 +44,24 @@ class BatchOffsets:
         return ends
 
 
+def records_between(begins: BatchOffsets, ends: BatchOffsets) -> int | None:
+    """The most records that lie between two offsets of all sources. None if that cannot be told.
+
+    >>> ends = BatchOffsets(("",), ({TopicPartition("t", 0): 7, TopicPartition("t", 1): 5},))
+    >>> records_between(BatchOffsets(("",), ({TopicPartition("t", 0): 4, TopicPartition("t", 1): 5},)), ends)
+    3
+    >>> records_between(BatchOffsets(("",), ({TopicPartition("t", 0): 4},)), ends)  # a new partition: where from?
+    """
+    if begins.named or ends.named or not ends.by_source or len(begins.by_source) != len(ends.by_source):
+        return None
+    records = 0
+    for since, until in zip(begins.by_source, ends.by_source, strict=True):
+        if not until or until.keys() - since.keys():
+            return None
+        records += sum(max(0, offset - since[place]) for place, offset in until.items())
+    return records
+
+
 def parse_offsets(content: str) -> BatchOffsets:
     """Parse a file of Spark's offset log: a version, a line of metadata, then one line per source.
 

@@ -122,6 +122,34 @@ class TaskClaims:
         return json.dumps({**self._about, **question}).encode() + b"\n"
 
 
+class OwnTurns:
+    """The turns of the driver itself, if it writes a small micro-batch: by the same rules, without a socket."""
+
+    #: In place of a task's number.
+    task = 0
+
+    def __init__(self, server: ClaimServer, epoch: Epoch, patience_ms: float) -> None:
+        self._server, self._epoch, self._patience_s = server, epoch, patience_ms / 1000
+        self._attempt = uuid.uuid4().hex
+
+    async def take_turn(self, topic: str, partition: int, records: int) -> int:
+        """The first sequence number, or `ClaimRefused`."""
+        # In a thread: under the old protocol the partition is added to the transaction by this event loop meanwhile.
+        answer = await asyncio.to_thread(
+            self._server.wait_for_turn,
+            self._epoch, self.task, self._attempt, (topic, partition), records, self._patience_s,
+        )  # fmt: skip
+        if answer["refused"]:
+            raise ClaimRefused(answer["refused"])
+        return int(answer["sequence"])
+
+    async def end_turn(self, topic: str, partition: int) -> None:
+        self._server.end_turn(self._epoch, self._attempt, (topic, partition))
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
 def refuse_row(desk: ClaimDesk, epoch: Epoch, why: str) -> NoReturn:
     """Fail the task because of a row that can never be written, and tell the driver not to try again."""
     with contextlib.suppress(OSError):  # then the driver treats it as any other failure, and tries again
@@ -225,12 +253,10 @@ class ClaimServer:
                 self._book.complain(epoch, str(mistake))
             return {"refused": ""}
         if ended:
-            with self._changed:
-                self._book.end_turn(epoch, attempt, (topic, partition))
-                self._changed.notify_all()
+            self.end_turn(epoch, attempt, (topic, partition))
             turns.pop((topic, partition), None)
             return None
-        found = self._wait_for_turn(epoch, task, attempt, (topic, partition), records, patience_s)
+        found = self.wait_for_turn(epoch, task, attempt, (topic, partition), records, patience_s)
         if not found["refused"]:
             turns[topic, partition] = epoch, attempt
         return found
@@ -242,9 +268,16 @@ class ClaimServer:
                 self._book.lose_turn(epoch, attempt, place)
             self._changed.notify_all()
 
-    def _wait_for_turn(
+    def end_turn(self, epoch: Epoch, attempt: str, place: Place) -> None:
+        """All is acknowledged: the next one may write."""
+        with self._changed:
+            self._book.end_turn(epoch, attempt, place)
+            self._changed.notify_all()
+
+    def wait_for_turn(
         self, epoch: Epoch, task: int, attempt: str, place: Place, records: int, patience_s: float
     ) -> dict[str, Any]:
+        """Wait for a turn at a partition: the first sequence number, or why it is refused."""
         deadline = time.monotonic() + patience_s
         with self._changed:
             while True:

@@ -16,6 +16,14 @@ _STATELESS = frozenset(
     }
 )  # fmt: skip
 
+#: Plan nodes that give at most one row for each that they get.
+_ROW_BY_ROW = frozenset(
+    {
+        "CollectMetrics", "DataFrameDropColumns", "Filter", "Project", "ResolvedHint", "StreamingRelationV2",
+        "SubqueryAlias", "View",
+    }
+)  # fmt: skip
+
 _KAFKA_SOURCES = ("semel", "kafka")
 
 
@@ -65,6 +73,13 @@ def keeps_state(frame: Any) -> bool:
         elif name not in _STATELESS and node.isStreaming():
             return True
     return False
+
+
+def adds_no_rows(frame: Any) -> bool:
+    """Whether the query gives at most a row for each record of its sources, all of which have offsets of topics."""
+    return all(node.nodeName() in _ROW_BY_ROW for node in _nodes(frame._jdf.queryExecution().analyzed())) and all(
+        source.has_kafka_offsets for source in sources_of(frame)
+    )
 
 
 def constant_in(frame: Any, column: str) -> Any:

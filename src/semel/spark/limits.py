@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import TopicMetadata
 from semel.errors import ErrorCode, KafkaError, Retriable
 from semel.wire.messages.configs import DescribeConfigsRequest, DescribeConfigsResponse
 
-from .connections import cluster_of
 from .kafka_options import ClientSettings
 
 _TOPIC, _BROKER = 2, 4
@@ -25,11 +25,10 @@ _REMEMBERED_S = 60.0
 _largest: dict[tuple[ClientSettings, str], tuple[float, int]] = {}
 
 
-def largest_batch(settings: ClientSettings, topic: str) -> int:
-    """The topic's max.message.bytes: the largest batch, and so the largest row. Runs in a task."""
+def largest_batch(loop: LoopThread, cluster: Cluster, settings: ClientSettings, topic: str) -> int:
+    """The topic's max.message.bytes: the largest batch, and so the largest row."""
     known = _largest.get((settings, topic))
     if known is None or time.monotonic() - known[0] > _REMEMBERED_S:
-        loop, cluster = cluster_of(settings)
         text = loop.run(topic_settings(cluster, topic, "max.message.bytes")).get("max.message.bytes")
         known = (time.monotonic(), int(text) if text else DEFAULT_LARGEST_BATCH)
         _largest[settings, topic] = known

@@ -21,7 +21,7 @@ from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
 from .dead_letters import DeadLetters
 from .driver_side import DriverSide
-from .frames import StreamingSource, keeps_state
+from .frames import StreamingSource, adds_no_rows, keeps_state
 from .kafka_options import redaction_pattern
 from .measures import Measures, metrics_host
 from .outputs import Outputs, Transform, outputs_of
@@ -153,8 +153,9 @@ def start(
             _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
         measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
         sink = ExactlyOnceSink(
-            writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe
-        )
+            writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe,
+            adds_no_rows=not targets.functions and adds_no_rows(frame),
+        )  # fmt: skip
         callback = BatchCallback(sink)
         if metrics_port is not None:
             measures.serve(metrics_host(spark), metrics_port, transactional_id)

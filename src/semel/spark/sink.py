@@ -7,12 +7,13 @@ batch is never written again. A failed attempt is aborted and fenced before the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from semel.machines.pipeline.batch_marker import BatchMarker, fingerprint_of
 
 from .batch_transaction import Batch, BatchTransaction, Observer, run_batch
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, records_between
 
 #: Writes a micro-batch into the open transaction.
 Body = Callable[[BatchTransaction, Any], None]
@@ -30,9 +31,11 @@ class ExactlyOnceSink:
         attempts: int,
         keeps_state: bool,
         observer: Observer,
+        adds_no_rows: bool = False,
     ) -> None:
         self._transaction, self._checkpoint, self._body = transaction, checkpoint, body
         self._attempts, self._keeps_state, self._observer = attempts, keeps_state, observer
+        self._adds_no_rows = adds_no_rows
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch."""
@@ -43,6 +46,8 @@ class ExactlyOnceSink:
                 frame.write.format("noop").mode("overwrite").save()
 
         batch = batch_of(self._checkpoint, batch_id)
+        if self._adds_no_rows:
+            batch = replace(batch, most_rows=records_between(self._checkpoint.begins(batch_id), batch.offsets))
         run_batch(
             self._transaction,
             batch,

@@ -35,7 +35,7 @@ class TransactionClient:
         deadline_ms: int = 120_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
+        self.cluster = self._cluster = cluster
         self._deadline_ms = deadline_ms
         self._clock = clock
         self._progress_topic: ProgressTopic | None = None

@@ -1,4 +1,4 @@
-"""What a task does: write its rows of the micro-batch into the driver's transaction.
+"""What a task does: write its rows of the micro-batch into the driver's transaction. The driver does it for a few rows.
 
 Guarantees: a task produces to a partition only in its turn, with the sequence numbers that the driver gave it, and ends
 its turn when all is acknowledged. At most five requests of a partition are on their way at once, and never the first
@@ -13,7 +13,7 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from semel.records.columns import UnsealedBatch, encode_arrow
 from semel.records.sequence import next_sequence
 from semel.wire.messages.produce import ProduceRequest
 
-from .claims import ClaimDesk, TaskClaims, refuse_row
+from .claims import ClaimDesk, OwnTurns, TaskClaims, refuse_row
 from .connections import cluster_of
 from .kafka_options import DEFAULT_PRODUCER, ClientSettings, ProducerOptions
 from .limits import forget_largest_batch, largest_batch
@@ -50,6 +50,9 @@ _REPORT = pa.schema(
 )
 #: The same for Spark. As a type and not as text, which the JVM would have to parse for every micro-batch.
 REPORT_SCHEMA = from_arrow_schema(_REPORT)
+
+#: Who gives out the turns at the partitions: the driver, over a socket or in its own process.
+Turns = TaskClaims | OwnTurns
 
 #: The broker's errors for a batch that is too large for the topic.
 _LIMITS = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -86,6 +89,13 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
     """Write this task's rows. Yields a report per output partition: what the broker acknowledged."""
     loop, cluster = cluster_of(plan.client_settings)
     claims = plan.desk.writer(plan.epoch, task_number(), plan.producer.deadline_ms)
+    yield pa.RecordBatch.from_pylist(write_rows(batches, plan, loop, cluster, claims), schema=_REPORT)
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch], plan: WritePlan, loop: LoopThread, cluster: Cluster, claims: Turns
+) -> list[dict[str, Any]]:
+    """Write rows in the turns that `claims` gives. Returns the reports."""
     turn = plan.identity.producer_epoch + claims.task
     router = Router(plan.topic, plan.partitions, plan.client_settings, plan.refuse_row, turn)
     writers: dict[tuple[str, int], _PartitionWriter] = {}
@@ -96,7 +106,8 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
                 writer = writers.get((topic, partition))
                 if writer is None:
                     _check_partition(loop, cluster, topic, partition, plan)
-                    writer = writers[topic, partition] = _PartitionWriter(cluster, plan, claims, topic, partition)
+                    writer = _PartitionWriter(loop, cluster, plan, claims, topic, partition)
+                    writers[topic, partition] = writer
                 writer.add(rows)
                 if writer.waiting_bytes >= plan.producer.batch_bytes:
                     writer.encode_into(outbox)
@@ -112,7 +123,7 @@ def write(batches: Iterator[pa.RecordBatch], plan: WritePlan) -> Iterator[pa.Rec
     finally:
         outbox.cancel()
         loop.run(claims.close())
-    yield pa.RecordBatch.from_pylist([writer.report() for writer in writers.values()], schema=_REPORT)
+    return [writer.report() for writer in writers.values()]
 
 
 def task_number() -> int:
@@ -182,8 +193,10 @@ class _Outbox:
 class _PartitionWriter:
     """This task's writer of one partition."""
 
-    def __init__(self, cluster: Cluster, plan: WritePlan, claims: TaskClaims, topic: str, partition: int) -> None:
-        self._cluster, self._plan, self._claims = cluster, plan, claims
+    def __init__(
+        self, loop: LoopThread, cluster: Cluster, plan: WritePlan, claims: Turns, topic: str, partition: int
+    ) -> None:
+        self._loop, self._cluster, self._plan, self._claims = loop, cluster, plan, claims
         self._topic, self._partition = topic, partition
         self._largest = self._ask_for_the_limit()
         self._waiting: list[pa.RecordBatch] = []
@@ -241,7 +254,7 @@ class _PartitionWriter:
 
     def _ask_for_the_limit(self) -> int:
         """The largest batch: what the topic allows, or max.request.size if that is less."""
-        allowed = largest_batch(self._plan.client_settings, self._topic)
+        allowed = largest_batch(self._loop, self._cluster, self._plan.client_settings, self._topic)
         given = self._plan.producer.largest_request_bytes
         return allowed if given is None else min(allowed, given)
 
