@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,46 @@ def test_what_is_wrong_with_a_cluster_is_said_before_anything_starts() -> None:
         semel.Cluster(settings={"num.partitions": "many"})
     with pytest.raises(ValueError, match="one for each"):
         semel.Cluster(brokers=2, ports=[1])
+
+
+def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: semel.Cluster) -> None:
+    with pytest.raises(RuntimeError, match="was started before"):
+        semel_cluster.start()
+    assert all(semel_cluster.is_running(number) for number in semel_cluster.numbers), "and goes on unharmed"
+    for wrong in (0, 9, True, 1.0, "1"):
+        with pytest.raises(ValueError, match="there are 1, 2, 3"):
+            semel_cluster.kill(wrong)  # type: ignore[arg-type]
+    other = semel.Cluster(brokers=1)
+    for call in (other.kill, other.pause, other.resume, other.shut_down, other.restart):
+        with pytest.raises(RuntimeError, match="was not started"):
+            call(1)
+    other.stop()
+    assert not other.data_dir.exists()
+    with pytest.raises(TypeError, match="brokers is a whole number, not str"):
+        semel.Cluster(brokers="3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="settings are a dict of Kafka's names, not list"):
+        semel.Cluster(brokers=1, settings=["x"])  # type: ignore[arg-type]
+
+
+def test_a_cluster_that_nobody_stopped_ends_with_the_program_and_leaves_nothing(tmp_path: Path) -> None:
+    program = """
+import semel
+never = semel.Cluster(brokers=1)
+cluster = semel.Cluster(brokers=1).start()
+print(cluster._brokers[1]._process.pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+    assert list(tmp_path.iterdir()) == []
+    assert done.stderr == ""
 
 
 def test_a_broker_that_cannot_start_is_told_with_its_reason() -> None:

@@ -24,6 +24,7 @@ The network between the brokers, and from each to ZooKeeper, can be cut (`cuts=T
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -76,8 +77,12 @@ class Cluster:
         ports: list[int] | None = None,
         cuts: bool = False,
     ) -> None:
-        if not isinstance(brokers, int) or isinstance(brokers, bool) or brokers < 1:
+        if not isinstance(brokers, int) or isinstance(brokers, bool):
+            raise TypeError(f"brokers is a whole number, not {type(brokers).__name__}")
+        if brokers < 1:
             raise ValueError(f"brokers={brokers!r}: a cluster has at least one broker")
+        if settings is not None and not isinstance(settings, Mapping):
+            raise TypeError(f"settings are a dict of Kafka's names, not {type(settings).__name__}")
         if ports is not None and len(ports) != brokers:
             raise ValueError(f"ports={ports!r}: give one for each of {brokers} brokers")
         given = dict(settings or {})
@@ -99,9 +104,12 @@ class Cluster:
         self._network = Network() if cuts else None
         #: If this program is killed, its brokers end as well.
         self._watchdog = Watchdog()
+        self._was_started, self._is_running = False, False
+        self._owner = os.getpid()
         self._temporary: str | None = None
         if data_dir is None:
             self._temporary = tempfile.mkdtemp(prefix="semel-cluster-")
+            atexit.register(self._remove_temporary)
         self.data_dir = Path(data_dir if data_dir is not None else str(self._temporary))
         wanted = ports if ports is not None else _free_ports(brokers)
         self._brokers = {
@@ -111,7 +119,14 @@ class Cluster:
     # Life
 
     def start(self, told: Callable[[str], None] = lambda line: None) -> Cluster:
-        """Start ZooKeeper and every broker, and return once clients can connect. `told` gets a line for each."""
+        """Start ZooKeeper and every broker, and return once clients can connect. `told` gets a line for each.
+
+        A cluster can be started once. One that is not stopped ends with the program.
+        """
+        if self._was_started:
+            raise RuntimeError("the cluster was started before: create a new one, with the same data_dir if you like")
+        self._was_started = self._is_running = True
+        atexit.register(self.stop)
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             if self._zookeeper_at is None:
@@ -133,9 +148,14 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        """Stop every broker, then ZooKeeper, and remove a temporary directory."""
+        """Stop every broker, then ZooKeeper, and remove a temporary directory. In a forked process: do nothing."""
+        if os.getpid() != self._owner:
+            return
+        atexit.unregister(self.stop)
+        self._is_running = False
         if self._network is not None and self._network.cuts:
-            self.heal()  # a broker that is cut off from ZooKeeper could not hand over
+            # A broker that is cut off from ZooKeeper could not hand over.
+            self._network.heal(lambda sender, receiver: True)
         for broker in self._brokers.values():
             broker.resume()
             broker.signal(signal.SIGTERM)
@@ -147,7 +167,11 @@ class Cluster:
         if self._zookeeper is not None:
             self._zookeeper.__exit__()
             self._zookeeper, self._zookeeper_at = None, None
-        if self._temporary is not None:
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None and os.getpid() == self._owner:
+            atexit.unregister(self._remove_temporary)
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def __enter__(self) -> Cluster:
@@ -195,19 +219,19 @@ class Cluster:
 
     def kill(self, broker: int) -> None:
         """End a broker's process at once, without a word (SIGKILL)."""
-        self._broker(broker).kill()
+        self._broker(broker, to_run=True).kill()
 
     def pause(self, broker: int) -> None:
         """Freeze a broker's process (SIGSTOP): its connections stay open, and it says nothing."""
-        self._broker(broker).pause()
+        self._broker(broker, to_run=True).pause()
 
     def resume(self, broker: int) -> None:
         """Let a paused broker go on."""
-        self._broker(broker).resume()
+        self._broker(broker, to_run=True).resume()
 
     def shut_down(self, broker: int) -> None:
         """Stop one broker in order: it hands over what it leads first."""
-        found = self._broker(broker)
+        found = self._broker(broker, to_run=True)
         found.resume()
         found.signal(signal.SIGTERM)
         found.end()
@@ -216,8 +240,6 @@ class Cluster:
         """Start a broker again on its data and port, after stopping it in order if it runs."""
         self.shut_down(broker)
         found = self._broker(broker)
-        if self._zookeeper_at is None:
-            raise RuntimeError("the cluster was not started")
         found.launch()
         found.wait()
 
@@ -248,8 +270,8 @@ class Cluster:
     def _cuttable(self) -> Network:
         if self._network is None:
             raise RuntimeError("the network of this cluster cannot be cut: make it with Cluster(..., cuts=True)")
-        if self._zookeeper_at is None:
-            raise RuntimeError("the cluster was not started")
+        if not self._is_running:
+            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
         return self._network
 
     def _place(self, place: Place) -> Place:
@@ -257,9 +279,11 @@ class Cluster:
             return place
         raise ValueError(f"{place!r}: there are brokers {', '.join(map(str, self._brokers))}, and {ZOOKEEPER!r}")
 
-    def _broker(self, number: int) -> _BrokerProcess:
-        if number not in self._brokers:
+    def _broker(self, number: int, *, to_run: bool = False) -> _BrokerProcess:
+        if number not in self._brokers or type(number) is not int:
             raise ValueError(f"broker {number!r}: there are {', '.join(map(str, self._brokers))}")
+        if to_run and not self._is_running:
+            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
         return self._brokers[number]
 
     def _wait_for_leader(self, topic: str, partition: int, within_s: float) -> int:
