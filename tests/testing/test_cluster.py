@@ -138,6 +138,23 @@ print(cluster._brokers[1]._process.pid)
     assert done.stderr == ""
 
 
+@pytest.mark.semel_cluster(brokers=1)
+def test_a_test_with_the_marker_has_a_cluster_of_its_own(
+    semel_cluster: semel.Cluster, semel_module_cluster: semel.Cluster
+) -> None:
+    assert semel_cluster is not semel_module_cluster
+    assert (len(semel_cluster.numbers), len(semel_module_cluster.numbers)) == (1, 3)
+    with semel.Admin({"bootstrap.servers": semel_cluster.bootstrap_servers}) as admin:
+        admin.create_topic("own")
+        assert len(admin.describe_topics(["own"])["own"].partitions) == 3, "num.partitions of the module's marker counts"
+
+
+def test_a_test_without_the_marker_has_that_of_the_module(
+    semel_cluster: semel.Cluster, semel_module_cluster: semel.Cluster
+) -> None:
+    assert semel_cluster is semel_module_cluster
+
+
 def test_a_broker_that_cannot_start_is_told_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match=r"inter\.broker\.listener\.name"):
         semel.Cluster(brokers=1, settings={"inter.broker.listener.name": "NOBODY"}).start()

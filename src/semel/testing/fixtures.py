@@ -11,9 +11,10 @@ security:
 `@pytest.mark.semel(**{"num.partitions": 3})` is a shorter way to give settings alone. A marker at a test goes before
 one at its class or module: settings add up, security is that of the nearest.
 
-`semel_cluster` is a cluster of three broker processes (`semel.Cluster`) in the same way, for the tests of one module,
-because it takes longer to start. A test that kills a broker restarts it. `@pytest.mark.semel_cluster(brokers=3,
-settings=...)` of the module, as `pytestmark`, is what it is made with.
+`semel_cluster` is a cluster of three broker processes (`semel.Cluster`) in the same way. The tests of a module share
+it, because it takes longer to start: a test that kills a broker restarts it. `pytest.mark.semel_cluster(brokers=3,
+settings=...)` of the module, as `pytestmark`, is what it is made with. A test or class that has the marker itself gets
+a cluster for each of its tests. Fixtures of module scope ask for `semel_module_cluster`, which is the shared one.
 """
 
 from __future__ import annotations
@@ -60,17 +61,33 @@ def semel_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bro
 
 
 @pytest.fixture(scope="module")
+def semel_module_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster that the tests of this module share."""
+    with _cluster_of(request.node) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def semel_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A running cluster for the tests of this module, at `.bootstrap_servers`, with `.kill(n)` and `.restart(n)`."""
+    """A running cluster, with `.bootstrap_servers`, `.kill(n)`, `.restart(n)`: the module's, or the test's own."""
+    marked = request.node.iter_markers_with_node("semel_cluster")
+    if any(isinstance(node, (pytest.Function, pytest.Class)) for node, _ in marked):
+        with _cluster_of(request.node) as cluster:
+            yield cluster
+    else:
+        yield request.getfixturevalue("semel_module_cluster")
+
+
+def _cluster_of(node: pytest.Item | pytest.Collector) -> Cluster:
+    """A cluster as the markers of a test or module say: they add up, the nearest goes first."""
     from semel.testing.cluster import Cluster
 
     arguments: dict[str, Any] = {}
-    for marker in reversed(list(request.node.iter_markers("semel_cluster"))):
+    for marker in reversed(list(node.iter_markers("semel_cluster"))):
         arguments.update(marker.kwargs)
         if marker.args or not arguments.keys() <= {"brokers", "settings", "cuts"}:
             raise pytest.UsageError("@pytest.mark.semel_cluster takes brokers, settings and cuts, by name")
-    with Cluster(**arguments) as cluster:
-        yield cluster
+    return Cluster(**arguments)
 
 
 def _given_settings(marker: pytest.Mark) -> Mapping[str, object]:
