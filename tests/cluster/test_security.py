@@ -100,8 +100,8 @@ def admin_at(cluster: SecuredCluster, at: int | None = None, user: str = "root")
 
 
 def has_controller(cluster: SecuredCluster, *, dead: int = 0) -> bool:
-    """Whether each client knows a controller that lives. librdkafka remembers the one that it was told of, and waits for
-    a dead one until its request times out, if nobody asks for metadata."""
+    """Whether each client knows a controller that lives. librdkafka remembers the one that it was told of, and waits
+    for a dead one until its request times out, if nobody asks for metadata."""
     known = [admin_at(cluster, at).list_topics(timeout=20).controller_id for at in cluster.brokers if at != dead]
     return all(number > 0 and number != dead for number in known)
 
