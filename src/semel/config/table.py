@@ -206,12 +206,18 @@ class Values:
         self.passed_by = passed_by or {}
         #: Settings that were given by another name than the table's, and that name.
         self.spelt: Mapping[str, str] = {}
-        self._by_attribute = {name.replace(".", "_").replace("-", "_"): value for name, value in values.items()}
+        #: Made when it is first asked for: most settings are read by their names.
+        self._by_attribute: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name in Values.__slots__:
+            raise AttributeError(name)  # asked for before it was set, as `copy` does
+        if self._by_attribute is None:
+            values = self._values.items()
+            self._by_attribute = {one.replace(".", "_").replace("-", "_"): value for one, value in values}
         try:
             return self._by_attribute[name]
         except KeyError:
@@ -315,6 +321,8 @@ class Table:
 
     def passes_by(self, name: str) -> bool:
         """Whether this is a setting of Kafka's that is accepted and ignored."""
+        if name in self.rows:
+            return False
         parts = OF_A_LISTENER.fullmatch(name) if self.of_listeners else None
         if parts is not None:
             setting = parts["setting"]

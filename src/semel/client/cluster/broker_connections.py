@@ -27,6 +27,9 @@ from semel.wire.frames import parse_response, request_frame
 from semel.wire.messages.features import ApiVersionsRequest
 from semel.wire.messages.security import SaslHandshakeRequest
 
+#: Responses to ApiVersions that were read before, by version and bytes, and how many are kept.
+_VERSIONS: dict[tuple[int, bytes], Any] = {}
+_MOST_VERSIONS = 16
 #: The last versions that name topics. Later ones use topic ids, which callers do not fill in.
 LAST_VERSION_BY_NAME = {
     ApiKey.PRODUCE: 12,
@@ -291,7 +294,7 @@ class BrokerConnections:
             )
             # A broker that does not know our version answers in version 0, with error 35 first in the body.
             refused = int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION
-            response = _parse_response(connection, ours.key, 0 if refused else version, frame)
+            response = _parse_versions(connection, 0 if refused else version, frame)
             if not refused:
                 break
             offered = {row.api_key: row.max_version for row in response.api_keys}
@@ -303,6 +306,19 @@ class BrokerConnections:
         self._versions[node_id] = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
         if response.finalized_features_epoch >= 0:
             self.finalized_features = {row.name: row.max_version_level for row in response.finalized_features}
+
+
+def _parse_versions(connection: Connection, version: int, frame: memoryview) -> Any:
+    """The response to ApiVersions, which nobody may change: a broker says the same on every connection, and to read it
+    takes longer than all the rest of opening one."""
+    key = version, bytes(frame[4:])  # without the correlation id
+    response = _VERSIONS.get(key)
+    if response is None:
+        response = _parse_response(connection, ApiKey.API_VERSIONS, version, frame)
+        if len(_VERSIONS) >= _MOST_VERSIONS:
+            _VERSIONS.clear()
+        _VERSIONS[key] = response
+    return response
 
 
 def _parse_response(connection: Connection, api_key: int, version: int, frame: memoryview) -> Any:
