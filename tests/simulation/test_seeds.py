@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from semel.simulation.ablations import ABLATIONS, look_for, removed
 from semel.simulation.coverage import Coverage
 from semel.simulation.faults import FAULTS
 from semel.simulation.runs import command, draw_plan, run, shrink
+from semel.simulation.unreached import UNREACHED, rows
 from semel.simulation.workloads import WORKLOADS
 from tests.simulation.regressions import REGRESSIONS
 
@@ -109,6 +111,27 @@ def test_coverage_counts_the_cells_that_were_taken() -> None:
     page = next(page for page in covered.pages if page.name == "transaction")
     assert len(covered.never_taken(page)) < sum(len(row) for row in page.table.steps.values())
     assert any(line.startswith("table transaction:") for line in covered.report())
+
+
+def test_the_cells_that_no_seed_takes_are_listed_with_their_reasons() -> None:
+    covered = Coverage()
+    for page in covered.pages:
+        # Nothing was played, so these are all.
+        assert UNREACHED.get(page.name, {}).keys() <= {*covered.never_taken(page)}
+    text = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    section = text.partition("## What the seeds do not reach")[2].partition("\n## ")[0]
+    listed = [line for line in section.splitlines() if line.startswith("| [")]
+    expected = rows(covered.pages)
+    assert listed[: len(expected)] == expected, "\n".join(expected)
+
+
+@pytest.mark.parametrize("name", ["copying-consumer", "copying-eager", "disordered", "secured", "two-phase"])
+@pytest.mark.timeout(300)
+def test_a_cell_that_is_listed_as_out_of_reach_is_taken_by_no_seed(name: str) -> None:
+    covered = Coverage()
+    with covered:
+        run(draw_plan(11, workloads=(name,), duration_s=8))
+    assert [cell for page in covered.pages for cell in covered.surprises(page)] == []
 
 
 @pytest.mark.timeout(300)

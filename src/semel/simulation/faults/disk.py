@@ -10,7 +10,7 @@ from collections.abc import Callable
 from semel.simulation.disk import ProcessDied
 from semel.simulation.faults import fault
 from semel.simulation.play import Play
-from semel.simulation.world import BrokerNode
+from semel.simulation.world import DATA, BrokerNode
 
 
 def _fails(calls: tuple[str, ...], error: int, what: str, *, after: int, times: int) -> Callable[[str, str], None]:
@@ -98,3 +98,23 @@ async def killed_while_writing(play: Play, chance: random.Random) -> None:
     disk.obstacle = None
     if not broker.is_running:
         await play.restart_broker(broker, lambda: None, 0.1)
+
+
+@fault("I/O error in one partition")
+async def io_error_in_one_partition(play: Play, chance: random.Random) -> None:
+    """The files of one partition cannot be written: the others are served, and a transaction waits for its marker."""
+    broker = play.a_broker(chance)
+    disk = broker.machine.disk
+    names = sorted({path.split("/")[2] for path, _ in disk.files(DATA) if path.endswith(".log")})
+    names = [name for name in names if not name.startswith("__")]
+    if not names:
+        return
+    place = f"{DATA}/{chance.choice(names)}/"
+    calls = chance.choice((("write",), ("sync",), ("write", "sync", "rename", "truncate")))
+
+    def obstacle(call: str, path: str) -> None:
+        if call in calls and path.startswith(place):
+            raise OSError(errno.EIO, "input/output error", path)
+
+    disk.obstacle = obstacle
+    await _until_restarted(play, broker, chance, wait_s=chance.uniform(1, 14))
