@@ -59,7 +59,14 @@ def without_c3(patch: Patch) -> None:
     patch.set(Admissions, "ask", ask)
 
 
-@in_a_cluster("C3: no append between verification and marker", "zombies", faults=(*MOVES, "repeated requests"))
+@in_a_cluster(
+    "C3: no append between verification and marker",
+    "transfers-v1",
+    faults=("coordinator's answers arrive late",),
+    faults_per_minute=30,
+    unseen_because="our clients end no transaction while a batch of it is under way, so a late batch has an epoch or a "
+    "sequence of the past",
+)
 def without_c3_guard(patch: Patch) -> None:
     patch.set(ProducerStates, "check_verified", nothing)
 
@@ -70,7 +77,10 @@ def without_c4(patch: Patch) -> None:
 
 
 @in_a_cluster(
-    "C4: a marker of an older coordinator is refused", "transfers-v1", faults=(*MOVES, "broker paused", "slow network")
+    "C4: a marker of an older coordinator is refused",
+    "transfers-v1",
+    faults=("markers arrive late",),
+    faults_per_minute=30,
 )
 def without_c4_epoch(patch: Patch) -> None:
     check_marker = ProducerStates.check_marker

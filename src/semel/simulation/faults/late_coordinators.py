@@ -1,0 +1,91 @@
+"""What coordinators and leaders say to each other arrives late: after the one who said it is none any more (C3, C4).
+
+By chance that is rare: such a request takes a millisecond. Here one connection stands still, as TCP does when packets
+are lost, and what was sent arrives in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+
+from semel.machines.znodes import paths
+from semel.simulation.faults import fault
+from semel.simulation.faults.clusters import expire
+from semel.simulation.network import Connection, Transport
+from semel.simulation.play import Play, registers
+from semel.simulation.world import BrokerNode
+from semel.wire.apis import ApiKey
+
+in_a_cluster = partial(fault, alone=False)
+
+_MARKERS = int(ApiKey.WRITE_TXN_MARKERS).to_bytes(2, "big")
+#: In a queue nothing overtakes it: what comes after it waits as well.
+_NOTHING = b""
+
+
+def _coordinators(play: Play) -> list[BrokerNode]:
+    """Those who coordinate transactions."""
+    folder = paths.topic("__transaction_state") + "/"
+    leaders = {state.leader for path, state in registers(play.world) if path.startswith(folder) and state.leader > 0}
+    return [play.brokers[number - 1] for number in sorted(leaders)]
+
+
+def _connections(play: Play, client: BrokerNode, server: BrokerNode) -> list[Connection]:
+    way = f" {client.machine.name}>{server.machine.name}"
+    return [each for each in play.world.network.connections.values() if each.name.endswith(way)]
+
+
+def _stop(end: Transport) -> None:
+    end.outgoing.append(_NOTHING)
+
+
+def _go_on(end: Transport) -> None:
+    if end.outgoing and end.outgoing[0] == _NOTHING:
+        end.outgoing.popleft()
+    end.send_on()
+
+
+@in_a_cluster("markers arrive late", weight=0.5)
+async def markers_arrive_late(play: Play, chance: random.Random) -> None:
+    """A coordinator's markers are on their way to another broker while the coordinator is replaced."""
+    coordinators = _coordinators(play)
+    if not coordinators:
+        return
+    coordinator = chance.choice(coordinators)
+    others = [broker for broker in play.brokers if broker is not coordinator]
+    ends = [each.ends[0] for other in others for each in _connections(play, coordinator, other)]
+    for end in ends:
+        _stop(end)
+    with_markers: list[Transport] = []
+    for _ in range(400):
+        with_markers = [end for end in ends if any(data and data[4:6] == _MARKERS for data in end.outgoing)]
+        if with_markers:
+            break
+        await asyncio.sleep(0.005)
+    for end in ends:
+        if end not in with_markers:
+            _go_on(end)
+    if with_markers:
+        expire(play, coordinator)
+        await asyncio.sleep(chance.uniform(0.3, 3))
+        for end in with_markers:
+            _go_on(end)
+
+
+@in_a_cluster("coordinator's answers arrive late", weight=0.5)
+async def answers_arrive_late(play: Play, chance: random.Random) -> None:
+    """A leader asks a coordinator about a transaction. When it hears the answer the transaction has ended."""
+    coordinators = _coordinators(play)
+    if not coordinators:
+        return
+    coordinator = chance.choice(coordinators)
+    leader = chance.choice([broker for broker in play.brokers if broker is not coordinator])
+    ends = [each.ends[1] for each in _connections(play, leader, coordinator)]
+    for end in ends:
+        _stop(end)
+    # Longer than a client waits, and shorter than the leader does.
+    await asyncio.sleep(chance.uniform(3.1, 4.8))
+    for end in ends:
+        _go_on(end)
