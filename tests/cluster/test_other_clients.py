@@ -1,8 +1,10 @@
 """Clients that nobody here wrote, on three brokers with three replicas, while one broker after the other is restarted
-or killed: Java's transactions, groups and tools, and Kafka Streams with exactly_once_v2."""
+or killed: Java's transactions, groups and tools, Kafka Streams with exactly_once_v2, and franz-go and sarama."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster.records import check_files
 from tests.support.cluster import Cluster, running_cluster
-from tests.support.requirements import require_kafka, require_zookeeper
+from tests.support.requirements import CHECKOUT, require_go, require_kafka, require_zookeeper
 from tests.support.waiting import until
 from tests.support.zookeeper import ZooKeeper
 from tests.tools.test_java_transactions import (  # noqa: F401
@@ -33,6 +35,7 @@ pytestmark = [pytest.mark.java, pytest.mark.soak, pytest.mark.timeout(600)]
 RECORDS = 4000
 #: A broker is back this long before the next one goes.
 PAUSE_S = 4.0
+GO = CHECKOUT / "tests" / "security" / "go-client"
 
 
 class Restarts:
@@ -111,3 +114,33 @@ def test_a_streams_application_counts_each_record_once(broker: Cluster, tmp_path
     assert output.total() == RECORDS
     output.consumer.close()
     assert output.counts == {key: list(range(1, count + 1)) for key, count in sent.items()}
+
+
+@pytest.fixture(scope="module")
+def go_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_go()
+    folder = tmp_path_factory.mktemp("go-clients")
+    command = ["go", "build", "-o", str(folder), "./franz-cluster", "./sarama-cluster"]
+    built = subprocess.run(command, cwd=GO, capture_output=True, text=True, timeout=480, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def found_by(program: Path, broker: Cluster, count: int, pause: str) -> Counter[str]:
+    """What the program has read at the end. It writes `count` numbers, with a pause after each."""
+    command = [str(program), broker.bootstrap_servers, str(count), pause]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+    print(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return Counter(json.loads(done.stdout))
+
+
+def test_franz_go_copies_each_record_once(broker: Cluster, go_clients: Path) -> None:
+    found = found_by(go_clients / "franz-cluster", broker, 2000, "20ms")
+    assert found == Counter(str(number) for number in range(2000))
+
+
+def test_sarama_writes_each_record_once_and_its_group_reads_all(broker: Cluster, go_clients: Path) -> None:
+    found = found_by(go_clients / "sarama-cluster", broker, 800, "40ms")
+    topics = ("sarama-plain", "sarama-ledger")
+    assert found == Counter(f"{topic} {number}" for topic in topics for number in range(800))

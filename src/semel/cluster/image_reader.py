@@ -136,14 +136,20 @@ class ImageReader:
         """Something was refused because what we know is old: read it again."""
         self._mark_all()
 
-    def _mark_all(self) -> None:
-        for key in (("ids",), ("lives",), ("controller",), ("epoch",), ("topics",), ("deleting",)):
+    def refresh_brokers(self) -> None:
+        """Who lives and who controls may have changed: only that is read again, however many partitions there are."""
+        for key in (("ids",), ("lives",), ("controller",), ("epoch",)):
             self._mark(key)
-        for name in self._broker_config_names:
-            self._mark(("broker_config", name))
         for number in {*self.registrations, *self._lives}:
             self._mark(("id", number))
             self._mark(("life", number))
+
+    def _mark_all(self) -> None:
+        self.refresh_brokers()
+        self._mark(("topics",))
+        self._mark(("deleting",))
+        for name in self._broker_config_names:
+            self._mark(("broker_config", name))
         for name in self._assignments:
             self._mark(("topic", name))
             self._mark(("config", name))

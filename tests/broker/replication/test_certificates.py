@@ -29,7 +29,7 @@ class Cluster:
         self.multis: list[Any] = []
         self.waits = 0
         self.has_waited = asyncio.Event()
-        self.reader = SimpleNamespace(registrations={1: None, 2: None, 3: None}, refresh=lambda: None)
+        self.reader = SimpleNamespace(registrations={1: None, 2: None, 3: None}, refresh_brokers=lambda: None)
         #: Whose connection has ended, though nobody was told.
         self.lost: set[int] = set()
         self.peers = SimpleNamespace(probe=self._probe, lost=lambda: self.lost)

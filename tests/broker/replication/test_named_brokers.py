@@ -5,7 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from semel.broker.replication.named_brokers import NAMED_FOR_MS, NamedBrokers
+from semel.broker.replication.topics import placement
+from semel.errors import ErrorCode, Refused
+from semel.machines.controller.image import Broker
 from semel.machines.znodes.values import BrokerLife, BrokerRegistration, Endpoint
 
 
@@ -49,3 +54,22 @@ def test_a_broker_that_was_gone_before_this_one_came_is_named_too() -> None:
     assert world.ports() == {1: 1, 2: 2}
     world.now_ms += NAMED_FOR_MS + 1
     assert world.ports() == {1: 1}, "and not for ever"
+
+
+def test_only_who_was_there_lately_gets_replicas() -> None:
+    """A topic can be created while a broker is restarted. One that was removed long ago gets nothing of it."""
+    world = World()
+    world.registrations[2] = at(2)
+    world.lives[3] = BrokerLife("gone before this broker came", endpoints=at(3).endpoints)
+    world.named.look()
+    del world.registrations[2]
+    image = SimpleNamespace(brokers={1: Broker(1, 0), 2: Broker(2, 0, live=False), 3: Broker(3, 0, live=False)})
+    membership: Any = SimpleNamespace(image=image, named_brokers=world.named)
+    assert placement(membership, "t", 1, 1) == {0: (1,)}
+    assert set(placement(membership, "t", 1, 2)[0]) == {1, 2}
+    with pytest.raises(Refused) as refused:
+        placement(membership, "t", 1, 3)
+    assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+    world.now_ms += NAMED_FOR_MS + 1
+    with pytest.raises(Refused):
+        placement(membership, "t", 1, 2)

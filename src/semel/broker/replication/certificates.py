@@ -108,6 +108,6 @@ class Certificates:
             with suppress(ZooKeeperError):
                 await membership.session.multi(multi.operations)
                 logger.warning("broker %d refuses connections: certified dead", broker)
-            membership.reader.refresh()
+            membership.reader.refresh_brokers()
         finally:
             del self._suspected[broker]

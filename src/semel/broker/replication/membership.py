@@ -491,7 +491,7 @@ class Membership:
                 logger.info("broker %d is the controller", self.broker_id)
             except MultiRefused:
                 pass  # another was faster
-            self.reader.refresh()
+            self.reader.refresh_brokers()
         elif image.controller == self.broker_id:
             for multi in decide(image, Examine()):
                 try:

@@ -29,6 +29,8 @@ class NamedBrokers:
         self._now_ms, self._own = now_ms, own
         #: Each broker's registration, and when it was there last.
         self._last_seen: dict[int, tuple[BrokerRegistration, int]] = {}
+        #: Of those that were there since this broker runs, when that was last.
+        self._was_there: dict[int, int] = {}
 
     def look(self) -> None:
         """Remember who is there."""
@@ -39,6 +41,15 @@ class NamedBrokers:
                 self._last_seen[broker] = BrokerRegistration(life.endpoints, {}, -1), now_ms
         for broker, registration in {self._broker_id: self._own(), **self._reader.registrations}.items():
             self._last_seen[broker] = registration, now_ms
+            self._was_there[broker] = now_ms
+
+    def there_lately(self) -> dict[int, str | None]:
+        """The brokers that are there, or were a moment ago and are probably restarted: each with its rack."""
+        self.look()
+        since_ms = self._now_ms() - NAMED_FOR_MS
+        return {
+            broker: self._last_seen[broker][0].rack for broker, at_ms in self._was_there.items() if at_ms >= since_ms
+        }
 
     def all(self) -> dict[int, BrokerRegistration]:
         self.look()

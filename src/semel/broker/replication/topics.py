@@ -31,12 +31,22 @@ KNOWN_WITHIN_S = 10.0
 ATTEMPTS = 10
 
 
+def _brokers(membership: Membership, replication_factor: int) -> dict[int, str | None]:
+    """Where replicas can be placed, with the racks: on the brokers that are there. If these are too few, also on those
+    that were a moment ago, as in Kafka: a topic can be created while a broker is restarted, and is led by another."""
+    brokers = {each.id: each.rack for each in membership.image.brokers.values() if each.may_lead}
+    if 0 < len(brokers) < replication_factor:
+        for broker, rack in membership.named_brokers.there_lately().items():
+            if broker in membership.image.brokers:
+                brokers.setdefault(broker, rack)
+    return brokers
+
+
 def placement(
     membership: Membership, name: str, count: int, replication_factor: int
 ) -> dict[int, tuple[int, ...]]:
     """The replicas of a new topic's partitions. Where they begin comes from the topic's name, so that topics spread."""
-    image = membership.image
-    brokers = {each.id: each.rack for each in image.brokers.values() if each.may_lead}
+    brokers = _brokers(membership, replication_factor)
     start = sum(name.encode())
     return place(brokers, count, replication_factor, start=start, shift=start // max(len(brokers), 1))
 
@@ -136,7 +146,7 @@ def new_partitions(
             raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
         placed = dict(enumerate(assigned, present))
     else:
-        brokers = {each.id: each.rack for each in image.brokers.values() if each.may_lead}
+        brokers = _brokers(membership, len(first))
         start = next((index for index, broker in enumerate(sorted(brokers)) if broker >= first[0]), 0)
         placed = place(brokers, count - present, len(first), start=start, shift=start, first_partition=present)
     decide(image, AddPartitions(topic.name, placed))
