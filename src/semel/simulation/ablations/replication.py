@@ -123,8 +123,8 @@ def _validated_once(patch: Patch) -> None:
     "R6: both speak of one leader epoch, where a log is validated once",
     "elections",
     faults=(*CUTS, *KILLS, *LOST),
-    unseen_because="when a leadership ends its followers get an error or lose their connection, and validate their logs "
-    "again (R7)",
+    unseen_because="when a leadership ends its followers get an error or lose their connection, and validate their "
+    "logs again (R7)",
 )
 def without_r6(patch: Patch) -> None:
     patch.set(LeaderReplica, "_fence", lambda self, fetch: ErrorCode.NONE)
