@@ -146,7 +146,7 @@ def test_a_test_with_the_marker_has_a_cluster_of_its_own(
     assert (len(semel_cluster.numbers), len(semel_module_cluster.numbers)) == (1, 3)
     with semel.Admin({"bootstrap.servers": semel_cluster.bootstrap_servers}) as admin:
         admin.create_topic("own")
-        assert len(admin.describe_topics(["own"])["own"].partitions) == 3, "num.partitions of the module's mark"
+        assert len(admin.describe_topics(["own"])["own"].partitions) == 3, "the module's settings count"
 
 
 def test_a_test_without_the_marker_has_that_of_the_module(

@@ -1,20 +1,28 @@
 """The session with ZooKeeper, as the broker's settings have it: encrypted, and with an identity.
 
-Guarantees: a file or a password that cannot be used is refused before anything connects. With `zookeeper.set.acl` there
-is an identity, so that nodes never end up with nobody who may change them.
+Guarantees: an address, a file or a password that cannot be used is refused before anything connects. With
+`zookeeper.set.acl` there is an identity, so that nodes never end up with nobody who may change them. The log says when
+ZooKeeper goes away and when it is back, once each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+import socket
 from typing import TYPE_CHECKING, Any
 
-from semel.cluster.session import ZooKeeperError
+from semel.cluster.session import SessionState, ZooKeeperError
 from semel.config import ConfigError, Values
 from semel.security.tls import client_context
 
 if TYPE_CHECKING:
     from semel.cluster.zookeeper import KazooSession
 
+logger = logging.getLogger(__name__)
+
+_SERVER = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s\[\]:/,]+)(?::(?P<port>[0-9]{1,5}))?")
 #: What the settings of ZooKeeper have no name for.
 _NOT_THERE = frozenset(
     (
@@ -41,6 +49,53 @@ class _ZooKeeperTls:
         return None if name in _NOT_THERE else self._settings[f"zookeeper.{name}"]
 
 
+def check_address(connect: str) -> None:
+    """Refuse a `zookeeper.connect` that is no list of hosts, each with a port if it is not 2181, and a chroot.
+
+    >>> check_address("zk-1:2181,zk-2,[::1]:2181/semel")
+    """
+    hosts, slash, chroot = connect.partition("/")
+    for server in hosts.split(","):
+        found = _SERVER.fullmatch(server.strip())
+        if found is None or not 0 < int(found["port"] or 2181) < 2**16:
+            raise ConfigError(
+                f"zookeeper.connect={connect}: {server.strip() or 'nothing'!r} is not HOST:PORT; expected for example "
+                "zk-1:2181,zk-2:2181,zk-3:2181/semel"
+            )
+    if slash and chroot and not all(chroot.removesuffix("/").split("/")):
+        raise ConfigError(f"zookeeper.connect={connect}: the chroot /{chroot} has an empty name in it")
+
+
+def _unknown_hosts(connect: str) -> list[str]:
+    """The hosts whose names cannot be found: kazoo passes over them."""
+    unknown = []
+    for server in connect.partition("/")[0].split(","):
+        host = server.strip().rpartition(":")[0] or server.strip()
+        try:
+            socket.getaddrinfo(host.strip("[]"), None)
+        except OSError:
+            unknown.append(host)
+    return unknown
+
+
+class Absences:
+    """Says in the log when ZooKeeper goes away, once, and when it is back."""
+
+    def __init__(self) -> None:
+        self._is_away = False
+
+    def noted(self, state: SessionState) -> None:
+        """The session is in this state now."""
+        if state is SessionState.CONNECTED and self._is_away:
+            logger.warning("ZooKeeper answers again")
+        elif state is SessionState.SUSPENDED and not self._is_away:
+            logger.warning(
+                "ZooKeeper does not answer: records are written and read as before, elections and changes of topics, "
+                "settings and users wait. It is tried again until that is over"
+            )
+        self._is_away = state is not SessionState.CONNECTED
+
+
 async def open_session(settings: Values) -> KazooSession:
     """A session that is connected; ConfigError says what is in the way."""
     try:
@@ -50,6 +105,10 @@ async def open_session(settings: Values) -> KazooSession:
             f"zookeeper.connect needs kazoo, a client of ZooKeeper ({error}): pip install 'semel[cluster]'"
         ) from None
     address, timeout_ms = settings["zookeeper.connect"], settings["zookeeper.session.timeout.ms"]
+    check_address(address)
+    if logging.getLogger().getEffectiveLevel() >= logging.WARNING:
+        # It tells every attempt to connect, many times a second. The broker says itself that ZooKeeper is away.
+        logging.getLogger("kazoo").setLevel(logging.ERROR)
     digest, has_tls = settings["semel.zookeeper.digest"], settings["zookeeper.ssl.client.enable"]
     if digest is not None and not all(digest.partition(":")[::2]):
         raise ConfigError("semel.zookeeper.digest: expected USER:PASSWORD")
@@ -66,9 +125,13 @@ async def open_session(settings: Values) -> KazooSession:
         address, session_timeout_ms=timeout_ms, digest=digest, tls=tls, owns_nodes=settings["zookeeper.set.acl"]
     )
     try:
-        return await session.open(timeout_ms=settings["zookeeper.connection.timeout.ms"] or timeout_ms)
+        await session.open(timeout_ms=settings["zookeeper.connection.timeout.ms"] or timeout_ms)
+        session.add_listener(Absences().noted)
+        return session
     except ZooKeeperError as error:
+        unknown = await asyncio.to_thread(_unknown_hosts, address)
+        why = f"{error}; there is no host {', '.join(unknown)}" if unknown else str(error)
         raise ConfigError(
-            f"zookeeper.connect={address}: {error}. Is ZooKeeper running there? A broker that is alone needs none: "
+            f"zookeeper.connect={address}: {why}. Is ZooKeeper running there? A broker that is alone needs none: "
             "leave the setting out"
         ) from None

@@ -1,0 +1,65 @@
+"""What a broker says about its ZooKeeper: a wrong address before it connects, and once that ZooKeeper is away."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semel.broker.replication.to_zookeeper import Absences, check_address
+from semel.cluster.session import SessionState
+from semel.config import ConfigError
+from tests.support.processes import free_port
+
+
+@pytest.mark.parametrize(
+    ("connect", "why"),
+    [
+        ("zk:abc", "'zk:abc' is not HOST:PORT"),
+        ("zk:99999", "'zk:99999' is not HOST:PORT"),
+        ("zk:0", "'zk:0' is not HOST:PORT"),
+        (",,,", "'nothing' is not HOST:PORT"),
+        ("zk-1:2181,,zk-2:2181", "'nothing' is not HOST:PORT"),
+        ("zk-1 zk-2", "'zk-1 zk-2' is not HOST:PORT"),
+        ("/semel", "'nothing' is not HOST:PORT"),
+        ("zk:2181//semel", "the chroot //semel has an empty name"),
+        ("zk:2181/a//b", "the chroot /a//b has an empty name"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_in_words(connect: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^zookeeper.connect={connect}: {why}"):
+        check_address(connect)
+
+
+@pytest.mark.parametrize("connect", ["zk", "zk:2181", "zk-1:1,zk-2 , 10.0.0.1:3/a/b/", "[::1]:2181/x", "zk:2181/"])
+def test_addresses_as_kafka_takes_them_are_taken(connect: str) -> None:
+    check_address(connect)
+
+
+def test_an_absence_is_told_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    absences = Absences()
+    away, there, lost = SessionState.SUSPENDED, SessionState.CONNECTED, SessionState.LOST
+    for state in (there, away, away, lost, there, there, away):
+        absences.noted(state)
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert told == ["ZooKeeper does not answer", "ZooKeeper answers again", "ZooKeeper does not answer"]
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "there is no host no-such-host.invalid")],
+)
+def test_a_broker_without_its_zookeeper_says_one_sentence(tmp_path: Path, host: str, why: str) -> None:
+    command = [sys.executable, "-m", "semel", "broker", "start", "--listen", "127.0.0.1:0"]
+    for setting in (f"zookeeper.connect={host}:{free_port()}", "zookeeper.connection.timeout.ms=1500"):
+        command += ("--set", setting)
+    done = subprocess.run(
+        [*command, "--data", str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "no ZooKeeper answered within 1500 ms" in line and why in line
