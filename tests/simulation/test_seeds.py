@@ -71,7 +71,7 @@ QUICK = (
     # Three old bugs of the product.
     "a refused commit does not disturb a join", "a retry is told from a sequence used again",
     "a retry is answered after the fsync of its original",
-    "a repeated EndTxn is recognised", "answers of the last five batches",
+    "a repeated EndTxn is recognised", "answers of the last five batches", "a new rule ends what was decided before it",
     "a request waits for the markers before it, in the host and in the table",
 )
 
@@ -125,7 +125,7 @@ def test_the_cells_that_no_seed_takes_are_listed_with_their_reasons() -> None:
     assert listed[: len(expected)] == expected, "\n".join(expected)
 
 
-@pytest.mark.parametrize("name", ["copying-consumer", "copying-eager", "disordered", "secured", "two-phase"])
+@pytest.mark.parametrize("name", ["copying-consumer", "disordered", "guarded", "secured", "two-phase"])
 @pytest.mark.timeout(300)
 def test_a_cell_that_is_listed_as_out_of_reach_is_taken_by_no_seed(name: str) -> None:
     covered = Coverage()

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from semel.machines.table import StatePage
 
-_NO_RULES = "nobody has access rules, so nothing is refused for good"
 _NOTHING_IN_FLIGHT = "no workload has a request in flight then that could fail so"
 _TWO_FAILURES = "no workload has two requests in flight that both fail so"
 _IN_ONE_MOMENT = "the state lasts no virtual time"
@@ -28,7 +27,6 @@ UNREACHED: dict[str, dict[str, str]] = {
     "producer": {
         "Uninitialized/fatal": _NOTHING_IN_FLIGHT,
         "Initializing/initialize": "a second call waits for the first, and the table is not asked",
-        "Initializing/not_allowed": _NO_RULES,
         "Ready/abortable": _NOTHING_IN_FLIGHT,
         "Ready/fatal": _NOTHING_IN_FLIGHT,
         "Prepared/abortable": _NOTHING_IN_FLIGHT,
@@ -40,16 +38,13 @@ UNREACHED: dict[str, dict[str, str]] = {
     },
     "classic-member": {
         "Unjoined/forgotten": _NOTHING_IN_FLIGHT,
-        "Unjoined/fail": _NO_RULES,
+        "Unjoined/fail": _NOTHING_IN_FLIGHT,
         "Assigning/forgotten": _IN_ONE_MOMENT,
         "Assigning/fail": _IN_ONE_MOMENT,
-        "Syncing/fail": _NO_RULES,
-        "Stable/fail": _NO_RULES,
         "Left/join": "whoever subscribes again is a new member",
     },
     "consumer-member": {
         "Joining/fenced": "a member that joins has no epoch that could be old",
-        "Member/fail": _NO_RULES,
     },
     "authentication": {
         "Authenticated/message": _NOT_ASKED,

@@ -6,9 +6,10 @@ from typing import Any
 
 from semel.broker.security.gate import Gate
 from semel.broker.security.plain import PlainMechanism
+from semel.machines.security.access import AccessRules
 from semel.machines.security.authentication import Accepted, Authentication
 from semel.machines.security.principals import USER, Principal
-from semel.simulation.ablations import Patch, ablation
+from semel.simulation.ablations import Patch, ablation, nothing
 
 
 @ablation("a password is compared", "secured", faults=("slow network",))
@@ -37,3 +38,9 @@ def without_a_session_ends(patch: Patch) -> None:
         return False
 
     patch.set(Authentication, "has_expired", never)
+
+
+@ablation("a new rule ends what was decided before it", "guarded", faults=("pieces",), duration_s=20)
+def without_a_new_rule_ends_what_was_decided_before_it(patch: Patch) -> None:
+    """Decisions are remembered until a rule changes."""
+    patch.set(AccessRules, "_forget_decisions", nothing)
