@@ -34,3 +34,14 @@ def test_damage_in_one_partition_is_found_from_the_data_directory(tmp_path: Path
     result = CliRunner().invoke(log, ["dump", str(tmp_path)])
     assert result.exit_code == 1
     assert "WRONG" in result.output
+
+
+def test_no_file_of_a_sound_directory_is_called_wrong_by_its_name(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=1)
+    files = [str(path) for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    assert {".lock", "meta.properties", "topics"} <= {Path(path).name for path in files}
+    result = CliRunner().invoke(log, ["dump", *files])
+    assert result.exit_code == 0 and "WRONG" not in result.output, result.output
+    (tmp_path / "notes").write_text("mine")
+    assert CliRunner().invoke(log, ["dump", str(tmp_path / "notes")]).exit_code == 1

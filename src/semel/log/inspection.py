@@ -64,6 +64,8 @@ def inspect(path: str, *, records: bool = False) -> Inspection:
             except OSError as error:
                 inspection.problems.append(f"cannot be read: {error.strerror}")
             return inspection
+    if name in _OF_THE_BROKER or os.path.basename(os.path.dirname(os.path.abspath(path))) == ".metadata":
+        return Inspection(path, "a file of the broker, which checks it at its start")
     return Inspection(path, "unknown", problems=["the name is not one of a log's files"])
 
 
@@ -345,6 +347,10 @@ def _inspect_offsets(inspection: Inspection, data: bytes) -> None:
         inspection.rows.append({"topic": topic, "partition": partition, "offset": offset})
 
 
+#: What else lies in a data directory.
+_OF_THE_BROKER = frozenset(
+    (".kafka_cleanshutdown", ".lock", ".semel_boot_id", ".semel_cluster", ".semel_manifest", "meta.properties")
+)
 #: (end of the name, kind of file, function that reads it); None: a log, which is read batch by batch.
 _KINDS: list[tuple[str, str, Callable[[Inspection, bytes], None] | None]] = [
     (LOG_SUFFIX, "record batches", None),
