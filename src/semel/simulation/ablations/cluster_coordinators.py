@@ -35,7 +35,12 @@ def without_c1(patch: Patch) -> None:
     patch.set(durability, "committed", lambda partition: _done())
 
 
-@in_a_cluster("C2: a coordinator serves once all of its log is committed", "transfers", faults=MOVES)
+@in_a_cluster(
+    "C2: a coordinator serves once all of its log is committed",
+    "transfers",
+    faults=("coordinator dies before its log is committed",),
+    faults_per_minute=10,
+)
 def without_c2(patch: Patch) -> None:
     def may_load(self: Coordinators, topic_name: str, index: int) -> bool:
         topic = self._broker.topics.topics.get(topic_name)

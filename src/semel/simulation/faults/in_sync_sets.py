@@ -70,6 +70,10 @@ class Place:
         partition = self._partition(broker)
         return -1 if partition is None or partition.open_log is None else partition.open_log.high_watermark
 
+    def end(self, broker: BrokerNode) -> int:
+        partition = self._partition(broker)
+        return -1 if partition is None or partition.open_log is None else partition.open_log.end_offset
+
     def is_wished(self, broker: BrokerNode) -> bool:
         """Whether the leader has asked for it, and nobody has decided yet."""
         partition = self._partition(self.leader)
@@ -77,12 +81,15 @@ class Place:
         return leader is not None and leader.wished is not None and self.id_of(broker) in leader.wished.isr
 
 
-def _a_place(play: Play, chance: random.Random) -> Place | None:
+def a_place(play: Play, chance: random.Random, only: str | None = None) -> Place | None:
+    """A place, perhaps of one topic only; None if there is none now."""
     nodes = play.world.zookeeper.ensemble.newest.nodes
     places = []
     for path, state in registers(play.world):
         topic, _, number = path.removesuffix("/state").partition("/partitions/")
         replicas = TopicAssignment.decode(nodes[topic].data, topic).partitions.get(int(number), ())
+        if only not in (None, topic.rpartition("/")[2]):
+            continue
         if len(replicas) == 3 and {*replicas} == {*state.isr} and state.leader > 0:
             heir, other = (play.brokers[each - 1] for each in replicas if each != state.leader)
             leader = play.brokers[state.leader - 1]
@@ -90,7 +97,7 @@ def _a_place(play: Play, chance: random.Random) -> Place | None:
     return chance.choice(places) if places else None
 
 
-async def _until(holds: Callable[[], bool], within_s: float) -> bool:
+async def until(holds: Callable[[], bool], within_s: float) -> bool:
     for _ in range(int(within_s / LOOK_S)):
         if holds():
             return True
@@ -115,16 +122,16 @@ async def _cut(play: Play, one: BrokerNode, two: BrokerNode) -> AsyncIterator[No
 async def grows_unheard(play: Play, chance: random.Random) -> None:
     """A follower is back in the set. Its leader does not hear that the change was made, and loses it again; then the
     leader dies."""
-    place = _a_place(play, chance)
+    place = a_place(play, chance)
     if place is None:
         return
     async with _cut(play, place.leader, place.heir):
-        await _until(lambda: not place.is_in_sync(place.heir), 2 * TOO_LONG_S)
+        await until(lambda: not place.is_in_sync(place.heir), 2 * TOO_LONG_S)
         await asyncio.sleep(0.05)  # the leader knows that
         session = place.leader.session
         if session is not None:
             session.cut(requests=False, answers=True)
-    is_back = await _until(lambda: place.is_in_sync(place.heir), 1.5)
+    is_back = await until(lambda: place.is_in_sync(place.heir), 1.5)
     async with _cut(play, place.leader, place.heir):
         await asyncio.sleep(chance.uniform(0.2, 0.8) if is_back else 0.0)
         if place.leads(place.leader):
@@ -136,7 +143,7 @@ async def grows_unheard(play: Play, chance: random.Random) -> None:
 @in_a_cluster("in-sync set shrinks unwritten", weight=0.5)
 async def shrinks_unwritten(play: Play, chance: random.Random) -> None:
     """A leader loses a follower, and ZooKeeper before it can say so. When its session is over that follower leads."""
-    place = _a_place(play, chance)
+    place = a_place(play, chance)
     if place is None:
         return
     async with _cut(play, place.leader, place.heir):
@@ -144,7 +151,7 @@ async def shrinks_unwritten(play: Play, chance: random.Random) -> None:
         session = place.leader.session
         if session is not None:
             session.cut(requests=True, answers=False)
-        await _until(lambda: not place.leads(place.leader), TOO_LONG_S)
+        await until(lambda: not place.leads(place.leader), TOO_LONG_S)
     await asyncio.sleep(chance.uniform(0, 1))
     if session is not None:
         session.heal()
@@ -154,30 +161,30 @@ async def shrinks_unwritten(play: Play, chance: random.Random) -> None:
 async def dies_while_one_catches_up(play: Play, chance: random.Random) -> None:
     """A follower is back and asks, and no answer reaches it. Its leader hears it, and dies; or the leader that follows,
     which does not know yet how far everything is committed."""
-    place = _a_place(play, chance)
+    place = a_place(play, chance)
     if place is None:
         return
     of_the_next = chance.random() < 0.5
     async with play.power_lock, place.heir.lock:  # nobody else ends two brokers at once
         place.heir.kill()
-        await _until(lambda: not place.is_in_sync(place.heir), 2.0)
+        await until(lambda: not place.is_in_sync(place.heir), 2.0)
         before = place.high_watermark(place.leader)
-        more_is_committed = await _until(lambda: place.high_watermark(place.leader) > before, 2.0)
+        more_is_committed = await until(lambda: place.high_watermark(place.leader) > before, 2.0)
         leader = place.leader
         async with leader.lock:
             if of_the_next and more_is_committed:
                 leader.kill()
-                await _until(lambda: place.leads(place.other), TOO_LONG_S)
+                await until(lambda: place.leads(place.other), TOO_LONG_S)
         if of_the_next:
             leader = place.other
         way = f" {place.heir.machine.name}>{leader.machine.name}"
         deaf = asyncio.ensure_future(_lose_answers(play, way))
         try:
             await play.start_broker(place.heir)
-            await _until(lambda: place.is_in_sync(place.heir), 1.0)
+            await until(lambda: place.is_in_sync(place.heir), 1.0)
             async with leader.lock:
                 leader.kill()
-                await _until(lambda: place.leads(place.heir), 1.0)
+                await until(lambda: place.leads(place.heir), 1.0)
         finally:
             _hear_again(play, deaf, way)
     for broker in play.brokers:
@@ -189,22 +196,22 @@ async def dies_while_one_catches_up(play: Play, chance: random.Random) -> None:
 async def leadership_without_a_record(play: Play, chance: random.Random) -> None:
     """A leader dies with records that nobody else has. The next one writes nothing and loses its session; then the
     first leads again, with these records."""
-    place = _a_place(play, chance)
+    place = a_place(play, chance)
     if place is None:
         return
     first, second, third = place.leader, place.heir, place.other
     async with play.power_lock, third.lock:  # nobody else ends two brokers at once
         third.kill()
-        await _until(lambda: not place.is_in_sync(third), 2.0)
+        await until(lambda: not place.is_in_sync(third), 2.0)
         async with _cut(play, first, second):
             await asyncio.sleep(chance.uniform(0.2, 0.8))
             async with first.lock:
                 first.kill()
-                await _until(lambda: place.leads(second), TOO_LONG_S)
+                await until(lambda: place.leads(second), TOO_LONG_S)
                 await play.start_broker(first)
             if place.leads(second):
                 expire(play, second)
-                await _until(lambda: place.leads(first), TOO_LONG_S)
+                await until(lambda: place.leads(first), TOO_LONG_S)
         await play.start_broker(third)
 
 
@@ -212,19 +219,19 @@ async def leadership_without_a_record(play: Play, chance: random.Random) -> None
 async def reboot_races_an_entry(play: Play, chance: random.Random) -> None:
     """A follower has caught up, and its leader's wish to have it in the set is on its way to ZooKeeper. Before it is
     there the follower's machine loses its power, and is back without the end of its log."""
-    place = _a_place(play, chance)
+    place = a_place(play, chance)
     if place is None:
         return
     leader, heir = place.leader, place.heir
     async with play.power_lock, heir.lock:
         async with _cut(play, leader, heir):
-            await _until(lambda: not place.is_in_sync(heir), 2 * TOO_LONG_S)
+            await until(lambda: not place.is_in_sync(heir), 2 * TOO_LONG_S)
             await asyncio.sleep(0.05)
             session = leader.session
             if session is not None:
                 session.requests_late_s = 0.7
         way = f" {heir.machine.name}>{leader.machine.name}"
-        if not await _until(lambda: place.is_wished(heir), 1.0) or not play.everything_is_safe():
+        if not await until(lambda: place.is_wished(heir), 1.0) or not play.everything_is_safe():
             if session is not None:
                 session.requests_late_s = 0.0
             return
@@ -233,10 +240,10 @@ async def reboot_races_an_entry(play: Play, chance: random.Random) -> None:
         deaf = asyncio.ensure_future(_lose_answers(play, way))
         try:
             await play.start_broker(heir)
-            await _until(lambda: place.is_in_sync(heir), 1.0)
+            await until(lambda: place.is_in_sync(heir), 1.0)
             async with leader.lock:
                 leader.kill()
-                await _until(lambda: place.leads(heir), 1.0)
+                await until(lambda: place.leads(heir), 1.0)
                 await play.start_broker(leader)
         finally:
             _hear_again(play, deaf, way)

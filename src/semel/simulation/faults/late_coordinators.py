@@ -13,6 +13,7 @@ from functools import partial
 from semel.machines.znodes import paths
 from semel.simulation.faults import fault
 from semel.simulation.faults.clusters import expire
+from semel.simulation.faults.in_sync_sets import TOO_LONG_S, a_place, until
 from semel.simulation.network import Connection, Transport
 from semel.simulation.play import Play, registers
 from semel.simulation.world import BrokerNode
@@ -20,6 +21,7 @@ from semel.wire.apis import ApiKey
 
 in_a_cluster = partial(fault, alone=False)
 
+TRANSACTIONS = "__transaction_state"
 _MARKERS = int(ApiKey.WRITE_TXN_MARKERS).to_bytes(2, "big")
 #: In a queue nothing overtakes it: what comes after it waits as well.
 _NOTHING = b""
@@ -27,7 +29,7 @@ _NOTHING = b""
 
 def _coordinators(play: Play) -> list[BrokerNode]:
     """Those who coordinate transactions."""
-    folder = paths.topic("__transaction_state") + "/"
+    folder = paths.topic(TRANSACTIONS) + "/"
     leaders = {state.leader for path, state in registers(play.world) if path.startswith(folder) and state.leader > 0}
     return [play.brokers[number - 1] for number in sorted(leaders)]
 
@@ -89,3 +91,33 @@ async def answers_arrive_late(play: Play, chance: random.Random) -> None:
     await asyncio.sleep(chance.uniform(3.1, 4.8))
     for end in ends:
         _go_on(end)
+
+
+@in_a_cluster("coordinator dies before its log is committed", weight=0.5)
+async def dies_before_its_log_is_committed(play: Play, chance: random.Random) -> None:
+    """A coordinator dies with a record that one follower has and the other has not. The first one coordinates next, and
+    dies; then the other does, which never had the record. Clients die as well, so nobody asks again."""
+    place = a_place(play, chance, only=TRANSACTIONS)
+    if place is None:
+        return
+    first, second, third = place.leader, place.heir, place.other
+    async with play.power_lock, first.lock:  # nobody else ends two brokers at once
+        ends = [each.ends[1] for server in (first, second) for each in _connections(play, third, server)]
+        for end in ends:
+            _stop(end)
+        await until(lambda: place.high_watermark(first) < place.end(first) == place.end(second), 2.0)
+        first.kill()
+        if await until(lambda: place.leads(second), TOO_LONG_S):
+            await asyncio.sleep(chance.uniform(0.05, 0.4))
+            async with second.lock:
+                for actor in play.actors:
+                    if chance.random() < 0.7:
+                        actor.kill()
+                second.kill()
+                for end in ends:
+                    _go_on(end)
+                await until(lambda: place.leads(third), TOO_LONG_S)
+                await play.start_broker(second)
+        for end in ends:
+            _go_on(end)
+        await play.start_broker(first)
