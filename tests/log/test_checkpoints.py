@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semel.log import checkpoints
 from semel.log.checkpoints import DamagedCheckpoint, LeaderEpochs
-from semel.log.files import Files
+from semel.log.files import OVERWRITTEN_BYTES, Files
 from semel.log.inspection import inspect
 from semel.log.opening import open_partition_log
 from tests.log.disk import NOW, InlineFiles, batch, open_log, settings
@@ -162,3 +162,27 @@ def test_a_checkpoint_that_changed_is_read_again(tmp_path: Path) -> None:
     assert checkpoints.read_offsets(files, tmp_path, name) == {("by-hand", 0): 12}
     (tmp_path / name).unlink()
     assert checkpoints.read_offsets(files, tmp_path, name) == {}
+
+
+def test_what_a_power_failure_leaves_of_leader_epochs_that_were_written_in_place_is_noticed() -> None:
+    before = checkpoints.encode_leader_epochs([(0, 0), (3, 12)])
+    after = checkpoints.encode_leader_epochs([(0, 0), (3, 12), (4, 1_234_567)])
+    moved = checkpoints.encode_leader_epochs([(0, 0), (4, 1_234_567)])
+    left = [new[:size] for new in (after, moved) for size in range(1, len(new))]
+    left += [before + bytes(len(after) - len(before)), before[: len(before) // 2] + bytes(len(after))]
+    for data in left:
+        with pytest.raises(DamagedCheckpoint):
+            checkpoints.decode_leader_epochs(data)
+    assert checkpoints.decode_leader_epochs(after) == [(0, 0), (3, 12), (4, 1_234_567)]
+
+
+def test_a_file_is_written_in_its_place_if_a_crash_cannot_tear_it(tmp_path: Path) -> None:
+    files, path = Files(), tmp_path / "checkpoint"
+    assert not files.overwrite(path, b"new"), "it is not there"
+    path.write_bytes(b"old")
+    node = path.stat().st_ino
+    assert files.overwrite(path, b"newer")
+    assert (path.read_bytes(), path.stat().st_ino) == (b"newer", node)
+    assert not files.overwrite(path, b"old"), "its end would stay"
+    assert not files.overwrite(path, bytes(OVERWRITTEN_BYTES + 1)), "the disk may write a part of it"
+    assert path.read_bytes() == b"newer"

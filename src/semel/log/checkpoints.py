@@ -150,6 +150,8 @@ def encode_leader_epochs(entries: list[tuple[int, int]]) -> bytes:
 
 
 def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
+    if not data.endswith(b"\n"):
+        raise DamagedCheckpoint("its end is missing")  # a number may have lost digits
     rows = [(int(epoch), int(start)) for epoch, start in _rows(data, 2)]
     for earlier, later in itertools.pairwise(rows):
         if later[0] <= earlier[0] or later[1] < earlier[1]:

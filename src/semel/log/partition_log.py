@@ -434,7 +434,11 @@ class PartitionLog:
     def write_leader_epochs(self, *, durable: bool = True) -> None:
         """Store the leader epochs."""
         path = f"{self.directory}/{checkpoints.LEADER_EPOCH_CHECKPOINT}"
-        self.files.replace(path, checkpoints.encode_leader_epochs(self.leader_epochs.entries), durable=durable)
+        data = checkpoints.encode_leader_epochs(self.leader_epochs.entries)
+        # Where a power failure is no promise, a thousand elections must not wait for the disk. What it leaves is found
+        # out when it is read, and then the batches tell.
+        if durable or self.epochs_need_fsync or not self.files.overwrite(path, data):
+            self.files.replace(path, data, durable=durable)
         is_safe = durable or not self.epochs_need_fsync
         self.epoch_is_on_disk = is_safe and self.leader_epoch == self.leader_epochs.latest
 
