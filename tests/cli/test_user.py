@@ -165,7 +165,7 @@ def test_users_of_a_directory_are_listed_and_deleted(tmp_path: Path) -> None:
     [
         (("list", "--data", "nowhere"), 1, "there is no directory 'nowhere'"),
         (("create", "a", "--generate", "--data", ""), 1, "there is no directory ''"),
-        (("create", "a", "--generate", "--data", "file"), 1, "cannot use file"),
+        (("create", "a", "--generate", "--data", "file"), 1, "file cannot be the data directory"),
         (("create", "a", "--generate", "--data", "damaged"), 1, "is damaged"),
         (("create", "", "--generate", "--data", "new"), 2, "name of the user is empty"),
         (("list", "--data", ".", "--bootstrap", "127.0.0.1:1"), 2, "leave out --bootstrap"),

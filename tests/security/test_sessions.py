@@ -20,7 +20,10 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 import semel
 from semel.broker.embedded import Broker
+from semel.client.cluster import broker_connections
+from semel.client.cluster.cluster import Cluster
 from semel.errors import AuthenticationFailed, ErrorCode
+from semel.wire.apis import ApiKey
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.tokens import CreateDelegationTokenRequest
 from tests.security.conftest import PASSWORD, USER, make_scram_users
@@ -176,6 +179,35 @@ def test_our_client_works_across_sessions_on_one_connection(place: Place, mechan
     with semel.Admin(place.settings(mechanism)) as admin:
         where = semel.TopicPartition(topic, 0)
         assert admin.list_offsets({where: -1})[where].offset == number
+
+
+def test_no_request_of_our_client_goes_into_the_midst_of_an_authentication(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka answers it with ILLEGAL_SASL_STATE and hangs up, and that looks like a wrong password."""
+    sent: list[int] = []
+    frame = broker_connections.request_frame
+
+    def noted(key: int, *others: Any) -> Any:
+        sent.append(key)
+        return frame(key, *others)
+
+    monkeypatch.setattr(broker_connections, "request_frame", noted)
+
+    async def run() -> None:
+        async with Cluster({**place.settings("SCRAM-SHA-512")}) as cluster:
+            await cluster.request(None, MetadataRequest(topics=[]))
+
+            async def ask() -> None:
+                while sent.count(ApiKey.SASL_HANDSHAKE) < 4:
+                    await cluster.request_retrying(MetadataRequest(topics=[]), to=None, timeout_ms=20_000)
+
+            async with asyncio.timeout(WORK_S):
+                await asyncio.gather(*(ask() for _ in range(8)))
+
+    asyncio.run(run())
+    first = [number for number, key in enumerate(sent) if key == ApiKey.SASL_HANDSHAKE]
+    assert [sent[number + 1 : number + 3] for number in first] == [[ApiKey.SASL_AUTHENTICATE] * 2] * len(first)
 
 
 def test_our_client_is_told_when_its_token_is_not_taken_again(place: Place) -> None:

@@ -96,7 +96,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"kafka": {"security.protocol": "SASL_SSL"}}, "kafka: sasl.mechanism: is not given"),
         (
             {"kafka": {"security.protocol": "SSL", "ssl.ca.location": "no.pem"}},
-            "kafka: ssl.truststore.location: cannot read no.pem",
+            "kafka: ssl.ca.location: cannot read no.pem",
         ),
         ({"claim_port": 70_000}, "claim_port=70000: must be a port, or 0 for any that is free"),
         ({"claim_port": "x"}, "claim_port=x: must be a port"),

@@ -135,7 +135,7 @@ def test_a_certificate_that_nobody_vouches_for_is_told_at_once(
     stranger = {"bootstrap.servers": locked_semel.address("SSL"), "security.protocol": "SSL"}
     with pytest.raises(AnalysisException, match="TlsFailed"):
         stage.source(subscribe="payments-tls", **as_options(stranger))
-    with pytest.raises(AnalysisException, match=r"kafka.ssl.truststore.location: cannot read nothing.pem"):
+    with pytest.raises(AnalysisException, match=r"kafka.ssl.ca.location: cannot read nothing.pem"):
         stage.source(subscribe="payments-tls", **as_options({**stranger, "ssl.ca.location": "nothing.pem"}))
     with pytest.raises(TlsFailed):
         stage.start(stage.source(subscribe="payments-tls"), bootstrap_servers=stranger["bootstrap.servers"],

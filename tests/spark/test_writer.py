@@ -113,23 +113,20 @@ def test_sent_again_out_of_order_the_batch_would_fail(topics: str, monkeypatch: 
     """Why the rest is sent again one after the other: the ablation repeats only what failed, last one first."""
 
     async def carelessly(self: Any, requests: list[Any]) -> None:
-        answers = await asyncio.gather(*(self._try(request) for request, _, _ in requests))
+        # The first one is lost; how many go out together depends on the machine.
+        answers = [None, *await asyncio.gather(*(self._try(request) for request, _, _ in requests[1:]))]
         for (request, records, size_bytes), answer in reversed(list(zip(requests, answers, strict=True))):
             self._note(answer or await self._produce(request), records, size_bytes)
 
-    def lose(passing: Passing) -> Fault | None:
-        return Cut() if passing.way is Way.REQUEST and passing.count == 4 else None
-
     monkeypatch.setattr(writer._PartitionWriter, "_send_at_once", carelessly)
-    with FaultProxy(topics, OnTheWay(lose)) as proxy:
-        driver = Driver(proxy.bootstrap_servers)
-        try:
-            driver.begin()
-            plan = replace(driver.plan(), producer=ProducerOptions(batch_bytes=2_200, deadline_ms=3_000))
-            with pytest.raises(KafkaError):
-                list(write(in_parts(VALUES), plan))
-        finally:
-            driver.close()
+    driver = Driver(topics)
+    try:
+        driver.begin()
+        plan = replace(driver.plan(), producer=ProducerOptions(batch_bytes=2_200, deadline_ms=3_000))
+        with pytest.raises(KafkaError):
+            list(write(in_parts(VALUES), plan))
+    finally:
+        driver.close()
 
 
 def test_tasks_that_write_to_one_partition_at_the_same_time_lose_and_repeat_nothing(

@@ -139,6 +139,8 @@ def users_at(
             yield stored
     except DataDirectoryInUse:
         raise click.ClickException(f"{data} is in use by a running broker: ask that one, with --bootstrap") from None
+    except ConfigError as error:
+        raise click.ClickException(f"--data: {error}") from None
     except OSError as error:
         raise click.ClickException(f"--data: cannot use {data}: {error.strerror or error}") from None
     except Refused as error:

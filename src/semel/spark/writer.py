@@ -170,8 +170,12 @@ class _Outbox:
         self._unsent_bytes = 0
 
     def put(self, sending: Any, size_bytes: int) -> None:
-        while self._sending and (self._unsent_bytes > self._most_bytes or self._sending[0][0].done()):
-            self._take_first()
+        try:
+            while self._sending and (self._unsent_bytes > self._most_bytes or self._sending[0][0].done()):
+                self._take_first()
+        except BaseException:
+            sending.close()  # it was never begun, and Python would warn of that
+            raise
         self._sending.append((asyncio.run_coroutine_threadsafe(sending, self._loop.loop), size_bytes))
         self._unsent_bytes += size_bytes
 

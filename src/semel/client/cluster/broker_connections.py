@@ -157,7 +157,9 @@ class BrokerConnections:
         while True:
             connection = await self._connect_slot(node_id, lane)
             await self.throttles.passed(node_id, lane)
-            if not connection.closed:  # it may have been lost while waiting
+            slot = self._slots[node_id, lane]
+            # While waiting it may have been lost, or somebody may have begun to authenticate on it again.
+            if not connection.closed and asyncio.get_running_loop().time() < slot.renew_at:
                 return connection
 
     async def _connect_slot(self, node_id: int, lane: str) -> Connection:
@@ -230,7 +232,6 @@ class BrokerConnections:
             ) from None
 
     async def _authenticate(self, slot: _ConnectionSlot, connection: Connection, node_id: int, lane: str) -> None:
-        slot.renew_at = inf
         if self._authentication is None:
             return
 
@@ -238,8 +239,9 @@ class BrokerConnections:
             return await self.exchange(connection, node_id, lane, message, None, None)
 
         renew_in_s = await self._authentication.run(exchange, connection.address)
-        if renew_in_s is not None:
-            slot.renew_at = asyncio.get_running_loop().time() + renew_in_s
+        # Not before: until the broker has let us in again, the time that is over keeps all other requests back. Kafka
+        # answers any request in the midst of an authentication with ILLEGAL_SASL_STATE, and hangs up.
+        slot.renew_at = inf if renew_in_s is None else asyncio.get_running_loop().time() + renew_in_s
 
     async def _check_no_sasl(self, node_id: int, lane: str) -> None:
         """Raise `AuthenticationFailed` if the broker wants SASL. It answers ApiVersions, and hangs up on all else."""
