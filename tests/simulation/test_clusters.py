@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from semel.simulation.ablations import look_for
+from semel.simulation.ablations import ABLATIONS, Patch, look_for, removed
 from semel.simulation.checkers import replicas
 from semel.simulation.faults import FAULTS
 from semel.simulation.play import Play
@@ -61,9 +61,17 @@ def test_a_cluster_does_the_same_again() -> None:
 
 #: Rules whose absence the first seeds notice. `make ablations` has all of them.
 RULES = (
+    "Z1: a register changes only at the version that was read",
     "E4: who lost its power leaves the in-sync sets",
+    "R2: the in-sync set that was asked for counts as well",
+    "R2: the in-sync set that was read counts until it is written",
     "R3: nothing is committed while too few are in sync",
     "R7: where logs part the follower's is cut",
+    "R8: who enters the set has all that is committed",
+    "R8: who enters the set has this leadership's beginning",
+    "R8: who enters the set is in the life that has fetched",
+    "C4: a marker of an older coordinator is refused",
+    "P3: acks=all is answered once it is committed",
 )
 
 
@@ -71,6 +79,15 @@ RULES = (
 @pytest.mark.timeout(300)
 def test_a_rule_of_replication_that_is_taken_away_is_missed(name: str) -> None:
     assert look_for(name, seeds=30) is not None
+
+
+def test_what_is_taken_away_is_there() -> None:
+    """A patch of something that was renamed would take nothing away, and nothing would be missed."""
+    for name in ABLATIONS:
+        with removed(name):
+            pass
+    with pytest.raises(AttributeError):
+        Patch().set(Play, "a_name_that_nobody_has", None)
 
 
 # The checkers themselves

@@ -32,8 +32,9 @@ class Patch:
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        if not hasattr(owner, name):
+    def set(self, owner: Any, name: str, value: Any, *, of_instances: bool = False) -> None:
+        """`of_instances`: the instances have it, and their class does not."""
+        if not of_instances and not hasattr(owner, name):
             raise AttributeError(f"{owner} has no {name}: what was removed before is elsewhere now")
         self._before.append((owner, name, owner.__dict__.get(name, _NOT_THERE)))
         setattr(owner, name, value)

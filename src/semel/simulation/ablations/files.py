@@ -80,7 +80,7 @@ def without_an_fsync_that_failed_fails_its_produces(patch: Patch) -> None:
 @ablation("no writes after an I/O error", "idempotent", faults=("I/O error once", "power lost"), durability="fsync")
 def without_no_writes_after_an_i_o_error(patch: Patch) -> None:
     """The next fsync succeeds, and says nothing about the bytes of the one that failed."""
-    patch.set(PartitionLog, "failed", property(lambda self: None, nothing))
+    patch.set(PartitionLog, "failed", property(lambda self: None, nothing), of_instances=True)
 
 
 @ablation("what a failed fsync was for is written again", "idempotent", faults=("I/O error once", "power lost"),
@@ -93,7 +93,7 @@ def without_what_a_failed_fsync_was_for_is_written_again(patch: Patch) -> None:
 def without_a_torn_write_is_cut_off(patch: Patch) -> None:
     """The next batch may be too large for the segment: then what is left of the torn one stays at its end for good."""
     patch.set(Segment, "cut_unfinished", nothing)
-    patch.set(PartitionLog, "failed", property(lambda self: None, nothing))
+    patch.set(PartitionLog, "failed", property(lambda self: None, nothing), of_instances=True)
 
 
 @ablation("memory changes after the write", "idempotent", "transfers", faults=("I/O error once", "disk full"))
