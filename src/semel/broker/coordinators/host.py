@@ -141,7 +141,8 @@ class CoordinatorHost:
         cluster = self.broker.cluster
         epoch = self.broker.leader_epoch if cluster is None else cluster.coordinators.epoch_of(partition)
         self.coordinator.load(index, epoch)
-        if partition.open_log is not None or partition.has_files:
+        # In a cluster a leader has a log. One whose files are gone must not be taken for one that never had any.
+        if cluster is not None or partition.open_log is not None or partition.has_files:
             try:
                 self._replay_log(partition)
             except (Refused, OSError, *_UNREADABLE) as error:
