@@ -170,6 +170,11 @@ class ProducerOptions:
     #: How long a step of the transaction may take.
     step_ms: int = 120_000
 
+    @property
+    def rows_bytes(self) -> int:
+        """So many bytes of rows are worth a batch. Encoded they are a little more, and then still fit into one."""
+        return self.batch_bytes * 4 // 5
+
 
 DEFAULT_PRODUCER = ProducerOptions()
 

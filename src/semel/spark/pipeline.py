@@ -21,7 +21,7 @@ from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
 from .dead_letters import DeadLetters
 from .driver_side import DriverSide
-from .frames import StreamingSource, adds_no_rows, keeps_state
+from .frames import StreamingSource, adds_no_rows, hand_over_in_parts, keeps_state
 from .kafka_options import redaction_pattern
 from .measures import Measures, metrics_host
 from .outputs import Outputs, Transform, outputs_of
@@ -45,6 +45,9 @@ from .sink import ExactlyOnceSink
 from .source import SemelDataSource
 
 log = logging.getLogger("semel.spark")
+
+#: To hand over fewer bytes of rows to a task's Python at once would cost more than it saves.
+_SMALLEST_PART = 256 << 10
 
 #: Spark's setting for the options that are shown as "(redacted)".
 _REDACTED_OPTIONS = "spark.sql.redaction.options.regex"
@@ -155,6 +158,7 @@ def start(
         sink = ExactlyOnceSink(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe,
             adds_no_rows=not targets.functions and adds_no_rows(frame),
+            prepare=lambda rows: hand_over_in_parts(rows, max(producer.rows_bytes, _SMALLEST_PART)),
         )  # fmt: skip
         callback = BatchCallback(sink)
         if metrics_port is not None:

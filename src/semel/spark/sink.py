@@ -32,13 +32,18 @@ class ExactlyOnceSink:
         keeps_state: bool,
         observer: Observer,
         adds_no_rows: bool = False,
+        prepare: Callable[[Any], None] = lambda frame: None,
     ) -> None:
         self._transaction, self._checkpoint, self._body = transaction, checkpoint, body
         self._attempts, self._keeps_state, self._observer = attempts, keeps_state, observer
         self._adds_no_rows = adds_no_rows
+        self._prepare: Callable[[Any], None] | None = prepare
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch."""
+        if self._prepare is not None:
+            self._prepare(frame)
+            self._prepare = None
 
         def compute_only() -> None:
             """Do not write, but compute: the next batch needs this one's state and event time."""

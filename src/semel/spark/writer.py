@@ -109,7 +109,7 @@ def write_rows(
                     writer = _PartitionWriter(loop, cluster, plan, claims, topic, partition)
                     writers[topic, partition] = writer
                 writer.add(rows)
-                if writer.waiting_bytes >= plan.producer.batch_bytes:
+                if writer.waiting_bytes >= plan.producer.rows_bytes:
                     writer.encode_into(outbox)
                     router.is_full(topic, partition)
         for writer in writers.values():
