@@ -143,13 +143,37 @@ def test_a_file_that_went_bad_after_a_clean_stop_and_named_another_topic_then_is
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_with_fsync_the_topics_id_is_on_disk_before_anything_is_written(tmp_path: Path, fsync: bool) -> None:
+@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_with_fsync_the_topics_id_is_on_disk_before_the_first_record(
+    tmp_path: Path, fsync: bool, role: str, is_new: bool
+) -> None:
+    if not is_new:  # killed, before anything was synced
+        leave(tmp_path, encode_partition_metadata(TODAY), records=True)
     files = FaultyFiles()
     logs, partition = logs_in(tmp_path, files, fsync=fsync)
     logs.load([partition])
     log = partition.own_log
-    assert any(PARTITION_METADATA in path for path in files.synced) is fsync
-    assert log.topic_id == TODAY
+
+    def first_record(call: str, path: str) -> bool:
+        if call == "write" and path.endswith(".log"):
+            synced_then.append(any(name.endswith(PARTITION_METADATA) for name in files.synced))
+        return False
+
+    synced_then: list[bool] = []
+    files.synced.clear()
+    files.fail_when = first_record
+    if role == "leader":
+        log.begin_leader_epoch(1)
+        log.append(batch(), NOW)
+    else:
+        leader = open_log(tmp_path / "leader")
+        for _ in range(2):
+            leader.append(batch(), NOW)
+        log.following.begin(1)
+        answer = leader.reader.read(log.end_offset, 1 << 20, 0)
+        log.following.append(bytes(answer.data), NOW)
+    assert synced_then[0] is fsync
 
 
 @pytest.mark.parametrize("fsync", [True, False])

@@ -136,6 +136,7 @@ class Following:
     def _learn_epochs(self, batches: list[Batch]) -> None:
         """Before the batches: a batch of an epoch that the checkpoint does not know is damage."""
         log, is_new = self._log, False
+        log.settle_topic_id()
         for batch in batches:
             if batch.leader_epoch > log.leader_epochs.latest:
                 is_new = log.leader_epochs.assign(batch.leader_epoch, batch.base_offset)

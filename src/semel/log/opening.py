@@ -40,7 +40,6 @@ def open_partition_log(
     unsynced_may_be_lost: bool = False,
     expected: manifest.Marks | None = None,
     is_replicated: bool = False,
-    promises_fsync: bool = False,
     chance: Random = MACHINE.chance,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
@@ -51,7 +50,6 @@ def open_partition_log(
     `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end. And
     the topics are not this broker's: one may have been deleted and created again while it was away, so a log with
     records that does not say whose they are is damaged.
-    `promises_fsync`: the topic's id is on disk before anything is written to the log.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)
@@ -124,7 +122,7 @@ def open_partition_log(
             may_be_foreign = is_replicated and not fresh and log.end_offset > 0
             if may_be_foreign and not is_named_by_manifest(topic_id, expected):
                 raise damage.NamelessPartition(path, topic_id)
-            _write_topic_id(files, path, topic_id, in_place=fresh and not promises_fsync)
+            _write_topic_id(files, path, topic_id, in_place=fresh)
         elif stored is not None and topic_id is not None and stored != topic_id:
             raise damage.ForeignPartition(f"{path}/{checkpoints.PARTITION_METADATA}", stored, topic_id)
         log.topic_id = topic_id or stored or checkpoints.NO_TOPIC_ID

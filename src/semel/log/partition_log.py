@@ -102,6 +102,9 @@ class PartitionLog:
         #: power failure it asks its leader, and an election of a thousand partitions must not wait for their disks.
         self.epochs_need_fsync = True
         self.topic_id = checkpoints.NO_TOPIC_ID
+        #: Whether the file that names the topic is known to be on disk, where it must be before the first batch: with
+        #: fsync others rely on the records of a replica, and only this file says whose they are.
+        self.topic_id_is_on_disk = True
         self.producer_id_expiration_ms = DEFAULT_PRODUCER_ID_EXPIRATION_MS
         #: Whether the high watermark is always the end of the log: true for a partition that has no other replica and
         #: does not wait for fsync. Otherwise somebody calls `advance_high_watermark`.
@@ -420,8 +423,16 @@ class PartitionLog:
 
     def _settle_epoch(self, offset: int) -> None:
         """Before the first batch of an epoch: a batch of an epoch that the checkpoint does not know is damage."""
+        self.settle_topic_id()
         self.leader_epochs.assign(self.leader_epoch, offset)
         self.write_leader_epochs(durable=self.epochs_need_fsync)
+
+    def settle_topic_id(self) -> None:
+        """Before the first batch: its directory says on disk to which topic it belongs."""
+        if not self.topic_id_is_on_disk:
+            self.files.sync_path(f"{self.directory}/{checkpoints.PARTITION_METADATA}")
+            self.files.sync_directory(self.directory)
+            self.topic_id_is_on_disk = True
 
     def store_leader_epochs(self) -> None:
         """Store the leader epochs at the beginning of a role. A batch of an epoch that is not there would be damage to
@@ -439,7 +450,7 @@ class PartitionLog:
         # out when it is read, and then the batches tell.
         if durable or self.epochs_need_fsync or not self.files.overwrite(path, data):
             self.files.replace(path, data, durable=durable)
-        is_safe = durable or not self.epochs_need_fsync
+        is_safe = self.topic_id_is_on_disk and (durable or not self.epochs_need_fsync)
         self.epoch_is_on_disk = is_safe and self.leader_epoch == self.leader_epochs.latest
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:

@@ -562,3 +562,34 @@ def test_a_commit_before_partitions_go_is_repeated_in_the_epoch_that_a_heartbeat
 
     fill(bootstrap, name, 1)
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_close_that_is_cancelled_goes_on_and_leaves_the_group(
+    session_broker: Broker, name: str, protocol: str
+) -> None:
+    """Else the group would wait for the member until session.timeout.ms, and a second close would do nothing."""
+    fill(session_broker.bootstrap_servers, name, 5)
+    settings = {"bootstrap.servers": session_broker.bootstrap_servers, "auto.offset.reset": "earliest"}
+
+    async def read_and_close(turns: int) -> None:
+        consumer = AsyncConsumer({**settings, "group.id": name, "group.protocol": protocol})
+        await consumer.subscribe([name])
+        assert await consumer.poll(30_000)
+        closing = asyncio.ensure_future(consumer.close())
+        for _ in range(turns):  # at every step of the way
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await consumer.close()
+        with pytest.raises(Misuse, match="closed"):
+            await consumer.poll(0)
+
+    with Admin({"bootstrap.servers": session_broker.bootstrap_servers}) as admin:
+        for turns in range(1, 12):
+            asyncio.run(asyncio.wait_for(read_and_close(turns), 60))
+            assert list(admin.describe_groups([name])[name].members) == [], turns
+            with Consumer({**settings, "group.id": name}) as again:
+                again.assign([(name, 0)])
+                again.seek((name, 0), 0)
+                again.commit()

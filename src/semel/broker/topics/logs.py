@@ -158,10 +158,11 @@ class TopicLogs:
             expected=self._expected(partition),
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
-            promises_fsync=promises_fsync,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.epochs_need_fsync = promises_fsync or not self._is_replicated
+        if promises_fsync and self._is_replicated:
+            log.topic_id_is_on_disk = log.epoch_is_on_disk = False  # before the first batch they are
         log.verifies_transactions = self.settings["transaction.partition.verification.enable"]
         log.high_watermark_follows_end = self._durability.high_watermark_follows_end and not self._is_replicated
         if not self._clean and not self._durability.high_watermark_follows_end:

@@ -94,6 +94,8 @@ class AsyncConsumer:
         self._polling = False
         #: The records of the last `poll` did not reach the caller, who was interrupted. Set from any thread.
         self.undelivered = False
+        #: What `close` began, and waits for.
+        self._ending: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -265,19 +267,29 @@ class AsyncConsumer:
 
         All records that were handed out are committed. While an exception is being handled (in a `finally`, an
         `except`, or at the end of a `with`) the last ones count as not done: they are not committed, and are read
-        again. Leaving the group takes `timeout_ms` at most; otherwise the group waits for session.timeout.ms.
+        again. Leaving the group takes `timeout_ms` at most; otherwise the group waits for session.timeout.ms. If this
+        is cancelled, it goes on in the background; call it again to wait for it.
         """
         await self.close_after(timeout_ms, in_order=sys.exc_info()[0] is None)
 
     async def close_after(self, timeout_ms: float, *, in_order: bool) -> None:
         """As `close`. `in_order` says whether the records handed out last are done."""
         if self._lifetime.closed:
+            if self._ending is not None:
+                await asyncio.shield(self._ending)
             return
+        if sys.exc_info()[0] is GeneratorExit:
+            return  # the caller's coroutine is being thrown away: it can wait for nothing, and `__del__` cleans up
         timeout_s = as_timeout_s(timeout_ms)
         self._iteration.end()
         if in_order and not self.undelivered:
             self._positions.came_back()
         self._set_closed()
+        # Whoever cancels this waits no longer, and the consumer leaves all the same: the group would wait for it.
+        self._ending = asyncio.ensure_future(self._end(timeout_s))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._stop_background_tasks()
@@ -319,6 +331,8 @@ class AsyncConsumer:
             drop(self, "a consumer", self._loop)
 
     async def _release(self) -> None:
-        await self._fetcher.close()
-        await self._committer.close()
-        await self._cluster.close()
+        try:
+            await self._fetcher.close()
+            await self._committer.close()
+        finally:
+            await self._cluster.close()

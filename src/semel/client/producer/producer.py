@@ -272,8 +272,10 @@ class AsyncProducer:
         except (TimeoutError, KafkaError):
             pass  # the deliveries say what was lost; the coordinator ends an open transaction
         self._sending.closing = True
-        unsent, unanswered = await self._sending.stop()
-        await self._cluster.close()
+        try:
+            unsent, unanswered = await self._sending.stop()
+        finally:
+            await self._cluster.close()
         if unsent or unanswered:
             _log.warning(
                 "%s: %d records were not sent, %d were sent and not acknowledged (bootstrap.servers=%s)",
