@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from tests.support.requirements import require_kafka
 settings.register_profile("semel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("semel")
 
+# A shell without job control starts what runs in the background with SIGINT ignored, and children inherit that: tests
+# that interrupt a child would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Seconds for a test that starts a JVM, where it does not say so itself: on a busy machine each one takes its time.
 JVM_TIMEOUT_S = 240
