@@ -401,7 +401,7 @@ def test_work_above_the_percentage_is_waited_for_whatever_the_request(raw: Raw) 
     began = time.monotonic()
     first = raw.ask(asked).throttle_time_ms
     assert 0 < first <= 1000
-    assert waited_s(raw, began) >= first / 1000
+    assert waited_s(raw, began) >= (first - 2) / 1000, "the loop counts in milliseconds"
     assert raw.ask(MetadataRequest(topics=[]), 0).throttle_time_ms == 0, "version 0 has no place for it"
 
 

@@ -160,6 +160,9 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(18.954, "broker killed", 1675371449),
         ],
     ),
+    "a member that was removed while it revoked partitions joined with partitions to revoke, and failed for good": Plan(
+        20419, ("wandering",), 20.0, "os", []
+    ),
     # Not the broker's fault: its power failed for longer than producers are remembered, between the markers of a
     # transaction and the coordinator's note of them. The judge took the marker that came again for a second end.
     "a marker came again after the partition had forgotten its producer": Plan(

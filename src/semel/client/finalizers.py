@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from semel.client.blocking.loop_thread import LoopThread
@@ -112,14 +113,19 @@ def _at_end_of_child() -> None:
 _abandoning: set[asyncio.Task[None]] = set()
 
 
+def keep_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    """Let a loop finish this, though nobody waits for it: a task that is not kept may be collected half done."""
+    task = loop.create_task(work)
+    _abandoning.add(task)
+    task.add_done_callback(_abandoning.discard)
+
+
 def drop(client: Abandonable, name: str, loop: asyncio.AbstractEventLoop) -> None:
     """For `__del__` of an asyncio client that was not closed: warn, and let its loop end it. Does not wait."""
 
     def end() -> None:
         _log.warning("%s was dropped without being closed: await close() or use `async with`", name)
-        task = loop.create_task(client.abandon())
-        _abandoning.add(task)
-        task.add_done_callback(_abandoning.discard)
+        keep_task(loop, client.abandon())
 
     if not loop.is_closed():
         loop.call_soon_threadsafe(end)

@@ -27,7 +27,7 @@ from semel.client.consumer.lifetime import Lifetime
 from semel.client.consumer.positions import ConsumerPositions
 from semel.client.consumer.subscription import Subscription
 from semel.client.delegation import method_of
-from semel.client.finalizers import drop
+from semel.client.finalizers import drop, keep_task
 from semel.client.group.member import Callback, RebalanceListener
 from semel.client.offset_arguments import PartitionLike, as_partitions
 from semel.client.offset_requests import READ_COMMITTED, READ_UNCOMMITTED
@@ -279,7 +279,10 @@ class AsyncConsumer:
                 await asyncio.shield(self._ending)
             return
         if sys.exc_info()[0] is GeneratorExit:
-            return  # the caller's coroutine is being thrown away: it can wait for nothing, and `__del__` cleans up
+            # The caller's coroutine is being thrown away, and can wait for nothing.
+            self._set_closed()
+            self._loop.call_soon(lambda: keep_task(self._loop, self._quit()))
+            return
         timeout_s = as_timeout_s(timeout_ms)
         self._iteration.end()
         if in_order and not self.undelivered:
@@ -313,6 +316,9 @@ class AsyncConsumer:
         if self._lifetime.closed:
             return
         self._set_closed()
+        await self._quit()
+
+    async def _quit(self) -> None:
         try:
             async with asyncio.timeout(self.abandon_within_s):
                 await self._stop_background_tasks()

@@ -62,6 +62,7 @@ class ClassicGroupMember(GroupMember):
         while self.busy:
             if machine.lost:
                 await self._drop_lost()
+                continue
             if machine.state is ClassicMembershipState.FAILED and machine.error is not None:
                 raise machine.error
             if machine.state is ClassicMembershipState.LEFT:
@@ -69,6 +70,7 @@ class ClassicGroupMember(GroupMember):
             if machine.to_revoke():
                 async with self._hand_over():
                     await self._revoke(machine.to_revoke())
+                continue  # meanwhile a heartbeat may have told that the group removed this member
             try:
                 await self._join_once()
             except Retriable as error:
