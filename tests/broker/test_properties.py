@@ -16,6 +16,7 @@ from semel.cli.broker import gather_settings
 from semel.config import BROKER, ConfigError
 from semel.properties import read_properties
 from tests.broker.raw import Raw, batch
+from tests.support.processes import free_port
 
 STOCK = """
 # A server.properties as Apache Kafka 4 ships it
@@ -44,12 +45,6 @@ log.retention.hours=168
 log.segment.bytes=1073741824
 log.retention.check.interval.ms=300000
 """
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def test_the_file_kafka_ships_starts_a_broker(tmp_path: Path) -> None:

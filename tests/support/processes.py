@@ -24,11 +24,19 @@ from tests.support.waiting import until
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+#: Ports that were given away: none is given twice, also if its server has not begun to listen.
+_given: set[int] = set()
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def lasting_port() -> int:
@@ -38,12 +46,15 @@ def lasting_port() -> int:
     """
     while True:
         port = random.randrange(12_000, 32_000)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-                return port
             except OSError:
                 continue
+        _given.add(port)
+        return port
 
 
 class Process:
