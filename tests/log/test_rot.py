@@ -128,6 +128,25 @@ def test_a_list_of_aborts_that_nobody_has_read_between_two_stops_is_checked_afte
     log.close(NOW)
 
 
+def test_a_list_of_aborts_that_went_bad_after_a_compaction_and_a_stop_is_rebuilt(tmp_path: Path) -> None:
+    """The compacted segment is a new one, and knows what was written for it."""
+    log = open_log(tmp_path, cleanup_policy="compact")
+    for number in range(4):
+        data = batch(7, number, b"%d" % number, keys=[b"%d" % number], transactional=True)
+        log.append(data, NOW, guard=log.start_verification(7, 0, number))
+        end(log, 7, commit=number % 2 == 0)
+    expected = read_all(log, 1)
+    log.roll(NOW)
+    log.cleaner.compact(NOW, force=True)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.txnindex"
+    harm(path, 9, b"\x08")
+    log = open_log(tmp_path, cleanup_policy="compact", expected=log.marks)
+    assert read_all(log, 1) == expected
+    assert [repair for repair in log.repairs if FIRST in repair]
+    log.close(NOW)
+
+
 @pytest.mark.parametrize("change", [1, -1, 2**20])
 @pytest.mark.parametrize("field", ["offset", "position"])
 def test_an_index_entry_that_points_elsewhere_is_found_out_by_whoever_uses_it(

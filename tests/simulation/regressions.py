@@ -178,4 +178,7 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(15.933, "power lost", 2623618992), Strike(18.562, "power lost", 3248469634),
         ],
     ),
+    "a list of aborts of a compacted segment had no checksum after a stop, went bad, and nobody could read": Plan(
+        21278, ("compaction",), 20.0, "os", [Strike(5.576, "index goes bad", 170875052)]
+    ),
 }

@@ -336,6 +336,10 @@ class Compaction:
             files.rename(stem + suffix + SWAP_SUFFIX, stem + suffix)
         files.sync_directory(log.directory)
         successor = Segment(files, log.directory, cleaned.base_offset, cleaned.size_bytes, self._now_ms)
+        # Else nobody would notice, after the next stop, a bit of them that went bad.
+        successor.offset_index.crc = cleaned.offset_index.crc
+        successor.time_index.crc = cleaned.time_index.crc
+        successor.transaction_index.crc = cleaned.transaction_index.crc
         log.segments.replace(log.segments.index(group[0]), len(group), [successor])
 
     def abandon(self) -> None:
