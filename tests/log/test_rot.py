@@ -10,7 +10,7 @@ from semel.errors import ErrorCode, Refused
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
 from semel.records.batch import split
-from tests.log.disk import NOW, batch, end, open_log, read_all, send, stored
+from tests.log.disk import NOW, batch, crash, end, open_log, read_all, send, stored
 
 FIRST = "00000000000000000000"
 #: Where a batch says how long it is.
@@ -144,6 +144,55 @@ def test_a_list_of_aborts_that_went_bad_after_a_compaction_and_a_stop_is_rebuilt
     log = open_log(tmp_path, cleanup_policy="compact", expected=log.marks)
     assert read_all(log, 1) == expected
     assert [repair for repair in log.repairs if FIRST in repair]
+    log.close(NOW)
+
+
+HOUR_MS = 3_600_000
+
+
+def one_an_hour(data: Path) -> PartitionLog:
+    log = open_log(data, index_interval_bytes=100, retention_ms=20 * HOUR_MS)
+    for number in range(12):
+        at_ms = NOW + number * HOUR_MS
+        log.append(batch(1, number, b"x" * 200, timestamp_ms=at_ms), at_ms)
+    log.roll(NOW + 13 * HOUR_MS)
+    log.append(batch(timestamp_ms=NOW + 13 * HOUR_MS), NOW + 13 * HOUR_MS)
+    log.flusher.flush()
+    return log
+
+
+@pytest.mark.parametrize("bit", range(30, 64))
+def test_after_a_crash_retention_is_not_deceived_by_a_time_index_that_went_bad(tmp_path: Path, bit: int) -> None:
+    """The timestamps may rise all the same, and nobody knows the checksum of the file."""
+    log = one_an_hour(tmp_path)
+    end_offset, last_ms = log.end_offset, NOW + 11 * HOUR_MS
+    crash(log)
+    path = tmp_path / "t-0" / f"{FIRST}.timeindex"
+    harm(path, len(path.read_bytes()) - 12, ((last_ms ^ 1 << bit) % 2**64).to_bytes(8, "big"))
+    log = open_log(tmp_path, clean=False, recovery_point=end_offset, retention_ms=20 * HOUR_MS)
+    assert log.retention.enforce(last_ms + 19 * HOUR_MS) == 0
+    assert log.retention.enforce(last_ms + 21 * HOUR_MS) == 1
+    log.close(NOW)
+
+
+@pytest.mark.parametrize("bit", range(20, 34))
+@pytest.mark.parametrize("field", ["timestamp", "offset"])
+def test_after_a_crash_no_record_is_skipped_over_a_time_index_that_went_bad(
+    tmp_path: Path, field: str, bit: int
+) -> None:
+    log = one_an_hour(tmp_path)
+    end_offset = log.end_offset
+    crash(log)
+    path = tmp_path / "t-0" / f"{FIRST}.timeindex"
+    at = 5 * 12 + (0 if field == "timestamp" else 8)
+    size = 8 if field == "timestamp" else 4
+    value = int.from_bytes(path.read_bytes()[at : at + size], "big") ^ 1 << (bit if field == "timestamp" else bit - 20)
+    harm(path, at, value.to_bytes(size, "big"))
+    log = open_log(tmp_path, clean=False, recovery_point=end_offset, index_interval_bytes=100)
+    for number in range(12):
+        found = log.times.offset_for_timestamp(NOW + number * HOUR_MS)
+        assert found is not None
+        assert found.offset == number
     log.close(NOW)
 
 

@@ -181,4 +181,7 @@ REGRESSIONS: dict[str, Plan] = {
     "a list of aborts of a compacted segment had no checksum after a stop, went bad, and nobody could read": Plan(
         21278, ("compaction",), 20.0, "os", [Strike(5.576, "index goes bad", 170875052)]
     ),
+    "a time index went bad after a crash, and retention took an old segment for one of the future": Plan(
+        25481, ("retention", "secured"), 20.0, "os", [Strike(14.272, "index goes bad", 3115765765)]
+    ),
 }

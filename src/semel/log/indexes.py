@@ -200,10 +200,13 @@ class TimeIndex(_SparseIndex):
             self._timestamps.append(timestamp_ms)
             self._offsets.append(offset - self.base_offset)
 
-    def offset_before(self, timestamp_ms: int) -> int:
-        """Everything up to this offset is older than `timestamp_ms`."""
+    def entry_before(self, timestamp_ms: int) -> tuple[int, int]:
+        """(timestamp, offset) of the last entry before `timestamp_ms`: everything up to this offset is older. (-1, base
+        offset) where there is none."""
         found = bisect_left(self._timestamps, timestamp_ms)
-        return self.base_offset + (self._offsets[found - 1] if found else 0)
+        if not found:
+            return -1, self.base_offset
+        return self._timestamps[found - 1], self.base_offset + self._offsets[found - 1]
 
     def entries(self) -> list[tuple[int, int]]:
         pairs = zip(self._timestamps, self._offsets, strict=True)

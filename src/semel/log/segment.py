@@ -38,6 +38,7 @@ from semel.log.indexes import (
 from semel.records.batch import Batch, check
 from semel.records.layout import (
     CHECKED_FROM,
+    HEADER,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
@@ -51,8 +52,11 @@ logger = logging.getLogger(__name__)
 _NO_BATCH = (0, 0, -1, 0, 0)
 _WALK_BYTES = 32 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
+_NEAR_BYTES = 2048
 #: The distance of entries in an index that is rebuilt here. A start uses the topic's `index.interval.bytes`.
 _REBUILT_INTERVAL_BYTES = 4096
+#: The place of the largest timestamp among the fields of a header.
+_MAX_TIMESTAMP = 8
 #: Batches may have no timestamp, which is -1.
 _NOT_LOOKED_AT = -2
 
@@ -248,8 +252,12 @@ class Segment:
 
     def load_indexes(self) -> None:
         self._load_offsets()
+        is_known = self.time_index.crc is not None
         try:
             self.time_index.load(self.files)
+            if not is_known:
+                # By its last entry retention decides: a wrong one would remove records too early, or never.
+                self._check_time(*self.time_index.last)
         except DamagedIndex as damage:
             self._rebuild(damage.why)
         self.transaction_index.load(self.files)
@@ -260,6 +268,36 @@ class Segment:
             self.offset_index.load(self.files)
         except DamagedIndex as damage:
             self._rebuild(damage.why)
+
+    def _check_time(self, timestamp_ms: int, offset: int) -> None:
+        """`DamagedIndex` if an entry of the time index is not true. A damaged log tells nothing about that: the entry
+        is believed, and whoever reads the log is told."""
+        if timestamp_ms == -1:
+            return  # there is no entry
+        try:
+            # The entry of the offset index before it is near.
+            placed = self.locate(offset, _NEAR_BYTES)
+            if placed is not None:
+                head = HEADER.unpack(self.read(placed.position, HEADER_SIZE))
+                if placed.base_offset <= offset and head[_MAX_TIMESTAMP] == timestamp_ms:
+                    return
+                check(Batch.parse(self.read(placed.position, placed.size_bytes)), stored=True)
+        except Refused:
+            return
+        self.time_index.crc = None  # if it cannot be rebuilt now it is looked at again
+        self.time_index.unload()
+        raise DamagedIndex(f"{self.time_index.path} is damaged: offset {offset} is not of the time it has there")
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """Everything up to this offset is older than `timestamp_ms`."""
+        self.load_indexes()
+        entry = self.time_index.entry_before(timestamp_ms)
+        try:
+            self._check_time(*entry)
+        except DamagedIndex as damage:
+            self._rebuild(damage.why)
+            entry = self.time_index.entry_before(timestamp_ms)
+        return entry[1]
 
     def _rebuild(self, why: str) -> None:
         """Rebuild the offset and time index by reading the whole segment. `DamagedLog` if that is damaged, too."""
@@ -394,14 +432,14 @@ class Segment:
     def read(self, position: int, size_bytes: int) -> bytes:
         return self.files.read_at(self.descriptor, size_bytes, position)
 
-    def walk(self, position: int) -> Iterator[Placed]:
+    def walk(self, position: int, chunk_bytes: int = _WALK_BYTES) -> Iterator[Placed]:
         """The place of every batch from `position` on, by their headers. `Refused` where there is no batch."""
         end = self.size_bytes
         chunk, start = b"", position
         while position < end:
             if position + HEADER_SIZE > start + len(chunk):
                 start = position
-                chunk = self.read(start, min(_WALK_BYTES, end - start))
+                chunk = self.read(start, min(chunk_bytes, end - start))
                 if len(chunk) < HEADER_SIZE:
                     raise self.no_batch_at(position)
             base_offset, length, last_delta = OFFSETS.unpack_from(chunk, position - start)
@@ -415,7 +453,7 @@ class Segment:
         """The error where a batch should begin. To read on would skip records silently."""
         return DamagedLog(self.log_path, position, "no batch begins there", code=ErrorCode.CORRUPT_MESSAGE)
 
-    def locate(self, offset: int) -> Placed | None:
+    def locate(self, offset: int, chunk_bytes: int = _WALK_BYTES) -> Placed | None:
         """The first batch that ends at or after `offset`."""
         self._load_offsets()
         start, expected = self.offset_index.entry_before(offset)
@@ -424,7 +462,7 @@ class Segment:
             self._rebuild(f"{self.offset_index.path} is damaged: an entry is not where a batch begins")
             start, _ = self.offset_index.entry_before(offset)
         least = self.base_offset
-        for placed in self.walk(start):
+        for placed in self.walk(start, chunk_bytes):
             if placed.base_offset < least:
                 self._check_offset(placed.base_offset, least, placed.position)
             if placed.last_offset >= offset:

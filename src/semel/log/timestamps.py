@@ -40,8 +40,7 @@ class TimestampSearch:
             segment.load_largest_timestamp()
             if segment.max_timestamp_ms < timestamp_ms:
                 continue
-            segment.load_indexes()
-            skip_to = segment.time_index.offset_before(timestamp_ms)
+            skip_to = segment.offset_before(timestamp_ms)
             for batch in segment.batches_to_the_end(segment.offset_index.position_before(skip_to), _LOOK_BYTES):
                 if batch.max_timestamp >= timestamp_ms and batch.last_offset >= log.log_start_offset:
                     found = self._first_as_late(batch, timestamp_ms)
