@@ -183,5 +183,20 @@ REGRESSIONS: dict[str, Plan] = {
     ),
     "a time index went bad after a crash, and retention took an old segment for one of the future": Plan(
         25481, ("retention", "secured"), 20.0, "os", [Strike(14.272, "index goes bad", 3115765765)]
+    # Not the broker's fault.
+    "a fault looked at the topics of a broker that had only begun to start": Plan(
+        40194,
+        ("idempotent", "reading-cooperative"),
+        10.0,
+        "fsync",
+        [
+            Strike(2.473, "leader dies while a follower catches up", 2275463327),
+            Strike(2.525, "leader dies while a follower catches up", 1523102327),
+            Strike(3.783, "leader dies while a follower catches up", 527548873),
+            Strike(6.814, "leader dies while a follower catches up", 1328572300),
+            Strike(7.895, "leader dies while a follower catches up", 3800002858),
+            Strike(9.076, "leader dies while a follower catches up", 2346158039),
+        ],
+        brokers=3,
     ),
 }

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel.broker.server import BrokerServer
+from semel.broker.topics.registry import TopicRegistry
 from semel.client.admin.admin import AsyncAdmin
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.producer.producer import AsyncProducer
@@ -249,6 +250,14 @@ class BrokerNode:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_alive
+
+    @property
+    def topics(self) -> TopicRegistry | None:
+        """Its topics; None while it does not run, and until its start has come to them."""
+        server = self.server
+        if server is None or not self.is_running or not hasattr(server, "topics"):
+            return None
+        return server.topics
 
     @property
     def has_failed(self) -> bool:

@@ -23,9 +23,8 @@ OPEN_FILES = 2_000
 def open_logs(play: Play) -> Iterator[tuple[BrokerNode, Partition, PartitionLog]]:
     """The logs that running brokers have open."""
     for broker in play.brokers:
-        server, process = broker.server, broker.process
-        if server is not None and process is not None and process.is_alive and hasattr(server, "topics"):
-            for partition in server.topics.all_partitions():
+        if (topics := broker.topics) is not None:
+            for partition in topics.all_partitions():
                 log = partition.open_log
                 if log is not None and log.failed is None:
                     yield broker, partition, log

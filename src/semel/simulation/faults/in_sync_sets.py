@@ -61,8 +61,8 @@ class Place:
         return state is not None and self.id_of(broker) == state.leader
 
     def _partition(self, broker: BrokerNode) -> ReplicatedPartition | None:
-        server = broker.server
-        topic = None if server is None or not broker.is_running else server.topics.topics.get(self.topic)
+        topics = broker.topics
+        topic = None if topics is None else topics.topics.get(self.topic)
         partition = None if topic is None else topic.partitions[self.number]
         return partition if isinstance(partition, ReplicatedPartition) else None
 
