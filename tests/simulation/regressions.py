@@ -199,4 +199,19 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the broker's fault: as in Kafka, a coordinator believes the start that an earlier one has written. The clocks
+    # of all brokers are as fast as the fastest now when everything heals.
+    "a transaction of a coordinator whose clock was an hour fast was another one's when everything had healed": Plan(
+        42785,
+        ("copying-cooperative", "timeouts", "two-phase"),
+        10.0,
+        "fsync",
+        [
+            Strike(0.790, "last in sync loses its power", 409619868), Strike(1.030, "clock jumps", 3913938613),
+            Strike(2.623, "last in sync loses its power", 1824519684), Strike(3.007, "index goes bad", 648817538),
+            Strike(3.154, "index goes bad", 1750037007), Strike(6.520, "last in sync loses its power", 2269834734),
+            Strike(8.668, "clock jumps", 321652805), Strike(9.993, "pieces", 734738522),
+        ],
+        brokers=3,
+    ),
 }

@@ -269,7 +269,8 @@ class Play:
 
     async def _heal(self) -> None:
         """Everything works again: the network, the disk, the machines. A clock that was set back is as fast again as it
-        ever was: until then a transaction that began before does not time out, as in Kafka."""
+        ever was: until then a transaction that began before does not time out, as in Kafka. For the same reason all
+        brokers have the fastest clock that one of them had: its transactions may be another one's by now."""
         self.world.network.heal_all()
         self.world.network.conditions.reset()
         if self.is_cluster:
@@ -281,6 +282,9 @@ class Play:
                 machine.boot()
             for process in machine.processes:
                 process.go_on()
+        fastest_ms = max(broker.machine.fastest_error_ms for broker in self.brokers)
+        for broker in self.brokers:
+            broker.machine.clock_error_ms = broker.machine.fastest_error_ms = fastest_ms
         for broker in self.brokers:
             async with broker.lock:
                 await self.start_broker(broker)
