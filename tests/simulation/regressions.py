@@ -214,4 +214,16 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the broker's fault: asyncio tells a protocol of its connection, or raises.
+    "a connection that was reset while it was made was neither made nor lost, and was used for ever": Plan(
+        40467,
+        ("two-phase",),
+        10.0,
+        "os",
+        [
+            Strike(0.004, "reset", 1708868431), Strike(0.830, "reset", 315784023), Strike(2.550, "reset", 3852516142),
+            Strike(4.706, "reset", 1525194470), Strike(8.515, "reset", 515752316),
+        ],
+        brokers=3,
+    ),
 }

@@ -149,6 +149,9 @@ class Network:
         else:
             server.backlog.append(other)
         await asyncio.sleep(self.delay_s())
+        if client.is_over:
+            # Meanwhile it was reset. asyncio never returns a protocol that was not told of its connection.
+            raise ConnectionResetError(104, "Connection reset by peer")
         protocol = factory()
         client.begin(protocol)
         return client, protocol
