@@ -226,4 +226,18 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the broker's fault: each replica forgets by its own clock, as in Kafka. The judge compared its snapshot with
+    # the log.
+    "a follower forgot a producer a moment before its next batch, and with it the epoch of its coordinator": Plan(
+        41807,
+        ("expiry",),
+        10.0,
+        "fsync",
+        [
+            Strike(4.504, "I/O error for ever", 3856146614), Strike(5.343, "I/O error for ever", 2726173455),
+            Strike(6.451, "I/O error for ever", 1214530765), Strike(7.260, "rolling restart", 3162059210),
+            Strike(7.360, "rolling restart", 1443963708),
+        ],
+        brokers=3,
+    ),
 }

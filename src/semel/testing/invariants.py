@@ -28,7 +28,7 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semel.errors import Refused
@@ -144,7 +144,7 @@ def violations(
 
     `transaction_version` 2: every transaction was of protocol V2, whose rules are stricter. `at_rest`: no transaction
     may be open any more. `killed`: the broker did not stop by itself, so the last write may be torn.
-    `forgotten_after_ms`: producer.id.expiration.ms, if it is so short that a marker may come again after it.
+    `forgotten_after_ms`: producer.id.expiration.ms, if it is so short that a producer may write again after it.
     """
     scans = list(
         scan_all(
@@ -441,10 +441,15 @@ class _Scanner:
                 continue
             for producer_id, facts in stored.items():
                 known = self.scan.producers.get(producer_id)
-                if known is None or known.facts != facts:
+                if known is None or not (known.facts == facts or self._was_forgotten(known, facts)):
                     says = None if known is None else known.facts
                     what = f"snapshot {offset} has producer {producer_id} as {facts}, the log as {says}"
                     self.scan.report("C4", what)
+
+    def _was_forgotten(self, known: ScannedProducer, stored: tuple[int, int, int, int, int]) -> bool:
+        """Whether a snapshot lacks only the coordinator's epoch: the partition may have forgotten it after a
+        marker of it. When, the log cannot tell: a follower may have written the next batch long after its timestamp."""
+        return self.forgotten_after_ms is not None and stored == replace(known, coordinator_epoch=-1).facts
 
 
 class Watch:
