@@ -240,4 +240,31 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the client's fault.
+    "a task that began while its process was killed was told of as one that nobody had ended": Plan(
+        41129,
+        ("copying-cooperative",),
+        10.0,
+        "os",
+        [
+            Strike(2.618, "client vanished", 1636736054), Strike(4.795, "client vanished", 2446101258),
+            Strike(4.958, "client vanished", 2238331285), Strike(7.266, "I/O error in one partition", 3874624191),
+            Strike(7.627, "I/O error in one partition", 1374873819), Strike(7.700, "brokers all cut off", 338007661),
+            Strike(8.784, "client vanished", 2771518034),
+        ],
+        brokers=3,
+    ),
+    "a consumer whose close was thrown away left its group when its process was dead": Plan(
+        42268,
+        ("copying-eager", "reading-consumer"),
+        10.0,
+        "fsync",
+        [
+            Strike(3.049, "disk full", 2604889023), Strike(3.463, "power lost", 3841939247),
+            Strike(4.495, "power lost", 2153443391), Strike(5.735, "pieces", 2669327287),
+            Strike(7.194, "coordinator dies before its log is committed", 4181970594),
+            Strike(7.775, "power lost", 1378976435), Strike(8.114, "power lost", 391820888),
+        ],
+        brokers=3,
+    ),
 }

@@ -186,11 +186,12 @@ class Process:
             server.close()
         for transport in tuple(self.transports.values()):
             transport.process_died(told=told)
-        # Their `finally` blocks run now and here, where they can change nothing any more.
-        tasks, self.tasks = self.tasks, []
-        for task in tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            self.context.copy().run(_close, task.get_coro())
+        # Their `finally` blocks run now and here, where they can change nothing any more. They may begin other tasks.
+        while self.tasks:
+            tasks, self.tasks = self.tasks, []
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                self.context.copy().run(_close, task.get_coro())
         callbacks, self.on_death = self.on_death, []
         for callback in callbacks:
             callback()
