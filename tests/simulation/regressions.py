@@ -267,4 +267,15 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "a second batch reached a partition without the first, and that did not know the producer and wrote it": Plan(
+        24267,
+        ("in-flight",),
+        20.0,
+        "os",
+        [
+            Strike(3.012, "broker paused", 858379038), Strike(6.478, "broker restarted", 2162549785),
+            Strike(14.180, "slow network", 2236640294), Strike(16.894, "client vanished", 3028091057),
+            Strike(17.496, "broker paused", 3650370879), Strike(19.003, "broker restarted", 10091673),
+        ],
+    ),
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semel.errors import ErrorCode, OutOfOrderSequence, RecordTooLarge, RequestTimedOut
 from semel.machines.producing.accumulator import Accumulator, ProducerBatch, with_producer
-from semel.machines.producing.sender import BatchAnswer, Produce, Sender
+from semel.machines.producing.sender import BatchAnswer, Produce, Sender, _Lane
 from semel.machines.transactions.producer import MAX_EPOCH, ProducerState, TransactionManager
 from semel.machines.values import ProducerIdentity, TopicPartition
 from semel.records.batch import Batch, build, check, read_records
@@ -40,6 +40,13 @@ def make(manager: TransactionManager | None, **limits: int) -> Sender:
     return Sender(accumulator, manager, **limits)
 
 
+def known(sender: Sender) -> Sender:
+    """The partition knows the producer, so that several batches may be in flight at once."""
+    assert sender.manager is not None
+    sender._lanes[P0] = _Lane(known_id=sender.manager.identity.producer_id)
+    return sender
+
+
 def put(sender: Sender, value: bytes, partition: TopicPartition = P0, now_ms: int = 0) -> ProducerBatch:
     appended = sender.accumulator.append(partition, None, value, (), now_ms, now_ms)
     assert appended is not None
@@ -59,7 +66,7 @@ def sequences(request: Produce) -> list[int]:
 
 
 def test_five_requests_are_in_flight_and_no_more() -> None:
-    sender = make(idempotent())
+    sender = known(make(idempotent()))
     for number in range(7):
         put(sender, b"%d" % number)
     sent = [poll(sender) for _ in range(6)]
@@ -69,8 +76,26 @@ def test_five_requests_are_in_flight_and_no_more() -> None:
     assert values(poll(sender)[0]) == [b"5"]
 
 
-def test_a_new_leader_does_not_raise_the_limit_of_a_partition() -> None:
+def test_the_first_batch_of_a_producer_is_sent_alone() -> None:
+    """A partition that does not know a producer takes any sequence, so the second might be written before the first."""
     sender = make(idempotent())
+    for number in range(3):
+        put(sender, b"%d" % number)
+    put(sender, b"elsewhere", P1)
+    first = poll(sender)[0]
+    assert values(first) == [b"0", b"elsewhere"]
+    assert poll(sender) == []
+    sender.on_no_answer(first, ErrorCode.NETWORK_EXCEPTION, 0)
+    sender.stale_leaders.clear()
+    again = poll(sender, 100)[0]
+    assert values(again) == [b"0", b"elsewhere"]
+    assert poll(sender, 100) == []
+    sender.on_answers(again, [OK, OK], 100)
+    assert [values(poll(sender, 100)[0]) for _ in range(2)] == [[b"1"], [b"2"]]
+
+
+def test_a_new_leader_does_not_raise_the_limit_of_a_partition() -> None:
+    sender = known(make(idempotent()))
     for number in range(7):
         put(sender, b"%d" % number)
     sent = [poll(sender)[0] for _ in range(5)]
@@ -82,7 +107,7 @@ def test_a_new_leader_does_not_raise_the_limit_of_a_partition() -> None:
 
 def test_scenario_36_when_the_first_fails_the_rest_is_retried_in_order_without_a_bump_or_a_duplicate() -> None:
     manager = idempotent()
-    sender = make(manager)
+    sender = known(make(manager))
     batches = [put(sender, b"%d" % number) for number in range(5)]
     sent = [poll(sender)[0] for _ in batches]
     sender.on_answers(sent[0], [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], 0)
@@ -178,7 +203,7 @@ def test_a_late_acknowledgement_resolves_the_sequences_without_a_new_epoch() -> 
 
 def test_a_refused_record_does_not_drag_down_what_was_sent_after_it() -> None:
     manager = idempotent()
-    sender = make(manager)
+    sender = known(make(manager))
     bad, good = put(sender, b"bad"), put(sender, b"good")
     first, second = poll(sender)[0], poll(sender)[0]
     sender.on_answers(first, [BatchAnswer(ErrorCode.INVALID_RECORD)], 0)
@@ -562,7 +587,7 @@ def test_a_record_that_is_refused_costs_itself_alone(manager: TransactionManager
 
 
 def test_what_follows_a_batch_that_lost_records_is_numbered_anew() -> None:
-    sender = make(idempotent(), batch_size_bytes=110)
+    sender = known(make(idempotent(), batch_size_bytes=110))
     for number in range(4):
         put(sender, b"%d" % number * 4)
     assert [batch.record_count for batch in sender.accumulator.batches()] == [2, 2]
@@ -602,8 +627,8 @@ def test_a_batch_that_is_refused_when_it_is_sent_again_may_have_been_written_and
 
 
 def test_what_is_left_of_a_refused_batch_does_not_come_behind_what_followed_it() -> None:
-    """A broker that has never heard of a producer takes any first sequence (as Kafka does)."""
-    sender = make(idempotent(), batch_size_bytes=110)
+    """A broker that has forgotten a producer takes any first sequence (as Kafka does)."""
+    sender = known(make(idempotent(), batch_size_bytes=110))
     batches = [put(sender, b"%d" % number * 4) for number in range(4)]
     first, second = poll(sender)[0], poll(sender)[0]
     sender.on_answers(first, [refused(0)], 0)
@@ -618,7 +643,7 @@ def test_what_is_left_of_a_refused_batch_does_not_come_behind_what_followed_it()
 
 def test_a_batch_whose_answer_is_lost_is_settled_before_what_follows_a_refused_one_starts_over() -> None:
     """Or it would be written a second time, under the new epoch."""
-    sender, broker = make(idempotent()), ModelBroker()
+    sender, broker = known(make(idempotent())), ModelBroker()
     kept = [put(sender, b"%d" % number) for number in range(3)]
     first, second, third = poll(sender)[0], poll(sender)[0], poll(sender)[0]
     broker.append(first.batches[0].data or b"")

@@ -4,6 +4,8 @@ Guarantees, per partition, for an idempotent or transactional producer:
 
 - Sequences are given in the order of the records. A batch keeps its sequence and its bytes through every retry.
 - While any batch needs a retry, only the oldest unfinished one is sent, so that retries arrive in order (scenario 36).
+- The first batch of a producer is sent alone: a partition that does not know a producer takes any sequence of it, so a
+  second batch that arrives without the first would be written before it.
 - A batch that was dropped with an unknown outcome leaves its sequences *unresolved*: nothing new is sent until the
   others are answered. Unless the answers show that it was written, the epoch changes (KIP-360).
 - In a new epoch sequences start at 0, and never while a batch of the old epoch is unfinished (scenario 38).
@@ -68,6 +70,8 @@ class _Lane:
     identity: ProducerIdentity | None = None
     next_sequence: int = 0
     acknowledged_up_to: int = 0
+    #: The producer id of the last batch that was acknowledged: the partition knows this producer.
+    known_id: int = NO_IDENTITY.producer_id
     #: Acknowledged before an older batch was: first sequence -> the one after the last.
     acknowledged: dict[int, int] = field(default_factory=dict)
     #: How many batches got a sequence.
@@ -196,6 +200,8 @@ class Sender:
                 if lane.unresolved or lane.restart:
                     return None
                 if lane.identity != self.manager.identity and (lane.unfinished or lane.abandoned):
+                    return None
+                if lane.unfinished and lane.known_id != self.manager.identity.producer_id:
                     return None
         if lane is not None and lane.unfinished:
             # The broker detects duplicates among the last five batches: do not send one that would push the oldest out.
@@ -359,6 +365,7 @@ class Sender:
 
     def _acknowledge(self, lane: _Lane, batch: ProducerBatch) -> None:
         if self.manager is not None and lane.identity == batch.identity:
+            lane.known_id = self.manager.identity.producer_id
             lane.acknowledged[batch.base_sequence] = next_sequence(batch.base_sequence, batch.record_count)
             while lane.acknowledged_up_to in lane.acknowledged:
                 lane.acknowledged_up_to = lane.acknowledged.pop(lane.acknowledged_up_to)
