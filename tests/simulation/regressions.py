@@ -183,6 +183,7 @@ REGRESSIONS: dict[str, Plan] = {
     ),
     "a time index went bad after a crash, and retention took an old segment for one of the future": Plan(
         25481, ("retention", "secured"), 20.0, "os", [Strike(14.272, "index goes bad", 3115765765)]
+    ),
     # Not the broker's fault.
     "a fault looked at the topics of a broker that had only begun to start": Plan(
         40194,
