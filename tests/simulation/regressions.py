@@ -279,4 +279,13 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(17.496, "broker paused", 3650370879), Strike(19.003, "broker restarted", 10091673),
         ],
     ),
+    # Not the product's fault: a client that vanished began a task while its coroutines were closed, and the simulation
+    # closed only those that were there before.
+    "a task that a vanished client began while its coroutines were closed was left pending": Plan(
+        21930,
+        ("copying-cooperative",),
+        20.0,
+        "os",
+        [Strike(13.965, "client vanished", 4109693850), Strike(17.192, "client vanished", 3331704470)],
+    ),
 }
