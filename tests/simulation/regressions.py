@@ -288,4 +288,13 @@ REGRESSIONS: dict[str, Plan] = {
         "os",
         [Strike(13.965, "client vanished", 4109693850), Strike(17.192, "client vanished", 3331704470)],
     ),
+    # Not the product's fault either: the world dropped the clients of a process that was gone, and they ended
+    # themselves as part of the world.
+    "a client of a process that was gone connected in the name of the world": Plan(
+        21582,
+        ("copying-cooperative", "timeouts"),
+        20.0,
+        "os",
+        [Strike(3.338, "client vanished", 57690478), Strike(10.864, "client vanished", 568654228)],
+    ),
 }

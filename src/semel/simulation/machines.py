@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from semel.client.forking import Origin
 from semel.environment import Environment
 from semel.simulation.disk import Disk, ProcessDied, SimulatedFiles
 from semel.simulation.event_loop import PROCESS, NumberedTask
@@ -97,6 +98,8 @@ class Process:
         self.servers: list[Server] = []
         self.transports: dict[int, Transport] = {}
         self._missed: list[Any] = []
+        #: Of the clients that were made in it.
+        self.origins: list[Origin] = []
         #: Called when it is killed.
         self.on_death: list[Callable[[], None]] = []
         self._work_s = 0.0
@@ -192,6 +195,8 @@ class Process:
             for task in tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 self.context.copy().run(_close, task.get_coro())
+        for origin in self.origins:
+            origin.lost = True  # else the world, which drops its clients, would have them end themselves
         callbacks, self.on_death = self.on_death, []
         for callback in callbacks:
             callback()

@@ -300,26 +300,38 @@ class Clients:
         self.settings = {"bootstrap.servers": bootstrap}
 
     def producer(self, **settings: object) -> AsyncProducer:
-        return AsyncProducer({**self.settings, **_dotted(settings)}, environment=_here())
+        return _noted(AsyncProducer({**self.settings, **_dotted(settings)}, environment=_here().environment))
 
     def consumer(self, **settings: object) -> AsyncConsumer:
-        return AsyncConsumer({**self.settings, **_dotted(settings)}, environment=_here())
+        return _noted(AsyncConsumer({**self.settings, **_dotted(settings)}, environment=_here().environment))
 
     def admin(self, **settings: object) -> AsyncAdmin:
-        return AsyncAdmin({**self.settings, **_dotted(settings)}, environment=_here())
+        return _noted(AsyncAdmin({**self.settings, **_dotted(settings)}, environment=_here().environment))
 
     def session(self, **settings: object) -> AsyncTransactSession:
-        return AsyncTransactSession({**self.settings, **_dotted(settings)}, environment=_here())
+        session = AsyncTransactSession({**self.settings, **_dotted(settings)}, environment=_here().environment)
+        _noted(session._producer)
+        _noted(session._consumer)
+        return session
 
 
 def _dotted(settings: Mapping[str, object]) -> dict[str, object]:
     return {name.replace("_", "."): value for name, value in settings.items()}
 
 
-def _here() -> Any:
+def _here() -> Process:
     process = PROCESS.get()
     assert process is not None, "a client belongs to a process"
-    return process.environment
+    return process
+
+
+_Client = TypeVar("_Client", AsyncProducer, AsyncConsumer, AsyncAdmin)
+
+
+def _noted(client: _Client) -> _Client:
+    """Its process knows it, whose end is its end."""
+    _here().origins.append(client.cluster.origin if isinstance(client, AsyncAdmin) else client._cluster.origin)
+    return client
 
 
 Callback = Callable[[], None]
