@@ -324,3 +324,27 @@ def test_a_replica_that_lost_the_entry_of_an_epoch_finds_it_in_its_batches(tmp_p
         open_log(tmp_path, clean=False, is_replicated=True, unsynced_may_be_lost=True, recovery_point=2)
     found = open_log(tmp_path, clean=False, is_replicated=True, unsynced_may_be_lost=True)
     assert (found.end_offset, found.leader_epochs.entries) == (2, epochs)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["the list was whole", "the list was lost"])
+def test_a_list_of_aborts_that_recovery_writes_anew_survives_the_next_power_loss(tmp_path: Path, is_lost: bool) -> None:
+    """Seed 43849: a torn checkpoint of epochs lets recovery read all segments, also those that a snapshot calls safe.
+    The start after that does not read them, and believes their lists of aborts."""
+    files = ForgetfulFiles()
+    log = open_log(tmp_path / "a", files=files)
+    send(log, 7, 0, b"aborted")
+    end(log, 7, commit=False)
+    log.roll(NOW)
+    log.append(batch(1, 0, b"kept"), NOW)
+    log.flusher.flush()
+    crash(log)
+    directory = tmp_path / "a" / "t-0"
+    (directory / "leader-epoch-checkpoint").write_bytes(b"")
+    if is_lost:
+        (directory / f"{0:020d}.txnindex").write_bytes(b"")
+    log = open_log(tmp_path / "a", clean=False, files=files)
+    crash(log)
+    files.lose_power(directory, tmp_path / "b" / "t-0", 0.0, old_names=False)
+    shutil.copy(directory / "leader-epoch-checkpoint", tmp_path / "b" / "t-0")
+    again = open_log(tmp_path / "b", clean=False, unsynced_may_be_lost=True)
+    assert [record.value for record in read_all(again, isolation=1)] == [b"kept"]

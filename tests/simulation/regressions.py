@@ -296,5 +296,16 @@ REGRESSIONS: dict[str, Plan] = {
         20.0,
         "os",
         [Strike(3.338, "client vanished", 57690478), Strike(10.864, "client vanished", 568654228)],
+    "a list of aborts that recovery had written anew was lost with the power, and its emptiness believed": Plan(
+        43849,
+        ("expiry", "reading-cooperative", "recreated"),
+        10.0,
+        "os",
+        [
+            Strike(0.496, "power lost", 910949657), Strike(0.620, "power lost", 3743379396),
+            Strike(2.245, "power lost", 2785493992), Strike(2.307, "power lost", 39171471),
+            Strike(5.196, "power lost", 1657399177), Strike(7.920, "power lost", 623203185),
+        ],
+        brokers=3,
     ),
 }

@@ -44,6 +44,13 @@ class DamagedIndex(Refused):
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, why)
 
 
+def _replace_durably(files: Files, path: str, data: bytes) -> None:
+    """Replace an index that a later start may believe without reading its segment again. Where it is right it stays as
+    it is: it may be on disk, and a power failure must not take it from there."""
+    if not files.exists(path) or files.read(path) != data:
+        files.replace(path, data)
+
+
 class _SparseIndex:
     """An index that is kept in memory and written late: two columns of numbers, one of them relative offsets."""
 
@@ -82,8 +89,13 @@ class _SparseIndex:
         files.write_into(self.path, data, self._written * self.ENTRY_SIZE)
         self._written, self.crc = count, crc32c(data, self.crc or 0)
 
-    def rewrite(self, files: Files) -> None:
-        """Replace the file by what is in memory."""
+    def rewrite(self, files: Files, *, durable: bool = False) -> None:
+        """Replace the file by what is in memory. `durable`: see `_replace_durably`."""
+        if durable:
+            data = self._encode_from(0)
+            _replace_durably(files, self.path, data)
+            self._written, self.crc = len(self), crc32c(data)
+            return
         files.replace(self.path, b"", durable=False)
         self._written, self.crc = 0, 0
         self.write(files)
@@ -260,10 +272,14 @@ class TransactionIndex:
         self._loaded = True
         self.crc = crc32c(b"".join(map(encode_transaction_entry, entries)))
 
-    def rewrite(self, files: Files) -> None:
+    def rewrite(self, files: Files, *, durable: bool = False) -> None:
+        """Replace the file by what is in memory. `durable`: see `_replace_durably`."""
         data = b"".join(map(encode_transaction_entry, self._entries))
         if data or files.exists(self.path):
-            files.replace(self.path, data, durable=False)
+            if durable:
+                _replace_durably(files, self.path, data)
+            else:
+                files.replace(self.path, data, durable=False)
         self.crc = crc32c(data)
 
     def collect(self, from_offset: int, upper_bound: int, into: list[AbortedTransaction]) -> bool:

@@ -299,8 +299,10 @@ class _Loader:
                 del segments[number + 1 :]
             if number < len(segments) - 1:
                 segment.finish()
-            segment.rewrite_indexes()
-            if number == len(segments) - 1:
+            is_last = number == len(segments) - 1
+            # A snapshot may tell the next start not to read this segment: then it believes the indexes.
+            segment.rewrite_indexes(durable=not is_last)
+            if is_last:
                 break
         if self.epochs.truncate_from_end(end_offset):
             self.epochs_changed = True

@@ -232,10 +232,11 @@ class Segment:
         self.offset_index.write(self.files)
         self.time_index.write(self.files)
 
-    def rewrite_indexes(self) -> None:
-        self.offset_index.rewrite(self.files)
-        self.time_index.rewrite(self.files)
-        self.transaction_index.rewrite(self.files)
+    def rewrite_indexes(self, *, durable: bool = False) -> None:
+        """Replace the index files by what is in memory. `durable`: of a segment that the next start may not read."""
+        self.offset_index.rewrite(self.files, durable=durable)
+        self.time_index.rewrite(self.files, durable=durable)
+        self.transaction_index.rewrite(self.files, durable=durable)
 
     def forget_indexes(self) -> None:
         """Empty the indexes in memory, before `note` rebuilds them."""
