@@ -83,7 +83,7 @@ def time_index(data: bytes) -> None:
     index.load(_files(data))
     expect(index._encode_from(0) == data, "an index is written as another")
     for timestamp in (-(2**63), 0, timestamps[-1] if timestamps else 5, 2**63 - 1):
-        index.offset_before(timestamp)
+        index.entry_before(timestamp)
     expect(index.last[1] >= 1000, "an offset before the segment")
 
 

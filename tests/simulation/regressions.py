@@ -296,6 +296,7 @@ REGRESSIONS: dict[str, Plan] = {
         20.0,
         "os",
         [Strike(3.338, "client vanished", 57690478), Strike(10.864, "client vanished", 568654228)],
+    ),
     "a list of aborts that recovery had written anew was lost with the power, and its emptiness believed": Plan(
         43849,
         ("expiry", "reading-cooperative", "recreated"),
