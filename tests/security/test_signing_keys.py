@@ -40,6 +40,15 @@ def test_a_signature_is_checked_by_each_algorithm(algorithm: str) -> None:
         assert not found.verifies(algorithm, DATA, wrong)
 
 
+def test_a_signature_of_another_length_is_none() -> None:
+    """One in 256 begins with a zero, and OpenSSL takes it without that zero."""
+    (found,) = read_keys(document(without(RSA.jwk(), "alg")))
+    made = (RSA.signature(DATA, "PS256") for _ in range(10_000))  # each has a salt of its own
+    signature = next(one for one in made if one[0] == 0)
+    assert found.verifies("PS256", DATA, signature)
+    assert not found.verifies("PS256", DATA, signature[1:])
+
+
 def test_a_public_key_is_never_taken_for_a_password() -> None:
     (found,) = read_keys(document(RSA.jwk()))
     public = RSA.private.public_key()

@@ -309,4 +309,25 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the broker's fault.
+    "a broker was killed while it waited for several answers of ZooKeeper, some of which had failed": Plan(
+        43939,
+        ("reading-cooperative", "reading-eager", "recreated"),
+        10.0,
+        "os",
+        [
+            Strike(0.759, "in-sync set shrinks unwritten", 1747045827),
+            Strike(2.084, "in-sync set shrinks unwritten", 1232171815),
+            Strike(2.495, "in-sync set shrinks unwritten", 2911957986),
+            Strike(3.118, "in-sync set shrinks unwritten", 507926810),
+            Strike(3.446, "in-sync set shrinks unwritten", 2999062960),
+            Strike(4.201, "I/O error for ever", 3378074401), Strike(4.325, "I/O error for ever", 923211952),
+            Strike(4.566, "I/O error for ever", 2649679485), Strike(5.115, "I/O error for ever", 980346585),
+            Strike(7.043, "in-sync set shrinks unwritten", 1717790049),
+            Strike(7.185, "I/O error for ever", 3814005518), Strike(7.535, "I/O error for ever", 3995151813),
+            Strike(8.083, "I/O error for ever", 3515477448), Strike(8.785, "I/O error for ever", 2360045000),
+            Strike(9.071, "I/O error for ever", 4102476413),
+        ],
+        brokers=3,
+    ),
 }

@@ -55,6 +55,9 @@ class SigningKey(NamedTuple):
         digest = digests[algorithm[2:]]
         try:
             if isinstance(self.public, RSAPublicKey):
+                # OpenSSL also takes a signature without its leading zeros, which RFC 8017 (8.1.2, 8.2.2) refuses.
+                if len(signature) != (self.public.key_size + 7) // 8:
+                    return False
                 padded: padding.AsymmetricPadding = padding.PKCS1v15()
                 if algorithm.startswith("PS"):
                     padded = padding.PSS(padding.MGF1(digest), digest.digest_size)

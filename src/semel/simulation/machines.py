@@ -194,12 +194,20 @@ class Process:
             tasks, self.tasks = self.tasks, []
             for task in tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+                _forgive_gathered(task)
                 self.context.copy().run(_close, task.get_coro())
         for origin in self.origins:
             origin.lost = True  # else the world, which drops its clients, would have them end themselves
         callbacks, self.on_death = self.on_death, []
         for callback in callbacks:
             callback()
+
+
+def _forgive_gathered(task: Any) -> None:
+    """Ask for the outcomes that a task was waiting for in an `asyncio.gather`, which asks when it has all of them."""
+    for one in getattr(task._fut_waiter, "_children", ()):
+        if one.done() and not one.cancelled():
+            one.exception()
 
 
 def _close(coroutine: Any) -> None:
