@@ -93,7 +93,7 @@ class Brokers:
 
         def complete() -> bool:
             topics = self.admin.list_topics(timeout=30).topics.values()
-            return all(len(row.isrs) == 3 for topic in topics for row in topic.partitions.values())
+            return all(len(row.isrs) == len(row.replicas) for topic in topics for row in topic.partitions.values())
 
         until(complete, within_s=120)
 
