@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,20 @@ from semel.log.files import Files
 from semel.log.partition_log import PartitionLog
 from semel.log.recovery import DamagedLog
 from semel.log.snapshots import DamagedSnapshot, decode_snapshot
-from tests.log.disk import NOW, FaultyFiles, InlineFiles, Killed, batch, crash, end, open_log, read_all, send, stored
+from tests.log.disk import (
+    NOW,
+    FaultyFiles,
+    InlineFiles,
+    Killed,
+    batch,
+    crash,
+    end,
+    open_below,
+    open_log,
+    read_all,
+    send,
+    stored,
+)
 
 LOG = "00000000000000000000.log"
 
@@ -65,7 +77,7 @@ def test_a_bit_flipped_anywhere_before_the_last_batches_is_reported_and_changes_
     path = tmp_path / "a" / "t-0" / LOG
     whole = path.read_bytes()
     safe = len(whole) - sum(each.size_bytes for each in found[-3:])
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = open_below(tmp_path)
     for position in range(safe):
         harmed = bytearray(whole)
         harmed[position] ^= 1 << (position % 8)
@@ -74,7 +86,7 @@ def test_a_bit_flipped_anywhere_before_the_last_batches_is_reported_and_changes_
             open_log(tmp_path / "a", clean=False)
         assert damage.value.position <= position
         assert path.read_bytes() == harmed
-    assert len(os.listdir("/proc/self/fd")) <= open_before, "a log that could not be opened left files open"
+    assert open_below(tmp_path) == open_before, "a log that could not be opened left files open"
     path.write_bytes(whole)
     assert open_log(tmp_path / "a", clean=False).end_offset == log.end_offset
 
