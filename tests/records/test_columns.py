@@ -225,6 +225,22 @@ def test_a_table_of_several_chunks_is_one_run_of_sequences() -> None:
     assert [Batch.parse(data).base_sequence for data in batches] == [0, 4]
 
 
+def test_a_header_that_is_null_is_no_header_without_a_name() -> None:
+    """It was written as a header with an empty name and an empty value, which nobody has sent."""
+    entries = pa.array([[{"key": "h", "value": b"1"}], [None]], pa.list_(HEADER))
+    rows = pa.RecordBatch.from_arrays([pa.array([b"a", b"b"]), entries], ["value", "headers"])
+    with pytest.raises(ValueError, match="a header has no name"):
+        from_arrow(rows, timestamp_ms=NOW)
+    assert from_arrow(rows.slice(0, 1), timestamp_ms=NOW)
+
+
+def test_headers_that_are_no_names_and_values_are_refused_in_words() -> None:
+    entries = pa.array([[{"name": "h"}]], pa.list_(pa.struct([("name", pa.string())])))
+    rows = pa.RecordBatch.from_arrays([pa.array([b"a"]), entries], ["value", "headers"])
+    with pytest.raises(TypeError, match="not a list of structs with key and value"):
+        from_arrow(rows, timestamp_ms=NOW)
+
+
 def test_sliced_rows_keep_their_own_headers_and_timestamps() -> None:
     records = [Record(0, i, None, b"%d" % i, (("n", b"%d" % i),)) for i in range(10)]
     (data,) = from_arrow(rows(*records).slice(3, 4), timestamp_ms=NOW, timestamp_column="at")

@@ -57,8 +57,10 @@ class Driver:
         self.add_offsets(batch_id, offset, **details)
         self.loop.run(self.client.end(commit=True))
 
-    def add_offsets(self, batch_id: int, offset: int, *, begin: int | None = None, rows: int | None = None) -> None:
-        marker, begins = BatchMarker("query", batch_id, "aa"), {} if begin is None else {SOURCE: begin}
+    def add_offsets(
+        self, batch_id: int, offset: int, *, begin: int | None = None, rows: int | None = None, query: str = "query"
+    ) -> None:
+        marker, begins = BatchMarker(query, batch_id, "aa"), {} if begin is None else {SOURCE: begin}
         self.loop.run(self.client.commit_offsets({SOURCE: offset}, marker, begins=begins, rows=rows))
 
     def commit_elsewhere(self, batch_id: int) -> None:

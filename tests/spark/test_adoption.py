@@ -85,6 +85,58 @@ def test_a_batch_that_was_begun_is_repeated_only_if_asked_for(stage: Stage) -> N
     assert len(found) == 30  # the ten rows of batch 1 twice, as was said
 
 
+def test_a_first_batch_that_another_sink_began_is_not_repeated_in_silence(stage: Stage) -> None:
+    values = stage.put_numbers(20)
+    plain = PlainSink(stage)
+    plain.die_in = 0
+    with pytest.raises(Exception, match="died with its rows written"):
+        plain.run()
+    given = {"checkpoint": stage.checkpoint, "bootstrap_servers": stage.bootstrap_servers}
+    for adopting in (False, True):
+        with pytest.raises(MarkerConflict, match=r"batch 0 .* begun and not finished.*adopt='repeat'"):
+            stage.start(stage.source(), adopt=adopting)
+    with pytest.raises(MarkerConflict, match="batch 0 of this checkpoint"):
+        adopt(stage.spark, transactional_id=stage.transactional_id, source=stage.source(), **given)
+    done = adopt(stage.spark, transactional_id=stage.transactional_id, source=stage.source(), repeat=True, **given)
+    assert (done.from_batch, done.may_repeat) == (0, True)
+    stage.run(stage.source())
+    found = sorted(value for value in stage.values() if value)
+    assert set(found) == set(values) and len(found) == 30, "the ten rows of batch 0 twice, as was said"
+
+
+def test_a_first_batch_that_this_pipeline_began_goes_on_without_a_question(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = stage.put_numbers(20)
+
+    def die(*_: Any) -> bool:
+        raise RuntimeError("before anything was asked of the broker")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("semel.spark.sink.run_batch", die)
+        with pytest.raises(Exception, match="before anything was asked"):
+            stage.run(stage.source(), adopt=True)
+    assert (Path(stage.checkpoint) / "offsets" / "0").exists()
+    stage.run(stage.source(), adopt=True)
+    assert sorted(value for value in stage.values() if value) == values
+
+
+def test_mistakes_of_adopt_are_told(stage: Stage) -> None:
+    given = {"bootstrap_servers": stage.bootstrap_servers, "transactional_id": "pipeline"}
+    source = stage.source()
+    for settings, says in (
+        ({"checkpoint": stage.checkpoint, "source": source}, "has no query: there is nothing to take over"),
+        ({"checkpoint": stage.checkpoint, "source": "payments"}, "source: must be the streaming DataFrame"),
+        ({"checkpoint": stage.checkpoint, "source": source, "repeat": "yes"}, "repeat='yes': must be True or False"),
+    ):
+        with pytest.raises(PipelineMistake, match=says):
+            adopt(stage.spark, **given, **settings)
+    with pytest.raises(PipelineMistake, match="takes a SparkSession first, not str"):
+        adopt("spark", checkpoint=stage.checkpoint, source=source, **given)
+    with pytest.raises(PipelineMistake, match="adopt=1: must be True, False or 'repeat'"):
+        stage.start(source, adopt=1)
+
+
 def test_a_checkpoint_whose_progress_expired_is_taken_over(stage: Stage) -> None:
     values = stage.put_numbers(20)
     stage.run(stage.source(maxOffsetsPerTrigger=10))

@@ -142,6 +142,14 @@ def test_a_broker_that_is_away_ends_it_with_the_code_for_another_try(runs: Runs)
     assert "127.0.0.1:1" in process.lines()[-1] and len(process.lines()[-1]) < 600
 
 
+def test_a_mistake_in_the_transform_is_one_line_and_no_stack_trace(runs: Runs) -> None:
+    (runs.stage.folder / "shout.py").write_text("def shout(payments):\n    return payments.selectExpr('keys')\n")
+    process = runs.start(ALL_THERE_IS)
+    assert process.wait(within_s=200) == 2, process.output() + process.errors()
+    assert "`keys` cannot be resolved" in process.lines()[-1]
+    assert "cannot be resolved" not in process.errors()
+
+
 def test_a_row_that_can_never_be_written_and_a_foreign_checkpoint_need_a_person(runs: Runs) -> None:
     shout = "payments.selectExpr('key', 'value', 'int(string(value)) as partition')"
     (runs.stage.folder / "shout.py").write_text(f"def shout(payments):\n    return {shout}\n")
@@ -149,6 +157,20 @@ def test_a_row_that_can_never_be_written_and_a_foreign_checkpoint_need_a_person(
     process = runs.start(ALL_THERE_IS)
     assert process.wait(within_s=200) == 4, process.output() + process.errors()
     assert "stuck: the column 'partition' says 7, and topic 'ledger' has partitions 0 to 0" in process.lines()[-1]
+
+
+def test_a_row_that_the_transform_cannot_take_needs_a_person_too(runs: Runs) -> None:
+    (runs.stage.folder / "shout.py").write_text(
+        "from pyspark.sql.functions import udf\n"
+        "@udf('string')\ndef divide(value):\n    return str(7 // int(value))\n"
+        "def shout(payments):\n    return payments.select('key', divide('value').alias('value'))\n"
+    )
+    runs.stage.put("payments", [(b"k", b"7"), (b"k", b"0")])
+    process = runs.start(ALL_THERE_IS)
+    assert process.wait(within_s=200) == 4, process.output() + process.errors()
+    said = "stuck: the query's own code raised ZeroDivisionError: integer division or modulo by zero (shout.py:4)"
+    assert said in process.lines()[-1]
+    assert runs.stage.values() == []
 
 
 def test_on_a_terminal_the_line_of_the_running_micro_batch_is_replaced(runs: Runs) -> None:

@@ -69,6 +69,9 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"trigger": "10 seconds"}, 'must be one of {"processingTime": "10 seconds"}'),
         ({"trigger": {"processingtime": "1 second"}}, "trigger={'processingtime': '1 second'}: must be one of"),
         ({"trigger": {"once": True, "availableNow": True}}, "must be one of"),
+        ({"trigger": {"processingTime": "10 parsecs"}}, "trigger={'processingTime': '10 parsecs'}: [INVALID_INTERVAL"),
+        ({"trigger": {"processingTime": 5}}, "trigger={'processingTime': 5}: [VALUE_NOT_NON_EMPTY_STR] Value for"),
+        ({"trigger": {"availableNow": False}}, "trigger={'availableNow': False}: [VALUE_NOT_ALLOWED] Value for"),
         ({"query_name": ""}, "query_name=''"),
         ({"checkpoint": None}, "checkpoint=None: must be the path of a directory"),
         (
@@ -125,6 +128,10 @@ def test_an_argument_that_cannot_be_meant_is_refused_by_name(stage: Stage, setti
         (["value", "map('a', 'b') as headers"], {}, "must hold array<struct<key:string,value:binary>>"),
         (["value", "array(struct(value, 'x' as key)) as headers"], {}, "column 'headers' holds array<struct<value:"),
         (["value", "value"], {}, "there are 2 columns 'value': select the one that is meant"),
+        (["value", "value as VALUE"], {}, "there are 2 columns 'value': select the one that is meant"),
+        (["value", "value as Key"], {}, "column 'Key' would not be written: name it 'key', or drop it"),
+        (["value as VALUE"], {}, "column 'VALUE' would not be written: name it 'value', or drop it"),
+        (["value", "'ledger' as Topic"], {"topic": None}, "column 'Topic' would not be written: name it 'topic'"),
         (["value", "99 as partition"], {}, "the column 'partition' says 99, and topic 'ledger' has partitions 0 to 1"),
         (["value", "-1 as partition"], {}, "the column 'partition' says -1, and topic 'ledger' has partitions 0 to 1"),
         (["value", "'a topic' as topic"], {"topic": None}, "column 'topic'='a topic': must be the name of a topic"),
@@ -145,6 +152,12 @@ def test_columns_that_sparks_own_sink_takes_are_taken(stage: Stage) -> None:
     assert [record.partition for record in stage.seen()] == [1] * 4
 
 
+def test_columns_that_the_sink_has_no_use_for_may_be_there_twice(stage: Stage) -> None:
+    stage.put_numbers(4)
+    stage.run(stage.source().selectExpr("value", "1 as offset", "2 as Offset", "7 as x", "8 as X", "9 as Topic"))
+    assert len(stage.values()) == 4
+
+
 @pytest.mark.parametrize(
     ("place", "says"),
     [("nofs://host/x", 'No FileSystem for scheme "nofs"'), ("{folder}/file", "is not a directory")],
@@ -154,6 +167,26 @@ def test_a_checkpoint_that_cannot_be_is_told_in_one_sentence(stage: Stage, place
     place = place.format(folder=stage.folder)
     refuses(stage, stage.source(), says, checkpoint=place)
     refuses(stage, stage.source(), f"checkpoint='{place}' cannot be used: ", checkpoint=place)
+
+
+def test_a_checkpoint_that_spark_has_not_written_is_told_in_one_sentence(stage: Stage) -> None:
+    folder = stage.folder / "other"
+    folder.mkdir()
+    for text in ("garbage", "7", '{"id": "abc"}'):
+        (folder / "metadata").write_text(text)
+        refuses(stage, stage.source(), "expected the id of Spark's query in", checkpoint=str(folder))
+
+
+def test_a_query_that_spark_refuses_is_told_in_one_sentence_without_its_plan(stage: Stage) -> None:
+    rows = stage.source()
+    for frame, says in (
+        (rows.orderBy("value"), "Sorting is not supported on streaming DataFrames/Datasets, unless it is on"),
+        (rows.groupBy("key").count().selectExpr("string(count) as value"), "Invalid streaming output mode: append"),
+    ):
+        with pytest.raises(PipelineMistake) as refused:
+            stage.start(frame)
+        assert says in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_block_with_the_checkpoint_of_another_query_says_so(stage: Stage) -> None:
@@ -235,6 +268,12 @@ def test_nobody_at_the_address_is_said_at_once(stage: Stage) -> None:
     [
         (["value", "int(string(value)) + 98 as partition"], {}, "says 9[89], and topic 'ledger' has partitions 0 to 1"),
         (["value", "-1 - int(string(value)) as partition"], {}, "says -[12], and topic 'ledger' has partitions 0 to 1"),
+        (["value", "bigint(string(value)) + 4294967296 as partition"], {}, "says 429496729[67], and topic"),
+        (
+            ["value", "array(struct(if(value = '1', null, 'name') as key, value)) as headers"],
+            {},
+            "a row for ledger-. cannot be a record: a header has no name; each of the column 'headers' needs a key",
+        ),
         (["value", "if(value = '1', null, 'ledger') as topic"], {"topic": None}, "a row has no topic"),
         (["value", "concat('a topic ', string(value)) as topic"], {"topic": None}, "the column 'topic' says 'a topic"),
         (["repeat(string(value), 2000000) as value"], {}, "is too large: row . makes a batch of .* and 1048588 are"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql.functions import udf
 
 import semel
 from semel.cli.pipeline import pipeline
@@ -129,7 +130,12 @@ def test_a_second_attempt_of_a_task_fails_the_job_and_the_batch_runs_again(
 
 def test_a_task_that_always_fails_ends_the_query_with_the_first_error_and_shows_nothing(stage: Stage) -> None:
     stage.put_numbers(3)
-    failing = stage.source().selectExpr("if(value = '000002', raise_error('this row is bad'), value) as value", "key")
+
+    @udf("binary")
+    def ask_a_service(value: bytes) -> bytes:
+        raise ConnectionError("this row is bad")  # for all that the driver knows, it may pass
+
+    failing = stage.source().select(ask_a_service("value").alias("value"), "key")
     with pytest.raises(Exception, match="this row is bad"):
         stage.run(failing, attempts=2)
     assert [step for step, _ in stage.steps].count(Step.RETRYING) == 2

@@ -14,11 +14,13 @@ from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import semel
+from semel.cli import pipeline_audit
 from semel.cli.pipeline import pipeline
 from semel.client.cluster.cluster import Cluster
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.progress_record import to_record
 from semel.machines.transactions.requests import OffsetAndMetadata
+from semel.machines.values import TopicPartition
 from tests.spark.driver import SOURCE, Driver
 from tests.support.apache_kafka import ApacheKafka
 
@@ -153,6 +155,31 @@ def test_what_retention_removed_is_said_and_not_guessed(driver: Driver) -> None:
     assert "deleted by retention" in said
 
 
+def test_a_partition_of_which_nothing_is_left_is_not_taken_for_lost_rows(driver: Driver) -> None:
+    batch(driver, 0, [b"1", b"2"], None, 2)
+    servers: dict[str, Any] = {"bootstrap.servers": dict(driver.settings)["bootstrap.servers"]}
+    with semel.Admin(servers) as admin:
+        admin.delete_records({("ledger", 0): 3})
+        assert admin.list_offsets({("ledger", 0): -1})[TopicPartition("ledger", 0)].offset == 3
+    code, said = audit(driver)
+    assert code == 0, said
+    assert "not judged: of 1 micro-batches the outputs hold fewer records" in said and "deleted by retention" in said
+
+
+def test_progress_that_was_forgotten_and_offsets_that_were_written_again_make_it_a_no(driver: Driver) -> None:
+    batch(driver, 0, [b"1", b"2"], None, 2)
+    bootstrap = dict(driver.settings)["bootstrap.servers"]
+    forgotten = CliRunner().invoke(pipeline, ["forget", "pipeline", "--yes", "--bootstrap", bootstrap])
+    assert forgotten.exit_code == 0, forgotten.output
+    driver.begin()
+    driver.task([b"1", b"2"])
+    driver.commit(0, offset=2, rows=2, query="another")
+    code, said = audit(driver)
+    assert code == 1
+    assert "wrong: payments-0: offsets up to 2 are covered by query query and again by batch 0 of query another" in said
+    assert "exactly one committed micro-batch: NO" in said
+
+
 def test_progress_in_a_compacted_topic_is_not_counted_as_a_row(driver: Driver) -> None:
     marker = BatchMarker("query", 0, "aa")
     kept = to_record({SOURCE: 2}, marker, of_sources=True)
@@ -167,6 +194,40 @@ def test_progress_in_a_compacted_topic_is_not_counted_as_a_row(driver: Driver) -
     code, said = audit(driver, "--json")
     (entry,) = json.loads(said)["entries"]
     assert (code, entry["rows"], entry["rows_in_log"]) == (0, 1, 1), said
+
+
+def test_output_topics_that_the_coordinator_does_not_know_are_asked_for_and_not_taken_for_lost_rows(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap = dict(driver.settings)["bootstrap.servers"]
+    with semel.Producer({"bootstrap.servers": bootstrap, "transactional.id": "loads"}) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send("ledger", b"a row")
+            at = OffsetAndMetadata(0, metadata=BatchMarker("load monday", 0, "aa").to_metadata(
+                beside_source_offset=False, rows=1))  # fmt: skip
+            producer.send_offsets_to_transaction({("ledger", 0): at}, "loads/monday")
+    asked = ["audit", "loads/monday", "--bootstrap", bootstrap]
+    found = CliRunner().invoke(pipeline, asked)
+    assert found.exit_code == 0 and "name them all with --output" in found.output, found.output
+    found = CliRunner().invoke(pipeline, [*asked, "--output", "ledger", "--json"])
+    assert json.loads(found.output)["not_judged"] == [], found.output
+    assert json.loads(found.output)["entries"][0]["rows_in_log"] == 1
+    # The same if compaction has removed the record of a transaction that wrote to a topic of its own.
+    driver.begin()
+    driver.task([b"1", b"2"])
+    driver.commit(0, offset=2, rows=3)  # the third in a topic that is not known any more
+    all_batches = pipeline_audit._batches
+
+    def compacted(cluster: Any, place: TopicPartition) -> Iterator[Any]:
+        return (one for one in all_batches(cluster, place)
+                if place.topic != pipeline_audit.TRANSACTIONS or one.base_offset > 2)  # fmt: skip
+
+    monkeypatch.setattr(pipeline_audit, "_batches", compacted)
+    code, said = audit(driver)
+    assert code == 0 and "name them all with --output" in said, said
+    code, said = audit(driver, "--output", "ledger")
+    assert code == 1 and "wrong: batch 0: its marker says 3 rows, and the log holds 2" in said, said
 
 
 def test_an_id_that_nobody_knows_and_an_output_that_is_not_there(driver: Driver) -> None:

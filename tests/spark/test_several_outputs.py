@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import udf
 
 import semel
 from semel.spark import DeadLetters, PipelineMistake, Step, transaction
@@ -111,6 +113,7 @@ def test_a_function_of_an_output_is_checked_before_anything_runs(stage: Stage) -
         ({"outputs": {"a b": to_ledger}}, "outputs='a b': must be the name of a topic"),
         ({"outputs": {"ledger": 7}}, "outputs['ledger']=7: must be a function"),
         ({"outputs": {"ledger": lambda rows: 7}}, "outputs['ledger'] returned int, and must return a DataFrame"),
+        ({"outputs": {"ledger": lambda rows: frame}}, "outputs['ledger'] returned a streaming DataFrame: it must make"),
         ({"outputs": {"ledger": lambda rows: rows.select("key")}}, "output 'ledger': the sink needs a column 'value'"),
         ({"outputs": {"__consumer_offsets": to_ledger}}, "is one of the brokers' own"),
         ({"dead_letters": DeadLetters("dead", "true")}, "dead_letters needs outputs"),
@@ -153,6 +156,16 @@ def test_dead_letters_say_where_they_came_from_and_what_is_wrong(stage: Stage, w
     assert dict(letters[1].headers)["source.offset"] == b"3"
 
 
+def test_a_condition_for_dead_letters_that_throws_dice_loses_no_row_and_writes_none_twice(stage: Stage) -> None:
+    values = stage.put_numbers(200)
+    outputs = {"ledger": lambda rows: rows.select("key", "value")}
+    dice = udf(lambda value: random.random() < 0.5, "boolean")
+    stage.run(whole(stage), topic=None, outputs=outputs, dead_letters=DeadLetters("dead", dice("value")))
+    good, dead = stage.values(), stage.values("dead")
+    assert good and dead
+    assert sorted(good + dead) == values  # type: ignore[type-var]
+
+
 # --- a foreachBatch of one's own ----------------------------------------------------------------------------------
 
 
@@ -190,8 +203,8 @@ class Own:
             self.close()
 
     def close(self) -> None:
-        for side, _ in _open.values():
-            side.close()
+        for opened in _open.values():
+            opened.side.close()
         _open.clear()
 
 

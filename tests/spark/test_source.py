@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import semel
-from semel.spark.range_reader import SmallRanges
+from semel.spark.range_reader import DataLost, SmallRanges
 from semel.spark.source import SemelStreamReader
 from semel.spark.source_options import SourceOptions
 from tests.spark.stage import Stage
@@ -180,11 +180,17 @@ def test_deleted_records_are_data_loss_unless_that_is_allowed(stage: Stage) -> N
         read(stage, subscribe="events", startingOffsets=begin).collect()
     rest = read(stage, subscribe="events", startingOffsets=begin, failOnDataLoss="false")
     assert values(rest) == [b"6", b"7", b"8", b"9"]
-    beyond = json.dumps({"events": {"0": 12}})
-    late = read(stage, subscribe="events", endingOffsets=beyond, **{"kafkaConsumer.pollTimeoutMs": 1500})
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers, "transactional.id": "open"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("events", b"hidden")
+    producer.flush(20)
+    undecided = json.dumps({"events": {"0": 11}})
+    late = read(stage, subscribe="events", endingOffsets=undecided, **{"kafkaConsumer.pollTimeoutMs": 1500})
     with pytest.raises(Exception, match="nothing came from offset 10 on"):
-        late.collect()
-    with pytest.raises(Exception, match="events-0 ends at 10, but 11 was read before"):
+        late.where("offset > 9").collect()
+    producer.abort_transaction()
+    with pytest.raises(Exception, match="events-0 ends at 10, before 11, where reading is to go on"):
         reader, _ = stream(stage, subscribe="events")
         reader.partitions({"events": {"0": 11}}, {"events": {"0": 10}})
 
@@ -249,3 +255,83 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(stage: Stage)
 def test_a_mistake_in_the_options_reaches_the_user_in_words(stage: Stage) -> None:
     with pytest.raises(Exception, match="unknown option 'startingofset'"):
         read(stage, subscribe="events", startingOfset="earliest").collect()
+
+
+def recreate(stage: Stage, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(20)
+    stage.create_topics(**{topic: 1})
+
+
+def test_a_topic_that_is_created_again_while_it_is_read_is_a_loss_and_not_skipped(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"old")] * 10)
+    reader, _ = stream(stage, subscribe="events")
+    lenient, _ = stream(stage, subscribe="events", failOnDataLoss=False)
+    for one in (reader, lenient):
+        assert one.latestOffset({"events": {"0": 0}}, one.getDefaultReadLimit()) == {"events": {"0": 10}}
+    recreate(stage, "events")
+    stage.put("events", [(None, b"new")] * 15)
+    for _ in range(2):
+        with pytest.raises(DataLost, match="topic 'events' was deleted and created again: what was not read of the"):
+            reader.latestOffset({"events": {"0": 10}}, reader.getDefaultReadLimit())
+    assert lenient.latestOffset({"events": {"0": 10}}, lenient.getDefaultReadLimit()) == {"events": {"0": 15}}
+
+
+def test_a_log_that_ends_before_what_was_read_is_a_loss(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"new")] * 4)
+    start = {"events": {"0": 10}}
+    reader, _ = stream(stage, subscribe="events")
+    with pytest.raises(DataLost, match="events-0 ends at 4, before 10, where reading is to go on: was the"):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    lenient, _ = stream(stage, subscribe="events", failOnDataLoss=False)
+    assert lenient.latestOffset(start, lenient.getDefaultReadLimit()) == {"events": {"0": 4}}
+    assert lenient.partitions(start, {"events": {"0": 4}}) == []
+
+
+def test_an_open_transaction_before_what_was_read_is_no_loss(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"plain")] * 3)
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap_servers, "transactional.id": "open"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("events", b"hidden")
+    producer.flush(20)
+    reader, _ = stream(stage, subscribe="events")
+    assert reader.latestOffset({"events": {"0": 4}}, reader.getDefaultReadLimit()) == {"events": {"0": 4}}
+    producer.abort_transaction()
+
+
+def test_a_topic_of_a_pattern_that_is_gone_is_a_loss(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    start = {"events": {"0": 0}, "events-gone": {"0": 7}, "other": {"0": 7}}  # 'other' is of an earlier pattern
+    reader, _ = stream(stage, subscribePattern="events.*")
+    with pytest.raises(DataLost, match="events-gone-0 was read up to 7, and is gone: was the topic deleted"):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    lenient, _ = stream(stage, subscribePattern="events.*", failOnDataLoss=False)
+    assert lenient.latestOffset(start, lenient.getDefaultReadLimit()) == start
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_batch_beyond_the_end_of_a_log_is_refused_at_once(stage: Stage, option: str) -> None:
+    stage.create_topics(events=1)
+    stage.put("events", [(None, b"1")] * 3)
+    frame = read(stage, subscribe="events", **{option: json.dumps({"events": {"0": 1000}})})
+    with pytest.raises(Exception, match=f"{option}: 1000 for events-0 is beyond its end, 3: lower it"):
+        frame.collect()
+
+
+def test_what_is_wrong_with_a_batch_is_said_without_a_stack_trace(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    frame = read(stage, subscribe="events", startingTimestamp=10**15)
+    with pytest.raises(Exception, match="startingTimestamp: no record of events-0 is as young as") as refused:
+        frame.collect()
+    assert "Traceback" not in str(refused.value)
+
+
+def test_an_offset_of_a_partition_that_is_not_read_is_refused_by_load(stage: Stage) -> None:
+    stage.create_topics(events=1)
+    for offsets in ({"events": {"0": 0, "1": 0}}, {"events": {"0": 0}, "event": {"0": 0}}):
+        with pytest.raises(Exception, match=r"startingOffsets names event.*, which is not read: correct it, or leave"):
+            read(stage, subscribe="events", startingOffsets=json.dumps(offsets))

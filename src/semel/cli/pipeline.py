@@ -77,8 +77,8 @@ def run(file: Path) -> None:
     """Run a pipeline.toml. SIGTERM and SIGINT stop it after the current micro-batch, a second one at once.
 
     Exits with 0 if all was read or it was told to stop, 1 if it failed and a restart may help, 2 for a mistake in the
-    file, 3 if another process has taken over, 4 if a person must decide: a row that can never be written, or a
-    checkpoint that does not belong to the progress.
+    file, 3 if another process has taken over, 4 if a person must decide: a row that can never be written, a
+    checkpoint that does not belong to the progress, or records that were gone before they were read.
     """
     with _mistakes_for_people(), _spark_needed():
         from semel.spark.job.file import read_pipeline

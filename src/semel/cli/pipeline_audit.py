@@ -52,7 +52,7 @@ def audit(cluster: BlockingCluster, transactional_id: str, outputs: tuple[str, .
     """Read the logs and judge them. `outputs` are topics to look at beside those that the coordinator knows of."""
     notes: list[str] = []
     partitions = _partition_counts(cluster)
-    topics, producers = _from_transaction_log(cluster, transactional_id, partitions, notes)
+    topics, producers, is_whole = _from_transaction_log(cluster, transactional_id, partitions, notes)
     if OFFSETS not in partitions:
         raise click.ClickException(f"there is no {OFFSETS} at these brokers that this user may read: nothing to audit")
     place = TopicPartition(OFFSETS, partition_for(transactional_id, partitions[OFFSETS]))
@@ -61,6 +61,10 @@ def audit(cluster: BlockingCluster, transactional_id: str, outputs: tuple[str, .
     chosen = sorted({topic for topic in topics if topic != OFFSETS} | set(outputs))
     written: list[Written] = []
     thinned: dict[str, str] = {}
+    if not outputs and not (chosen and is_whole):
+        thinned["output topics"] = (
+            f"{TRANSACTIONS} no longer knows all of them, or never did: name them all with --output"
+        )
     for topic in chosen:
         if topic not in partitions:
             notes.append(f"topic {topic} is gone, or this user may not see it: its records are not counted")
@@ -80,15 +84,18 @@ def audit(cluster: BlockingCluster, transactional_id: str, outputs: tuple[str, .
 
 def _from_transaction_log(
     cluster: BlockingCluster, transactional_id: str, partitions: dict[str, int], notes: list[str]
-) -> tuple[set[str], set[int]]:
-    """The topics that the id's transactions wrote to, and its producer ids, as far as the log still has them."""
+) -> tuple[set[str], set[int], bool]:
+    """The topics that the id's transactions wrote to, and its producer ids; and whether the log still has them all."""
     topics: set[str] = set()
     producers: set[int] = set()
+    expected, is_whole = 0, True
     if TRANSACTIONS not in partitions:
         notes.append(f"{TRANSACTIONS} cannot be read here: name the output topics with --output")
-        return topics, producers
+        return topics, producers, False
     place = TopicPartition(TRANSACTIONS, partition_for(transactional_id, partitions[TRANSACTIONS]))
     for batch in _batches(cluster, place):
+        is_whole &= batch.base_offset == expected and batch.record_count == batch.last_offset - batch.base_offset + 1
+        expected = batch.next_offset
         if batch.is_control:
             continue
         for record in read_records(batch):
@@ -101,7 +108,7 @@ def _from_transaction_log(
                 continue  # a record of a later version of Kafka
             producers.add(value.producer_id)
             topics |= {schema.topic for schema in value.transaction_partitions or ()}
-    return topics, producers
+    return topics, producers, is_whole
 
 
 def _from_offsets_log(
@@ -149,10 +156,12 @@ def _from_output(
 ) -> Iterator[Written]:
     """What the producers wrote to a partition, one `Written` for each transaction."""
     pending: dict[int, list[Batch]] = {}
-    expected: int | None = 0
+    expected = _offset(cluster, place, _EARLIEST)
+    if expected > 0:  # told apart from the batches: there may be none left
+        thinned[place.topic] = "records were deleted by retention"
     for batch in _batches(cluster, place):
-        if batch.base_offset != expected:
-            thinned[place.topic] = "records were deleted by retention" if expected == 0 else "it is compacted"
+        if batch.base_offset > expected:
+            thinned.setdefault(place.topic, "it is compacted")
         expected = batch.next_offset
         if batch.producer_id not in producers:
             continue

@@ -319,8 +319,13 @@ def _header_columns(rows: pa.RecordBatch) -> HeaderColumns | None:
     wide = pa.types.is_large_list(array.type)
     if not (wide or pa.types.is_list(array.type)) or not pa.types.is_struct(array.type.value_type):
         raise TypeError(f"column 'headers' is {array.type}, not a list of structs with key and value")
-    names = _bytes_column(array.values.field("key"), "headers.key")
-    contents = _bytes_column(array.values.field("value"), "headers.value")
+    entries = array.values
+    places = [entries.type.get_field_index(name) for name in ("key", "value")]
+    if -1 in places:  # not there, or there twice
+        raise TypeError(f"column 'headers' is {array.type}, not a list of structs with key and value")
+    # Flattened, an entry that is null has no name, as it is to be; a bare child may have anything in its place.
+    key, value = map(entries.flatten().__getitem__ if entries.null_count else entries.field, places)
+    names, contents = _bytes_column(key, "headers.key"), _bytes_column(value, "headers.value")
     validity, offsets = array.buffers()[:2]
     return HeaderColumns(
         offsets=_view(offsets) if offsets is not None else bytes(8),

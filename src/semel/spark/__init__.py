@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from .pipeline import start as start
     from .preflight import NotExactlyOnce as NotExactlyOnce
     from .preflight import PipelineMistake as PipelineMistake
+    from .range_reader import DataLost as DataLost
     from .user_transaction import Transaction as Transaction
     from .user_transaction import transaction as transaction
 
 #: What this package offers, and the module it is in. Loaded when asked for: `import semel` must not need PySpark.
 _HOMES = {
     "Adoption": "semel.spark.adoption",
+    "DataLost": "semel.spark.range_reader",
     "DeadLetters": "semel.spark.dead_letters",
     "DriverFenced": "semel.machines.pipeline.driver_transaction",
     "Load": "semel.spark.load",

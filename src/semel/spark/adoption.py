@@ -13,7 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semel.machines.pipeline.batch_marker import is_to_be_adopted, refuse_foreign_checkpoint
+from semel.machines.pipeline.batch_marker import (
+    is_to_be_adopted,
+    refuse_first_batch_of_another,
+    refuse_foreign_checkpoint,
+)
+from semel.machines.pipeline.driver_transaction import PipelineProgress
 
 from .batch_transaction import BatchTransaction, OutputSettings
 from .checkpoint import Checkpoint
@@ -24,6 +29,7 @@ from .preflight import (
     bootstrap_text,
     check_cluster,
     check_limits,
+    checkpoint_in_words,
     kafka_arguments,
     location_text,
     sink_options,
@@ -76,6 +82,13 @@ def adopt(
         transactional_id=transactional_id, marker_topic=marker_topic, compression="none", writers=None,
         transaction_timeout_ms=60_000,
     )  # fmt: skip
+    if not hasattr(spark, "sparkContext"):
+        raise PipelineMistake(f"adopt() takes a SparkSession first, not {type(spark).__name__}")
+    if source is not None and not getattr(source, "isStreaming", False):
+        kind = "this one is a batch" if hasattr(source, "_jdf") else f"not {type(source).__name__}"
+        raise PipelineMistake(f"source: must be the streaming DataFrame that the query reads; {kind}")
+    if type(repeat) is not bool:
+        raise PipelineMistake(f"repeat={repeat!r}: must be True or False")
     bootstrap = bootstrap_text(bootstrap_servers)
     client, _ = kafka_arguments(kafka, {})
     settings, producer = sink_options(bootstrap, client, transactional_id, "none")
@@ -90,9 +103,19 @@ def adopt(
         output = OutputSettings(settings, producer, None, marker_topic, here)
         side.keep_progress(marker_topic)
         writing = BatchTransaction(side.loop, side.client, side.claims, output)
-        return adopt_checkpoint(side, writing, Checkpoint(spark, location_text(checkpoint)), repeat=repeat)
+        where = Checkpoint(spark, location_text(checkpoint))
+        with checkpoint_in_words(where.location):
+            if where.next_batch() is None:
+                raise PipelineMistake(f"checkpoint='{where.location}' has no query: there is nothing to take over")
+            return adopt_checkpoint(side, writing, where, repeat=repeat)
     finally:
         side.close()
+
+
+def refuse_a_begun_first_batch(side: DriverSide, checkpoint: Checkpoint, committed: PipelineProgress) -> None:
+    """Refuse a checkpoint at its first batch if another sink has begun that batch."""
+    if committed.marker is None and checkpoint.is_begun(0):
+        refuse_first_batch_of_another(None, is_begun=True, is_known=side.loop.run(side.client.is_known()))
 
 
 def adopt_checkpoint(
@@ -102,6 +125,11 @@ def adopt_checkpoint(
     query_id, batch_id = checkpoint.next_batch() or (None, 0)
     committed = side.loop.run(side.client.progress())
     is_begun = checkpoint.is_begun(batch_id)
+    if batch_id == 0 and is_begun and committed.marker is None:
+        if repeat:
+            side.loop.run(side.client.begin())  # there is no progress to store: that the id is known says it
+            return Adoption(0, may_repeat=True)
+        refuse_a_begun_first_batch(side, checkpoint, committed)
     if not is_to_be_adopted(
         committed.marker,
         query_id,

@@ -21,8 +21,9 @@ from semel.machines.values import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets
 from .claims import ClaimServer, OwnTurns
+from .hopeless import hopeless
 from .kafka_options import ClientSettings, ProducerOptions
-from .limits import largest_batch
+from .limits import find_topic, largest_batch
 from .preflight import PipelineMistake
 from .routing import kafka_columns
 from .transaction_client import TransactionClient
@@ -38,6 +39,9 @@ _NEAR_TIMEOUT = 0.8
 #: What the driver writes itself, at most: so many rows, and so many bytes if each is as large as its topic allows.
 _FEW_ROWS = 100
 _FEW_ROWS_BYTES = 128 << 20
+
+#: After a failure, how long an output topic is looked for that no broker has.
+_TOPIC_MS = 2_000
 
 #: The message for a pipeline that has no partition on the output's cluster to store its progress in.
 WHERE_TO_KEEP_PROGRESS = (
@@ -107,6 +111,8 @@ class BatchTransaction:
         self._sequences: dict[tuple[str, int], int] = {}
         #: What was written since `begin`, as acknowledged by the brokers.
         self.rows = self.size_bytes = 0
+        #: How large a row was on average in the last transaction. None if that is not known, or if it failed.
+        self.row_bytes: float | None = None
 
     def begin(self, batch: Batch) -> BatchVerdict:
         """Take an identity, and decide whether the batch runs. Raises `MarkerConflict` if it may not."""
@@ -216,12 +222,14 @@ class BatchTransaction:
             )  # fmt: skip
         self._wait(self._client.end(commit=True))
         self._has_failed = False
+        is_known = self.rows and not self._settings.producer.codec  # of compressed rows nobody knows the size
+        self.row_bytes = self.size_bytes / self.rows if is_known else None
         before = self._committed.offsets if self._committed else {}
         self._committed = PipelineProgress({**before, **progress}, batch.marker)
 
     def abort(self, batch: Batch) -> None:
         """Try to abort. What counts is the new epoch of the next attempt: it fences all tasks of this one."""
-        self._has_failed = True
+        self._has_failed, self.row_bytes = True, None
         if self._transaction.identity is not None:
             try:
                 self._wait(self._client.end(commit=False))
@@ -247,6 +255,11 @@ class BatchTransaction:
         return self._loop.run(work, timeout_ms=self._client.longest_wait_ms)
 
     def _partition_count(self, topic: str) -> int:
+        if self._has_failed and self._wait(find_topic(self._client.cluster, topic, patience_ms=_TOPIC_MS)) is None:
+            raise PipelineMistake(
+                f"topic '{topic}' is gone: it was deleted after the query had begun. Nothing of this micro-batch "
+                "became visible. Create the topic again, and start the query again"
+            )
         return len(self._wait(self._client.topic(topic)).partitions)
 
     def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
@@ -274,8 +287,8 @@ def run_batch(
 ) -> bool:  # fmt: skip
     """Run a batch until it is committed, now or before. Returns whether it was committed now.
 
-    `body` writes. A failed attempt is repeated in a new epoch. The last one raises the first error. `if_done` is called
-    for a batch that was committed before.
+    `body` writes. A failed attempt is repeated in a new epoch. The last one raises the first error. What would come
+    again is not tried again. `if_done` is called for a batch that was committed before.
     """
     first_error: Exception | None = None
     for attempt in range(1, attempts + 1):
@@ -283,10 +296,13 @@ def run_batch(
             return _attempt(transaction, batch, observer, body, if_done)
         except (MarkerConflict, DriverFenced):
             raise
-        except RowRefused:
+        except (RowRefused, PipelineMistake):
             transaction.abort(batch)
             raise
         except Exception as error:  # Spark's or ours: abort, fence, and run the batch again
+            if (ending := hopeless(error)) is not None:
+                transaction.abort(batch)
+                raise ending from error
             first_error = first_error or error
             log.warning("batch %d, attempt %d of %d failed: %s", batch.marker.batch_id, attempt, attempts, error)
             transaction.stop_if_another_driver_took_over(error, batch)

@@ -8,11 +8,23 @@ supports.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from semel.machines.values import TopicPartition
+
+#: Spark's setting for how it writes the files of a checkpoint, and one of the two ways that it has.
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_BY_FILE_SYSTEM = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+#: Two threads may start queries in one session: each must find the session's settings as they were.
+_setting = threading.Lock()
 
 
 class CheckpointUnreadable(Exception):
@@ -56,9 +68,9 @@ def records_between(begins: BatchOffsets, ends: BatchOffsets) -> int | None:
         return None
     records = 0
     for since, until in zip(begins.by_source, ends.by_source, strict=True):
-        if not until or until.keys() - since.keys():
-            return None
-        records += sum(max(0, offset - since[place]) for place, offset in until.items())
+        if not until or until.keys() - since.keys() or any(end < since[place] for place, end in until.items()):
+            return None  # an end before its start is that of another topic of this name
+        records += sum(offset - since[place] for place, offset in until.items())
     return records
 
 
@@ -106,15 +118,48 @@ class Checkpoint:
         self._hadoop = spark._jsc.hadoopConfiguration()
         self.location = location.rstrip("/")
 
+    @contextmanager
+    def written_quickly(self, session: Any) -> Iterator[None]:
+        """Let a query that is started meanwhile write a checkpoint on a local disk without starting programs.
+
+        By default Spark starts `chmod` and `readlink` ten times for each file, twenty times for a micro-batch, which
+        takes longer than a small batch does. Its other way starts `chmod` twice. Both write a temporary file with a
+        checksum beside it, look whether the file is there already, and rename. On other file systems Spark's default
+        stays, because a rename there may be safer by its first way. What a user has set stays, too.
+        """
+        with _setting:
+            is_set = session._jsparkSession.sessionState().conf().contains(_FILE_MANAGER)
+            if is_set or self._local_folder is None:
+                yield
+                return
+            session.conf.set(_FILE_MANAGER, _BY_FILE_SYSTEM)
+            try:
+                yield
+            finally:
+                session.conf.unset(_FILE_MANAGER)
+
     def query_id(self) -> str:
         """The query's id. It stays the same over restarts."""
         if self._query_id is None:
-            self._query_id = str(json.loads(self._read("metadata"))["id"])
+            text = self._read("metadata")
+            try:
+                self._query_id = str(uuid.UUID(json.loads(text)["id"]))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise CheckpointUnreadable(
+                    f"expected the id of Spark's query in {self.location}/metadata, found {text[:40]!r}; is it the "
+                    "directory of a query?"
+                ) from None
         return self._query_id
 
     def offsets(self, batch_id: int) -> BatchOffsets:
         """The end offsets of a micro-batch."""
-        return parse_offsets(self._read(f"offsets/{batch_id}"))
+        name = f"offsets/{batch_id}"
+        if self._local_folder is not None:
+            # To ask the JVM for a file takes some milliseconds of every micro-batch. Its checksum need not be compared
+            # again: Spark has read the file, or has just written it.
+            with suppress(OSError):  # then Hadoop finds it, or says why not
+                return parse_offsets((self._local_folder / name).read_text("utf-8", errors="replace"))
+        return parse_offsets(self._read(name))
 
     def begins(self, batch_id: int) -> BatchOffsets:
         """The start offsets of a micro-batch: the ends of the one before. None are known of the first."""
@@ -146,6 +191,15 @@ class Checkpoint:
     def is_begun(self, batch_id: int) -> bool:
         """Whether Spark has written down the offsets of this batch: it may have run."""
         return self._exists(f"offsets/{batch_id}")
+
+    @cached_property
+    def _local_folder(self) -> Path | None:
+        """Where it is, if it is on a local disk."""
+        place = self._path("")
+        files = place.getFileSystem(self._hadoop)
+        if str(files.getUri().getScheme()) != "file":
+            return None
+        return Path(str(files.makeQualified(place).toUri().getPath()))
 
     def _batches(self, folder: str) -> set[int]:
         if not self._exists(folder):

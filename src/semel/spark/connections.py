@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
+import os
+import socket
+import sys
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
@@ -14,8 +18,16 @@ from .kafka_options import ClientSettings
 
 log = logging.getLogger("semel.spark")
 
+#: A worker's connection to Spark is among its first files: Spark opens it before it runs any code of ours.
+_FIRST_FILES = range(3, 64)
+
 #: Long enough for a broker's restart, short enough for an address that is wrong.
 RESTART_PATIENCE_MS = 5_000
+
+#: What `mallopt` of glibc calls them.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: The most that glibc takes for the latter on 64 bits. Freed memory below the former stays in the process.
+_FROM_THE_HEAP_BYTES, _KEPT_BYTES = 32 << 20, 64 << 20
 
 _clusters: dict[ClientSettings, tuple[LoopThread, Cluster]] = {}
 _asked = 0
@@ -25,6 +37,9 @@ def cluster_of(settings: ClientSettings) -> tuple[LoopThread, Cluster]:
     """This process's connection to the cluster of these settings."""
     global _asked
     _asked += 1
+    if _asked == 1:
+        answer_at_once()
+        keep_memory()
     if settings not in _clusters:
         loop = LoopThread("semel-spark-task")
         try:
@@ -48,6 +63,56 @@ def spare_the_collector() -> None:
     if TaskContext.get() is not None:
         gc.collect()  # what is garbage now would never be freed
         gc.freeze()
+
+
+def keep_memory() -> bool:
+    """Let a Python worker keep up to 64 MB of what it has freed. Returns whether that was set.
+
+    A task allocates and frees buffers of some MB, again and again. glibc gives each of them back to the kernel, which
+    has to fill the next one with zeros, page by page: a quarter of a worker's time for rows of 1 KB. Elsewhere nothing
+    is changed, nor if the environment says what glibc is to do.
+    """
+    from pyspark import TaskContext
+
+    if TaskContext.get() is None or sys.platform != "linux" or _is_told_what_to_keep():
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):  # another library, which may not know these numbers
+        return False
+    return bool(
+        library.mallopt(_M_MMAP_THRESHOLD, _FROM_THE_HEAP_BYTES) and library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    )
+
+
+def _is_told_what_to_keep() -> bool:
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+    return any(name in os.environ for name in names) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def answer_at_once() -> None:
+    """Let the kernel send the last small piece of a task's answer without waiting.
+
+    Spark talks to its Python workers by TCP and does not set TCP_NODELAY. The end of an answer then waits for Spark's
+    kernel to acknowledge what came before, and that delays its acknowledgement by 40 ms, for each task. Elsewhere
+    nothing is changed.
+    """
+    from pyspark import TaskContext
+
+    if TaskContext.get() is None:
+        return
+    for number in _FIRST_FILES:
+        try:
+            descriptor = os.dup(number)
+        except OSError:  # there is no such file
+            continue
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:  # it is no socket
+            os.close(descriptor)
+            continue
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 async def connect(settings: ClientSettings, *, patience_ms: float = 0) -> Cluster:

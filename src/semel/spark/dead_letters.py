@@ -40,15 +40,17 @@ class DeadLetters:
                 "DataFrame to one of them"
             )
 
-    def split(self, frame: Any) -> tuple[Any, Any]:
+    def split(self, frame: Any, keep: Callable[[Any], Any] = lambda rows: rows) -> tuple[Any, Any]:
         """The good rows as they are, and the dead letters as rows for the sink.
 
-        Cache the good rows before more is done with them. Otherwise Spark merges a later filter with this one and may
-        evaluate that first, so that its cast fails for a row that is a dead letter.
+        `keep` caches rows. The judged ones are kept, so that each is judged once: a condition that says something else
+        the second time (it asks a service, it throws dice) would lose a row, or write it to both. Cache the good rows
+        too before more is done with them. Otherwise Spark merges a later filter with this one and may evaluate that
+        first, so that its cast fails for a row that is a dead letter.
         """
         from pyspark.sql.functions import col
 
-        judged = frame.withColumn(_ERROR, self._error(frame))
+        judged = keep(frame.withColumn(_ERROR, self._error(frame)))
         good = judged.where(col(_ERROR).isNull()).drop(_ERROR)
         return good, dead_letter_rows(judged.where(col(_ERROR).isNotNull()), _ERROR)
 

@@ -24,9 +24,6 @@ _ROW_BY_ROW = frozenset(
     }
 )  # fmt: skip
 
-#: Spark's setting for the size of an Arrow batch that it hands to Python.
-_PART_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-
 _KAFKA_SOURCES = ("semel", "kafka")
 
 
@@ -101,17 +98,6 @@ def constant_in(frame: Any, column: str) -> Any:
     except Py4JError:  # not an alias, or another plan than expected: the rows will tell
         return None
     return found if found is None or isinstance(found, int) else str(found)
-
-
-def hand_over_in_parts(frame: Any, size_bytes: int) -> None:
-    """Let Spark hand rows to Python in parts of about this size, in the session of a micro-batch.
-
-    By default a part has 10,000 rows. If these are large, a task's Python waits for all of them and does nothing
-    meanwhile, and both sides hold them in memory. What a user has set stays.
-    """
-    session = frame.sparkSession
-    if not session._jsparkSession.sessionState().conf().contains(_PART_BYTES):
-        session.conf.set(_PART_BYTES, str(size_bytes))
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

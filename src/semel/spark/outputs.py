@@ -12,6 +12,7 @@ from typing import Any
 
 from .batch_transaction import BatchTransaction
 from .dead_letters import DeadLetters
+from .hopeless import CODING_ERRORS, failed_function
 from .preflight import PipelineMistake, check_columns, check_topic_name
 
 #: From the rows of a micro-batch to the rows of an output.
@@ -50,18 +51,21 @@ class Outputs:
             return kept[-1]
 
         try:
-            for rows, topic in self._parts_of(keep(frame), keep):
+            for rows, topic in self._parts_of(frame, keep, _rows_of_a_batch):
                 transaction.write(rows, topic)
         finally:
             for rows in kept:
                 rows.unpersist()
 
-    def _parts_of(self, frame: Any, keep: Transform) -> list[tuple[Any, str]]:
-        dead = []
-        if self.dead_letters is not None:
-            good, rows = self.dead_letters.split(frame)
+    def _parts_of(
+        self, frame: Any, keep: Transform, rows_of: Callable[[str, Transform, Any], Any]
+    ) -> list[tuple[Any, str]]:
+        if self.dead_letters is None:
+            frame, dead = keep(frame), []
+        else:
+            good, rows = self.dead_letters.split(frame, keep)
             frame, dead = keep(good), [(rows, self.dead_letters.topic)]
-        return [*((_rows_of(name, function, frame), name) for name, function in self.functions.items()), *dead]
+        return [*((rows_of(name, function, frame), name) for name, function in self.functions.items()), *dead]
 
     def check(self, frame: Any) -> None:
         """Check what each output would be given: the functions are called with a DataFrame that has no rows."""
@@ -69,7 +73,7 @@ class Outputs:
             check_columns(frame, self.topic)
             return
         empty = frame.sparkSession.createDataFrame([], frame.schema)
-        for rows, topic in self._parts_of(empty, lambda rows: rows):
+        for rows, topic in self._parts_of(empty, lambda rows: rows, _rows_of):
             try:
                 check_columns(rows, topic)
             except PipelineMistake as error:
@@ -80,7 +84,22 @@ def _rows_of(name: str, function: Transform, frame: Any) -> Any:
     rows = function(frame)
     if not hasattr(rows, "_jdf"):
         raise PipelineMistake(f"outputs['{name}'] returned {type(rows).__name__}, and must return a DataFrame")
+    if rows.isStreaming:
+        raise PipelineMistake(
+            f"outputs['{name}'] returned a streaming DataFrame: it must make its rows of the DataFrame that it is "
+            "given, which has those of one micro-batch"
+        )
     return rows
+
+
+def _rows_of_a_batch(name: str, function: Transform, frame: Any) -> Any:
+    """The same while the query runs: what the function gets wrong it would get wrong again."""
+    try:
+        return _rows_of(name, function, frame)
+    except PipelineMistake:
+        raise
+    except CODING_ERRORS as error:
+        raise failed_function(name, error) from error
 
 
 def outputs_of(topic: str | None, outputs: Any, dead_letters: Any) -> Outputs:

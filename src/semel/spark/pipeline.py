@@ -15,16 +15,17 @@ from typing import Any
 from semel.errors import Retriable
 from semel.machines.pipeline.batch_marker import forget_command, refuse_foreign_checkpoint
 
-from .adoption import adopt_checkpoint
+from .adoption import adopt_checkpoint, refuse_a_begun_first_batch
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
 from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
 from .dead_letters import DeadLetters
 from .driver_side import DriverSide
-from .frames import StreamingSource, adds_no_rows, hand_over_in_parts, keeps_state
+from .frames import StreamingSource, adds_no_rows, keeps_state
 from .kafka_options import redaction_pattern
 from .measures import Measures, metrics_host
 from .outputs import Outputs, Transform, outputs_of
+from .parts import Parts
 from .preflight import (
     PipelineMistake,
     bootstrap_text,
@@ -39,6 +40,7 @@ from .preflight import (
     refuse_what_breaks_the_promise,
     sink_options,
     sources_here,
+    sparks_words,
 )
 from .query import PipelineQuery
 from .sink import ExactlyOnceSink
@@ -120,7 +122,7 @@ def start(
         writers=writers, attempts=attempts, transaction_timeout_ms=transaction_timeout_ms, observer=observer,
     )  # fmt: skip
     check_query(output_mode=output_mode, trigger=trigger, query_name=query_name, options=options)
-    if adopt not in (True, False, "repeat"):
+    if type(adopt) is not bool and adopt != "repeat":
         raise PipelineMistake(f"adopt={adopt!r}: must be True, False or 'repeat'")
     if metrics_port is not None and (type(metrics_port) is not int or not 0 <= metrics_port <= 65535):
         raise PipelineMistake(f"metrics_port={metrics_port!r}: must be a port, or 0 for a free one")
@@ -132,7 +134,8 @@ def start(
     sources = check_sources(frame)
     stream = frame.writeStream.outputMode(output_mode.lower()).option("checkpointLocation", location).options(**options)
     if trigger:
-        stream = stream.trigger(**trigger)
+        with sparks_words(f"trigger={dict(trigger)!r}: "):
+            stream = stream.trigger(**trigger)
     if query_name:
         stream = stream.queryName(query_name)
     spark = frame.sparkSession
@@ -158,12 +161,12 @@ def start(
         sink = ExactlyOnceSink(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe,
             adds_no_rows=not targets.functions and adds_no_rows(frame),
-            prepare=lambda rows: hand_over_in_parts(rows, max(producer.rows_bytes, _SMALLEST_PART)),
+            parts=Parts(max(producer.rows_bytes, _SMALLEST_PART)),
         )  # fmt: skip
         callback = BatchCallback(sink)
         if metrics_port is not None:
             measures.serve(metrics_host(spark), metrics_port, transactional_id)
-        with checkpoint_in_words(location):
+        with sparks_words(), checkpoint_in_words(location), where.written_quickly(spark):
             query = stream.foreachBatch(callback).start()
     except BaseException:
         if measures is not None:
@@ -193,7 +196,10 @@ def _look_at_the_cluster(
 
 
 def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forget: str) -> None:
-    """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver."""
+    """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver.
+
+    At its first batch a checkpoint looks the same whoever made it. Then it counts who has begun the batch.
+    """
     try:
         progress = side.loop.run(side.client.progress(patient=False))
     except Retriable:
@@ -208,6 +214,10 @@ def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forge
         lambda: checkpoint.where_batch_begins(batch_id),
         forget,
     )
+    if batch_id == 0 and progress.marker is None:
+        refuse_a_begun_first_batch(side, checkpoint, progress)
+        # Before Spark writes the batch down: if this driver dies in it, the next one knows that it was this pipeline's.
+        side.loop.run(side.client.begin())
 
 
 def _close_after(side: DriverSide, measures: Measures, query: Any) -> None:

@@ -19,6 +19,7 @@ from semel.config import CONSUMER, ConfigError
 from semel.config.codecs import CODECS as COMPRESSIONS
 from semel.errors import Misuse
 
+from .checkpoint import CheckpointUnreadable
 from .connections import connect
 from .frames import StreamingSource, constant_in, sources_of
 from .kafka_options import ClientSettings, ProducerOptions, check_addresses, sink_settings, source_settings
@@ -180,10 +181,24 @@ def _check_options(options: Any) -> None:
 
 
 @contextmanager
+def sparks_words(what: str = "") -> Iterator[None]:
+    """Raise what Spark refuses as one sentence, without the plan that it prints below it."""
+    from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkValueError
+
+    try:
+        yield
+    except (AnalysisException, IllegalArgumentException, PySparkValueError) as error:
+        first = str(error).partition("\n")[0].rstrip(";")
+        raise PipelineMistake(f"{what}{first}") from None
+
+
+@contextmanager
 def checkpoint_in_words(location: str) -> Iterator[None]:
     """Raise what Hadoop says about the checkpoint's place as one sentence, without its stack trace."""
     try:
         yield
+    except CheckpointUnreadable as error:
+        raise PipelineMistake(f"checkpoint='{location}' cannot be used: {error}") from None
     except Exception as error:  # py4j's, with Java's inside
         java = getattr(error, "java_exception", None)
         if java is None or not str(java.getClass().getName()).startswith(_FILE_ERRORS):
@@ -237,6 +252,7 @@ def check_columns(frame: Any, topic: str | None) -> None:
 
     given = [(field.name, field.dataType) for field in frame.schema.fields]
     names = [name for name, _ in given]
+    _refuse_like_names(frame, names, topic)
     if "value" not in names:
         raise PipelineMistake(
             f"the sink needs a column 'value' of strings or bytes; there are: {', '.join(names) or 'none'}"
@@ -252,8 +268,6 @@ def check_columns(frame: Any, topic: str | None) -> None:
         "topic": ("strings", (types.StringType,)),
     }
     for name, kind in given:
-        if name in (*wanted, "headers") and names.count(name) > 1:
-            raise PipelineMistake(f"there are {names.count(name)} columns '{name}': select the one that is meant")
         if name in wanted and not (name == "topic" and topic is not None):
             words, kinds = wanted[name]
             if not isinstance(kind, (*kinds, types.NullType)):
@@ -267,6 +281,17 @@ def check_columns(frame: Any, topic: str | None) -> None:
             raise PipelineMistake(
                 f"column 'headers' holds {kind.simpleString()}, and must hold array<struct<key:string,value:binary>>"
             )
+
+
+def _refuse_like_names(frame: Any, names: list[str], topic: str | None) -> None:
+    """Refuse a column that is there twice, or whose name is another one for Spark but not for the sink."""
+    is_exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    for name in ("value", "key", "headers", "partition", *(("topic",) if topic is None else ())):
+        like = [given for given in names if given == name or (not is_exact and given.lower() == name)]
+        if len(like) > 1:
+            raise PipelineMistake(f"there are {len(like)} columns '{name}': select the one that is meant")
+        if like and like[0] != name:
+            raise PipelineMistake(f"column '{like[0]}' would not be written: name it '{name}', or drop it")
 
 
 def _are_headers(kind: Any) -> bool:

@@ -20,7 +20,14 @@ from .limits import find_topic
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HEADERS = "array<struct<key: string, value: binary>>"
+#: The columns of Spark's Kafka sink.
+_TYPES = {
+    "value": "binary",
+    "key": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "partition": "bigint",
+    "topic": "string",
+}
 
 #: How long to wait for a topic that a row names: a broker may be creating it.
 _TOPIC_PATIENCE_MS = 10_000
@@ -28,21 +35,16 @@ _TOPIC_PATIENCE_MS = 10_000
 
 def kafka_columns(frame: Any, topic: str | None) -> Any:
     """The columns of Spark's Kafka sink, cast to Kafka's types; and the source's offset, to name a refused row."""
-    from pyspark.sql.types import LongType
-
-    types = {field.name: field.dataType for field in frame.schema.fields}
-    columns = ["cast(`value` as binary) as value"]
-    if "key" in types:
-        columns.append("cast(`key` as binary) as key")
-    if "headers" in types:
-        columns.append(f"cast(`headers` as {_HEADERS}) as headers")
-    if "partition" in types:
-        columns.append("cast(`partition` as int) as partition")
-    if topic is None:
-        columns.append("cast(`topic` as string) as topic")
-    if isinstance(types.get("offset"), LongType):
-        columns.append("`offset`")
-    return frame.selectExpr(*columns)
+    types = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
+    names = {"value", *(name for name, _ in types)} - ({"topic"} if topic is not None else set())
+    wanted = {name: kind for name, kind in _TYPES.items() if name in names}
+    if ("partition", "int") in types:
+        wanted["partition"] = "int"  # a longer one must not be cut off: that would be another partition
+    if [kind for name, kind in types if name.lower() == "offset"] == ["bigint"]:
+        wanted["offset"] = "bigint"
+    if sorted(types) == sorted(wanted.items()):
+        return frame  # a cast that changes nothing would still be analyzed anew in every micro-batch
+    return frame.selectExpr(*(f"cast(`{name}` as {kind}) as {name}" for name, kind in wanted.items()))
 
 
 class Router:

@@ -14,6 +14,7 @@ from semel.machines.pipeline.batch_marker import BatchMarker, fingerprint_of
 
 from .batch_transaction import Batch, BatchTransaction, Observer, run_batch
 from .checkpoint import Checkpoint, records_between
+from .parts import Parts
 
 #: Writes a micro-batch into the open transaction.
 Body = Callable[[BatchTransaction, Any], None]
@@ -31,19 +32,18 @@ class ExactlyOnceSink:
         attempts: int,
         keeps_state: bool,
         observer: Observer,
+        parts: Parts,
         adds_no_rows: bool = False,
-        prepare: Callable[[Any], None] = lambda frame: None,
     ) -> None:
         self._transaction, self._checkpoint, self._body = transaction, checkpoint, body
         self._attempts, self._keeps_state, self._observer = attempts, keeps_state, observer
-        self._adds_no_rows = adds_no_rows
-        self._prepare: Callable[[Any], None] | None = prepare
+        self._adds_no_rows, self._parts = adds_no_rows, parts
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch."""
-        if self._prepare is not None:
-            self._prepare(frame)
-            self._prepare = None
+        def write() -> None:
+            self._parts.choose(frame.sparkSession, self._transaction.row_bytes)
+            self._body(self._transaction, frame)
 
         def compute_only() -> None:
             """Do not write, but compute: the next batch needs this one's state and event time."""
@@ -58,7 +58,7 @@ class ExactlyOnceSink:
             batch,
             self._attempts,
             self._observer,
-            lambda: self._body(self._transaction, frame),
+            write,
             compute_only,
         )
         self._checkpoint.remember(batch_id, batch.offsets)

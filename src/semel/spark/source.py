@@ -7,9 +7,11 @@ records are not taken for data loss: only the log start offset decides that.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -27,6 +29,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
+from semel.client.cluster.metadata import NO_TOPIC_ID
 from semel.client.offset_requests import list_offsets
 from semel.config import ConfigError
 from semel.errors import KafkaError
@@ -39,6 +42,7 @@ from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions,
 from .source_plan import (
     SparkOffsets,
     as_spark,
+    by_place,
     ends_not_before,
     ends_within_limit,
     is_batch_due,
@@ -48,12 +52,16 @@ from .source_plan import (
     unread_spans,
 )
 
+log = logging.getLogger("semel.spark")
+
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 #: How long `load()` waits for a topic: not all brokers may know it yet.
 _TOPIC_PATIENCE_MS = 2_000
 
+#: The pauses between questions for an end of a log that lies before what was read.
+_ASK_AGAIN_S = (0.2, 0.5, 1.0, 0.0)
 
 _NO_STREAM_WRITER = (
     "format('semel') reads. To write so that every row arrives exactly once, give the streaming DataFrame to "
@@ -109,7 +117,7 @@ def _without_stack() -> Iterator[None]:
     """
     try:
         yield
-    except (OptionError, KafkaError):
+    except (OptionError, KafkaError, DataLost):
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
 
@@ -133,6 +141,8 @@ async def _check_topics(options: SourceOptions) -> None:
         counts = {}
         for name in dict.fromkeys((*options.topics, *(place.topic for place in assigned))):
             counts[name] = await _partition_count(cluster, name, dict(options.client_settings)["bootstrap.servers"])
+        if options.pattern is None:
+            _check_bounds(options, counts)
         for place in assigned:
             if not 0 <= place.partition < counts[place.topic]:
                 raise OptionError(
@@ -140,6 +150,17 @@ async def _check_topics(options: SourceOptions) -> None:
                 )
     finally:
         await cluster.close()
+
+
+def _check_bounds(options: SourceOptions, counts: Mapping[str, int]) -> None:
+    """Refuse an offset of a partition that is not read: its name is not the one that was meant.
+
+    One that is read and not named is no mistake yet: a query with a checkpoint does not look at startingOffsets.
+    """
+    for bound in (options.start, options.end):
+        for place in bound.at if isinstance(bound.at, dict) else ():
+            if place.topic not in counts or not 0 <= place.partition < counts[place.topic]:
+                raise OptionError(f"{bound.option} names {place}, which is not read: correct it, or leave it out")
 
 
 async def _partition_count(cluster: Cluster, topic: str, bootstrap_servers: str) -> int:
@@ -192,6 +213,13 @@ class _RangeReader:
             )
         return as_spark({**found, **self._offsets_at(dict.fromkeys(unmatched, LATEST))})
 
+    def _ends_of_logs(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the logs end, whatever transactions are open."""
+        loop, cluster = cluster_of(self._options.client_settings)
+        timeout_ms = cluster.config["default.api.timeout.ms"]
+        found = loop.run(list_offsets(cluster, dict.fromkeys(places, LATEST), isolation_level=0, timeout_ms=timeout_ms))
+        return {place: answer.offset for place, answer in found.items()}
+
     def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
         new = [place for place in places_of(end) if str(place.partition) not in start.get(place.topic, {})]
         beginnings = self._offsets_at(dict.fromkeys(new, EARLIEST))  # a new partition is read from its beginning
@@ -201,10 +229,7 @@ class _RangeReader:
             since = start[place.topic][str(place.partition)] if since is None else since
             until = end[place.topic][str(place.partition)]
             if since > until and self._options.fail_on_data_loss:
-                raise DataLost(
-                    f"{place} ends at {until}, but {since} was read before: was the topic deleted and created "
-                    "again? Set failOnDataLoss=false to read on from what is left."
-                )
+                raise DataLost(_moved_back(place, until, since))
             if until > since:
                 ranges.append(OffsetRange(place.topic, place.partition, since, until))
         if self._options.max_records_per_partition or self._options.min_partitions:
@@ -225,9 +250,20 @@ class SemelBatchReader(_RangeReader, DataSourceReader):
 
     def partitions(self) -> list[OffsetRange | SmallRanges]:
         """The ranges between the starting and the ending offsets."""
-        places = self._partitions_of_topics()
-        start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
-        return self._ranges(start, ends_not_before(start, end) if self._options.end.by_timestamp else end)
+        with _without_stack():
+            places = self._partitions_of_topics()
+            for bound in (self._options.start, self._options.end):
+                self._refuse_beyond_the_end(bound, places)
+            start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
+            return self._ranges(start, ends_not_before(start, end) if self._options.end.by_timestamp else end)
+
+    def _refuse_beyond_the_end(self, bound: Bound, places: list[TopicPartition]) -> None:
+        """Refuse an offset that does not exist yet. A task would wait for it for minutes."""
+        if bound.by_timestamp or isinstance(bound.at, int):
+            return
+        for place, end in self._ends_of_logs(place for place in places if place in bound.at).items():
+            if bound.at[place] > end:
+                raise OptionError(f"{bound.option}: {bound.at[place]} for {place} is beyond its end, {end}: lower it")
 
 
 class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -237,6 +273,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         super().__init__(options)
         self._clock = clock
         self._until: SparkOffsets | None = None
+        self._topic_ids: dict[str, uuid.UUID] = {}
         self._last_batch_at: float | None = None
 
     def initialOffset(self) -> SparkOffsets:
@@ -250,13 +287,70 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:
         """Where the next batch ends: at the last stable offsets, or before them if maxOffsetsPerTrigger is less."""
-        # An offset never moves back, and no partition of the start is dropped.
-        latest = ends_not_before(start, self._latest() if self._until is None else self._until)
+        found = self._latest() if self._until is None else self._until
+        self._refuse_recreated()
+        # No offset moves back and no partition of the start is dropped, unless data was lost and the user allows that.
+        # Then reading goes on at the end: from the beginning it could repeat all that was read.
+        latest = as_spark({**by_place(ends_not_before(start, found)), **self._moved_back(start, found)})
         new = [place for place in places_of(latest) if str(place.partition) not in start.get(place.topic, {})]
         waiting = unread_spans(start, latest, self._offsets_at(dict.fromkeys(new, EARLIEST)))
-        if self._until is None and not self._is_due(sum(until - since for since, until in waiting.values())):
+        if self._until is None and not self._is_due(sum(abs(until - since) for since, until in waiting.values())):
             return ends_not_before(start, {})
         return ends_within_limit(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+
+    def _moved_back(self, start: SparkOffsets, found: SparkOffsets) -> dict[TopicPartition, int]:
+        """The ends of the partitions that end before what was read of them: something was lost there.
+
+        A last stable offset may lie before the start, and a new leader may know its end a moment later than its
+        readers: only an end of the log that stays behind is a loss. A topic that is gone is one, too.
+        """
+        ends = by_place(found)
+        back = {place: at for place, at in by_place(start).items() if ends.get(place, at) < at}
+        behind: dict[TopicPartition, int] = {}
+        for pause_s in _ASK_AGAIN_S if back else ():
+            behind = {place: end for place, end in self._ends_of_logs(back).items() if end < back[place]}
+            if not behind:
+                return {}
+            time.sleep(pause_s)
+        if not back:
+            self._refuse_what_is_gone(start, ends)
+            return {}
+        for place, end in behind.items():
+            if self._options.fail_on_data_loss:
+                raise DataLost(_moved_back(place, end, back[place]))
+            log.warning("%s ends at %d, and was read up to %d: reading goes on at its end", place, end, back[place])
+        return behind
+
+    def _refuse_what_is_gone(self, start: SparkOffsets, ends: Mapping[TopicPartition, int]) -> None:
+        """A topic of the pattern that was deleted: what was not read of it is lost."""
+        pattern = self._options.pattern
+        if pattern is None or not self._options.fail_on_data_loss:
+            return
+        loop, cluster = cluster_of(self._options.client_settings)
+        for place in places_of(start):
+            if place in ends or not pattern.fullmatch(place.topic):
+                continue
+            if loop.run(find_topic(cluster, place.topic, patience_ms=_TOPIC_PATIENCE_MS)) is None:
+                raise DataLost(
+                    f"{place} was read up to {start[place.topic][str(place.partition)]}, and is gone: was the topic "
+                    "deleted? Set failOnDataLoss=false to go on without it."
+                )
+
+    def _refuse_recreated(self) -> None:
+        """A topic with another id is another topic: its offsets say nothing of what was read."""
+        _, cluster = cluster_of(self._options.client_settings)
+        for name, topic in cluster.metadata.topics.items():
+            known = self._topic_ids.setdefault(name, topic.topic_id)
+            if known == topic.topic_id or NO_TOPIC_ID in (known, topic.topic_id):
+                continue
+            words = f"topic '{name}' was deleted and created again: what was not read of the old one is lost"
+            if self._options.fail_on_data_loss:
+                raise DataLost(
+                    f"{words}, and its offsets mean nothing in the new one. To read the new one from its beginning, "
+                    "start with an empty checkpoint. To go on at the old offsets, set failOnDataLoss=false."
+                )
+            log.warning("%s, and the new one is read from the offsets of the old one on", words)
+            self._topic_ids[name] = topic.topic_id
 
     def _is_due(self, waiting: int) -> bool:
         """Whether a batch is due: minOffsetsPerTrigger is reached, or maxTriggerDelay has passed."""
@@ -281,6 +375,13 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
         """The ranges of one micro-batch."""
         return self._ranges(start, end)
+
+
+def _moved_back(place: TopicPartition, end: int, start: int) -> str:
+    return (
+        f"{place} ends at {end}, before {start}, where reading is to go on: was the topic deleted and created again, "
+        "or is startingOffsets wrong? Set failOnDataLoss=false to go on at its end."
+    )
 
 
 async def _wanted_partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:

@@ -43,6 +43,7 @@ REFUSED = {
 _ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
 EARLIEST, LATEST = -2, -1
+_INT64_MAX = 2**63 - 1
 
 _UNITS_MS = {
     "": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
@@ -184,18 +185,18 @@ def _end(given: Mapping[str, str], streaming: bool | None) -> Bound:
 def _bound(given: Mapping[str, str], which: str, default: str, latest_if_unmatched: bool) -> Bound:
     """The first that is given: one timestamp, timestamps per partition, offsets. Spark has the same order."""
     if (text := given.get(f"{which}timestamp")) is not None:
-        if not text.isdigit():
+        if not text.isdecimal() or int(text) > _INT64_MAX:
             raise OptionError(f"{which}Timestamp={text}: must be milliseconds since 1970")
         return Bound(f"{which}Timestamp", int(text), True, latest_if_unmatched)
     option = f"{which}OffsetsByTimestamp"
     if (text := given.get(option.lower())) is not None:
-        return Bound(option, _numbers(text, option, "milliseconds since 1970"), True, latest_if_unmatched)
+        return Bound(option, _numbers(text, option, "milliseconds since 1970", least=0), True, latest_if_unmatched)
     option = f"{which}Offsets"
     text = given.get(option.lower(), default)
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.lower() in words:
         return Bound(option, words[text.lower()])
-    return Bound(option, _numbers(text, option, "earliest, latest"))
+    return Bound(option, _numbers(text, option, "earliest, latest", least=EARLIEST))
 
 
 def _holds(bound: Bound, special: int) -> bool:
@@ -212,6 +213,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
+    if not text:
+        raise OptionError("subscribePattern is empty: it would match no topic")
     try:
         return re.compile(text)
     except re.error as error:
@@ -220,20 +223,26 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _partitions_in(text: str) -> tuple[TopicPartition, ...]:
     try:
-        return tuple(
+        found = tuple(
             TopicPartition(topic, int(number)) for topic, numbers in json.loads(text).items() for number in numbers
         )
     except (ValueError, AttributeError, TypeError):
         raise OptionError(f'assign={text}: must be JSON such as {{"payments":[0,1]}}') from None
+    if not found:
+        raise OptionError(f"assign={text}: names no partition")
+    return found
 
 
-def _numbers(text: str, option: str, or_else: str) -> dict[TopicPartition, int]:
+def _numbers(text: str, option: str, or_else: str, *, least: int) -> dict[TopicPartition, int]:
     try:
-        return {
-            TopicPartition(topic, int(partition)): int(number)
+        found = {
+            TopicPartition(topic, int(partition)): number
             for topic, partitions in json.loads(text).items()
             for partition, number in partitions.items()
         }
+        if not found or not all(type(number) is int and least <= number <= _INT64_MAX for number in found.values()):
+            raise ValueError
+        return found
     except (ValueError, AttributeError, TypeError):
         raise OptionError(
             f'{option}={text}: must be {or_else}, or JSON such as {{"payments":{{"0":42,"1":42}}}}'

@@ -33,6 +33,15 @@ def places_of(offsets: SparkOffsets) -> list[TopicPartition]:
     return [TopicPartition(topic, int(number)) for topic, partitions in offsets.items() for number in partitions]
 
 
+def by_place(offsets: SparkOffsets) -> dict[TopicPartition, int]:
+    """Offsets by partition.
+
+    >>> by_place({"b": {"2": 3}})
+    {TopicPartition(topic='b', partition=2): 3}
+    """
+    return {place: offsets[place.topic][str(place.partition)] for place in places_of(offsets)}
+
+
 def ends_not_before(start: SparkOffsets, end: SparkOffsets) -> SparkOffsets:
     """The end offsets, but none before its start, and with every partition of the start."""
     ends = {place: end[place.topic][str(place.partition)] for place in places_of(end)}
@@ -65,7 +74,7 @@ def is_batch_due(waiting: int, least: int | None, since_last_ms: float | None, l
 
 def ends_within_limit(waiting: Mapping[TopicPartition, tuple[int, int]], most: int) -> SparkOffsets:
     """The end offsets of a batch of about `most` records: in proportion to what waits, at least one per partition."""
-    total = sum(until - since for since, until in waiting.values())
+    total = sum(max(0, until - since) for since, until in waiting.values())
     shared = {}
     for place, (since, until) in waiting.items():
         if total <= most or until <= since:

@@ -14,12 +14,13 @@ from typing import Any
 
 from semel.client.cluster.cluster import Cluster, Coordinator
 from semel.client.cluster.metadata import TopicMetadata
-from semel.errors import KafkaError
+from semel.errors import ErrorCode, KafkaError
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
 from semel.machines.pipeline.progress_record import to_record
 from semel.machines.transactions.requests import Send
 from semel.machines.values import ProducerIdentity, TopicPartition
+from semel.wire.messages.transactions import DescribeTransactionsRequest
 
 from .progress_topic import ProgressTopic
 
@@ -59,6 +60,15 @@ class TransactionClient:
             self.transaction.on_begun(await self._ask(send))
         assert self.transaction.identity is not None
         return self.transaction.identity
+
+    async def is_known(self) -> bool:
+        """Whether the coordinator has heard of the transactional id. If it may not be asked, or cannot tell: yes."""
+        name = self.transaction.transactional_id
+        try:
+            answer = await self._ask(Send(DescribeTransactionsRequest(transactional_ids=[name]), "transaction", name))
+        except KafkaError:
+            return True
+        return bool(answer.transaction_states[0].error_code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
 
     async def progress(self, *, patient: bool = True) -> PipelineProgress:
         """What was committed last. After `begin` this waits until a half-finished commit is settled.

@@ -240,6 +240,11 @@ class _PartitionWriter:
             ):
                 yield batch
                 done += batch.record_count
+        except ValueError as error:
+            self._plan.refuse_row(
+                f"a row for {self._topic}-{self._partition} cannot be a record: {error}; each of the column 'headers' "
+                "needs a key that is not null"
+            )
         except Refused as refused:
             if refused.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise

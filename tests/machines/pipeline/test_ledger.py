@@ -130,12 +130,44 @@ def test_under_the_old_protocol_transactions_share_an_epoch_and_rows_come_from_t
     assert [(entry.rows_said, entry.rows_found) for entry in found.entries] == [(10, None), (10, None)]
 
 
-def test_nothing_committed_is_no_yes_and_a_new_query_begins_anew() -> None:
+def test_nothing_committed_is_no_yes() -> None:
     assert not Log().judged().is_exactly_once
+
+
+def test_a_query_from_another_checkpoint_that_covers_the_same_offsets_is_a_no() -> None:
     log = Log()
     log.batch(4, None, 10, query="old")
-    log.batch(0, None, 10, query="new")
-    assert log.judged().is_exactly_once, "its progress was forgotten, or it got an empty checkpoint"
+    log.batch(0, None, 10, query="new")  # all its rows come from before 10
+    log.batch(1, 10, 20, query="new")
+    (found,) = log.judged().findings
+    assert found.startswith("payments-0: offsets up to 10 are covered by query old and again by batch 0 of query new")
+    assert not log.judged().is_exactly_once
+
+
+def test_where_another_query_began_is_not_guessed_until_its_offsets_tell() -> None:
+    log = Log()
+    log.batch(4, None, 10, query="old")
+    log.batch(0, None, 15, query="new")
+    found = log.judged()
+    assert found.is_exactly_once, "it may have begun at 10"
+    assert found.not_judged == (
+        "payments-0: query new has another checkpoint than query old before it, and where it began is not in the logs: "
+        "whether offsets up to 10 were written again",
+    )
+    log = Log()
+    log.batch(4, None, 10, query="old")
+    log.batch(0, None, 5, query="new", rows=0)  # a filter may leave no row
+    log.batch(1, 5, 15, query="new")
+    found = log.judged()
+    assert not found.is_exactly_once and not found.not_judged
+    assert "offsets up to 10 are covered by query old and again by batch 1 of query new" in found.findings[0]
+
+
+def test_a_query_that_goes_on_where_the_last_one_ended_is_a_yes() -> None:
+    log = Log()
+    log.batch(4, None, 10, query="old")
+    log.batch(0, 10, 20, query="new")
+    assert log.judged().is_exactly_once and not log.judged().not_judged
 
 
 def test_markers_of_earlier_versions_are_read() -> None:

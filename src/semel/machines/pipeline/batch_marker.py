@@ -165,14 +165,30 @@ def is_to_be_adopted(
     if query_id is None or batch_id == 0 or committed is not None:
         return False
     if is_begun and not accepts_repeat:
-        raise MarkerConflict(
-            f"batch {batch_id} of this checkpoint was begun and not finished. Whoever ran it before may have written "
-            f"some of its rows, or all, and they would be written again. It begins at {begins_at()}. To let the old "
-            "pipeline finish it, run that once more until it is idle, then stop it: then nothing is repeated. To take "
-            "the risk that rows of this one batch are there twice: start(..., adopt='repeat'), or semel pipeline adopt "
-            "FILE --repeat"
-        )
+        raise MarkerConflict(_begun_by_another(batch_id, f"It begins at {begins_at()}. "))
     return True
+
+
+def refuse_first_batch_of_another(committed: BatchMarker | None, *, is_begun: bool, is_known: bool) -> None:
+    """Raise `MarkerConflict` if the first batch of a checkpoint was begun, and not by this transactional id.
+
+    A checkpoint at its first batch has no progress yet, whoever made it. But a pipeline of ours has its id known to the
+    coordinator (`is_known`) before Spark writes the batch down.
+
+    >>> refuse_first_batch_of_another(None, is_begun=True, is_known=True)
+    """
+    if committed is None and is_begun and not is_known:
+        raise MarkerConflict(_begun_by_another(0, ""))
+
+
+def _begun_by_another(batch_id: int, where: str) -> str:
+    return (
+        f"batch {batch_id} of this checkpoint was begun and not finished. Whoever ran it before may have written "
+        f"some of its rows, or all, and they would be written again. {where}To let the old "
+        "pipeline finish it, run that once more until it is idle, then stop it: then nothing is repeated. To take "
+        "the risk that rows of this one batch are there twice: start(..., adopt='repeat'), or semel pipeline adopt "
+        "FILE --repeat"
+    )
 
 
 def refuse_foreign_checkpoint(
@@ -194,8 +210,8 @@ def refuse_foreign_checkpoint(
         if batch_id > 0:
             raise MarkerConflict(
                 f"the checkpoint is at batch {batch_id}, but the broker knows no progress of '{transactional_id}': it "
-                "expired (offsets.retention.minutes; a compacted marker_topic keeps it), was deleted, or is kept under "
-                "another id or on another cluster. "
+                "expired (offsets.retention.minutes; a compacted marker_topic keeps it), was deleted (by forget, or "
+                "with a source topic), or is kept under another id or on another cluster. "
                 f"It is unknown whether batch {batch_id} was written. If the checkpoint was made with another "
                 "transactional_id or other bootstrap_servers, start it with these. If the progress is gone, or the "
                 "checkpoint was made with another sink, take it over: start(..., adopt=True), or semel pipeline adopt "

@@ -215,7 +215,7 @@ class DriverTransaction:
         code = ErrorCode.of(response.error_code)
         if code in _OUTCOME_OPEN:
             raise CommitUnknown(
-                f"the {word} of '{self.transactional_id}' was answered with {code.name}: {code.meaning} "
+                f"the {word} of '{self.transactional_id}' was answered with {code.name}: {code.meaning}. "
                 f"{self._timeout_hint}",
                 code,
             )
@@ -239,7 +239,7 @@ class DriverTransaction:
         """Raise an error of the transaction. A newer epoch may be the coordinator's own, after the timeout."""
         if code in _OUTCOME_OPEN:
             error = ErrorCode.of(code)
-            raise error_for(error, f"{what}: {error.meaning} {self._timeout_hint}")
+            raise error_for(error, f"{what}: {error.meaning}. {self._timeout_hint}")
         _raise_for(code, what)
 
     def _require_identity(self) -> ProducerIdentity:

@@ -117,8 +117,12 @@ def make_ledger(history: History) -> Ledger:
             f"{len(committed) - len(judged)} micro-batches lie before offset {history.whole_from} of the group's "
             "offsets, where compaction has removed records: what was between them is not known"
         )
+    before: list[Entry] = []
     for query_id, group in itertools.groupby(judged, key=lambda entry: entry.query_id):
-        _judge_query(list(group), str(query_id), findings)
+        mine = list(group)
+        _judge_query(mine, str(query_id), findings)
+        _judge_after_another(before, mine, findings, not_judged)
+        before += mine
     _judge_rows(entries, history, findings, not_judged)
     return Ledger(tuple(entries), tuple(findings), tuple(not_judged), _covered(judged))
 
@@ -156,6 +160,40 @@ def _judge_query(entries: list[Entry], query_id: str, findings: list[str]) -> No
                 elif end < before:
                     findings.append(f"{place}: batch {number} ends at {end}, before batch {by} at {before}")
             ends[place] = (end, number)
+
+
+def _judge_after_another(
+    before: list[Entry], entries: list[Entry], findings: list[str], not_judged: list[str]
+) -> None:
+    """A query from another checkpoint must not cover again what those before it have covered.
+
+    Where the first micro-batch of a checkpoint begins is not in the logs: only that it wrote rows, and where it ends.
+    """
+    covered: dict[TopicPartition, tuple[int, str]] = {}
+    for entry in before:
+        for place, (_, end) in entry.ranges.items():
+            covered[place] = max(covered.get(place, (-1, "")), (end, str(entry.query_id)))
+    unknown: dict[TopicPartition, None] = {}
+    for entry in entries:
+        known = {place: ends for place, ends in entry.ranges.items() if place in covered}
+        again = [place for place, (begin, _) in known.items() if begin is not None and begin < covered[place][0]]
+        if entry.rows_said and known and all(end <= covered[place][0] for place, (_, end) in known.items()):
+            again += known if len(known) == len(entry.ranges) else ()
+        for place in dict.fromkeys(again):
+            end, query_id = covered.pop(place)
+            unknown.pop(place, None)
+            findings.append(
+                f"{place}: offsets up to {min(end, entry.ranges[place][1])} are covered by query {query_id} and again "
+                f"by batch {entry.batch_id} of query {entry.query_id}, from another checkpoint: the progress was "
+                "forgotten between them (if the topic was made anew, these are other records)"
+            )
+        unknown |= dict.fromkeys(place for place in known if place in covered and known[place][0] is None)
+    for place in unknown:
+        end, query_id = covered[place]
+        not_judged.append(
+            f"{place}: query {entries[0].query_id} has another checkpoint than query {query_id} before it, and where "
+            f"it began is not in the logs: whether offsets up to {end} were written again"
+        )
 
 
 def _judge_rows(entries: Iterable[Entry], history: History, findings: list[str], not_judged: list[str]) -> None:

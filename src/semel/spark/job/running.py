@@ -21,8 +21,10 @@ from semel.machines.pipeline.driver_transaction import DriverFenced
 
 from ..adoption import Adoption, adopt
 from ..batch_transaction import Observer
+from ..hopeless import data_lost_in
 from ..pipeline import start
 from ..preflight import PipelineMistake
+from ..range_reader import DataLost
 from .building import BuildMistakes, Plan, build, load_sources, make_session, sentence_of
 from .file import PipelineFile
 from .screen import Screen
@@ -34,7 +36,7 @@ _TOO_SLOW_TO_START = "Python worker failed to connect back"
 
 
 #: Errors that say what happened; what they were caused by says less.
-_OURS = (PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused)
+_OURS = (PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused, DataLost)
 
 
 class Exit(IntEnum):
@@ -48,7 +50,8 @@ class Exit(IntEnum):
     MISTAKE = 2
     #: Another process runs the pipeline now.
     FENCED = 3
-    #: A person must decide: a row that can never be written, or a checkpoint that does not belong to the progress.
+    #: A person must decide: a row that can never be written, a checkpoint that does not belong to the progress, or
+    #: records that were gone before they were read.
     STUCK = 4
 
 
@@ -91,7 +94,8 @@ def run_pipeline(file: PipelineFile, screen: Screen) -> Exit:
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs with a stack trace what is said here in a sentence
+    for chatty in ("py4j", "SQLQueryContextLogger"):  # they log with stack traces what is said here in a sentence
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)
     signals = _Signals(screen)
     signals.install()
     try:
@@ -208,8 +212,11 @@ def _tell(error: Exception, file: PipelineFile, screen: Screen, signals: _Signal
     if isinstance(cause, DriverFenced):
         screen.say(file.hide(f"fenced: {cause}"))
         return Exit.FENCED
-    if isinstance(cause, (MarkerConflict, RowRefused)):
+    if isinstance(cause, (MarkerConflict, RowRefused, DataLost)):
         screen.say(file.hide(f"stuck: {cause}"))
+        return Exit.STUCK
+    if lost := data_lost_in(str(error)):  # the planner of the source says it, in a process of Spark's
+        screen.say(file.hide(f"stuck: {lost}"))
         return Exit.STUCK
     screen.say(file.hide(f"failed: {cause if isinstance(cause, _OURS) else sentence_of(error)}"))
     return Exit.FAILED
