@@ -24,6 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import semel
 from semel.broker.embedded import Broker
@@ -228,17 +229,18 @@ def micro_batch() -> Walk:
     from semel.spark.claims import ClaimServer
     from semel.spark.kafka_options import DEFAULT_PRODUCER, ClientSettings
     from semel.spark.outputs import Outputs
+    from semel.spark.parts import Parts
     from semel.spark.transaction_client import TransactionClient
 
     class StoredCheckpoint(Checkpoint):
         """A checkpoint whose files need no Hadoop."""
 
         def __init__(self) -> None:
-            self.location = "memory"
+            self.location, self._local_folder = "memory", None
 
         def _read(self, name: str) -> str:
             end = int(name.rpartition("/")[2]) + 1 if name.startswith("offsets/") else 0
-            return f'v1\n{{}}\n{{"payments":{{"0":{end}}}}}' if end else '{"id":"query"}'
+            return f'v1\n{{}}\n{{"payments":{{"0":{end}}}}}' if end else '{"id":"0e6ba8b4-93b8-4b1e-8a55-2f7e9cb0a6d1"}'
 
         def _exists(self, name: str) -> bool:
             return True
@@ -248,6 +250,7 @@ def micro_batch() -> Walk:
 
         def __init__(self) -> None:
             self.reports: list[dict[str, Any]] = []
+            self.sparkSession: Any = Mock(conf=Mock(get=lambda _: "10000"))
 
         def coalesce(self, _: int) -> Rows:
             return self
@@ -275,6 +278,7 @@ def micro_batch() -> Walk:
             pipeline = sink.ExactlyOnceSink(
                 batch_transaction.BatchTransaction(loop, client, claims, given), StoredCheckpoint(),
                 Outputs("ledger").write, attempts=1, keeps_state=False, observer=lambda step, _: steps.append(step),
+                parts=Parts(1),
             )  # fmt: skip
             batch_transaction.kafka_columns = lambda *_: Rows()  # type: ignore[assignment]
             for batch_id in range(3):

@@ -145,9 +145,7 @@ def expected_files(data: bytes) -> None:
 
 
 def _store(data: bytes) -> LocalMetadataStore:
-    store = object.__new__(LocalMetadataStore)
-    store._directory, store._files, store._thread = Path("data/.metadata"), _files(data), None
-    return store
+    return LocalMetadataStore(Path("data/.metadata"), _files(data))
 
 
 def metadata(data: bytes) -> None:

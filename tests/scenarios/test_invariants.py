@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semel.log.partition_log import PartitionLog
-from semel.records.batch import build
+from semel.records.batch import build, split
 from semel.records.markers import control_batch
 from semel.testing.invariants import InvariantsBroken, Watch, check, scan_all, violations
 from semel.wire.messages.fetch import FetchResponse
@@ -59,6 +59,23 @@ def test_what_a_kill_leaves_is_let_pass(tmp_path: Path) -> None:
         file.write(client_batch(3, 0, b"torn")[:40])
     assert violations(tmp_path, transaction_version=2, killed=True) == []
     assert [found.invariant for found in violations(tmp_path, at_rest=True)] == ["L2", "T1"]
+
+
+def test_what_a_replica_copies_from_a_leader_that_has_compacted_is_let_pass(tmp_path: Path) -> None:
+    """Its last segment has holes then. On a broker that is alone that is a loss."""
+    log = open_log(tmp_path, cleanup_policy="compact")
+    for sequence in range(4):
+        log.append(client_batch(1, sequence, b"v"), NOW)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{0:020}.log"
+    batches = list(split(path.read_bytes()))
+    path.write_bytes(b"".join(bytes(batches[kept].data) for kept in (0, 3)))
+    (tmp_path / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    for index in (tmp_path / "t-0").glob("*index"):
+        index.unlink()
+    assert {each.invariant for each in violations(tmp_path)} >= {"L1", "L4"}
+    (tmp_path / ".semel_cluster").write_text("id")
+    assert {"L1", "L2", "L4"}.isdisjoint(each.invariant for each in violations(tmp_path))
 
 
 @pytest.mark.parametrize("policy", ["compact", "delete"])

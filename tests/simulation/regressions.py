@@ -48,6 +48,18 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(16.192, "power lost", 577827825),
         ],
     ),
+    # The same where only that partition's files fail: with all of them a start fsyncs the names first, and fails.
+    "a partition that its own failing files kept from opening was forgotten, and the stop was clean": Plan(
+        5460,
+        ("hostile", "reading-consumer", "two-callers"),
+        20.0,
+        "fsync",
+        [
+            Strike(5.850, "I/O error in one partition", 4),
+            Strike(7.284, "broker killed", 725284910),
+            Strike(16.192, "power lost", 577827825),
+        ],
+    ),
     "a power failure undid one of two renames of retention, and the hole behind it kept the partition offline": Plan(
         5584,
         ("reading-eager", "retention", "reused-sequences"),
@@ -138,6 +150,17 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "a start failed after it set a replica that had moved aside, and the replica could not come back": Plan(
+        201911,
+        ("elections", "reassignments"),
+        10.0,
+        "os",
+        [
+            Strike(0.469, "I/O error for ever", 2009546732), Strike(0.511, "I/O error for ever", 677702972),
+            Strike(5.390, "I/O error for ever", 63001251), Strike(7.091, "I/O error for ever", 2866340273),
+        ],
+        brokers=3,
+    ),
     "a classic member asked for its next heartbeat again and again within a millisecond": Plan(
         1, ("copying-eager",), 8.0, "os"
     ),
@@ -147,6 +170,13 @@ REGRESSIONS: dict[str, Plan] = {
         20.0,
         "fsync",
         [Strike(7.735, "index goes bad", 1874604060), Strike(10.103, "index goes bad", 3115741226)],
+    ),
+    "a partition's directory that a killed broker had made was used by the next, and gone after a power failure": Plan(
+        102039,
+        ("secured", "timeouts", "two-phase"),
+        20.0,
+        "fsync",
+        [Strike(1.633, "power lost after a crash", 3772525640)],
     ),
     # Not the broker's fault: a bit of a topic id went bad after a clean stop, whose checksum the next start had taken
     # when it was killed. The partition is offline then, as it must be; nobody had restored the file.
@@ -162,6 +192,15 @@ REGRESSIONS: dict[str, Plan] = {
     ),
     "a member that was removed while it revoked partitions joined with partitions to revoke, and failed for good": Plan(
         20419, ("wandering",), 20.0, "os", []
+    ),
+    # Not the broker's fault: nobody can tell a bit that went bad in the last whole batch from a write that was not
+    # finished. The fault had taken the beginning of another batch behind it for one.
+    "a log's only batch went bad after a crash, behind it the beginning of one that a failing disk did not take": Plan(
+        101481,
+        ("copying-cooperative", "reading-eager"),
+        20.0,
+        "fsync",
+        [Strike(0.227, "I/O error for ever", 576375906), Strike(2.615, "log goes bad", 301917751)],
     ),
     # Not the broker's fault: its power failed for longer than producers are remembered, between the markers of a
     # transaction and the coordinator's note of them. The judge took the marker that came again for a second end.
@@ -238,6 +277,20 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(4.504, "I/O error for ever", 3856146614), Strike(5.343, "I/O error for ever", 2726173455),
             Strike(6.451, "I/O error for ever", 1214530765), Strike(7.260, "rolling restart", 3162059210),
             Strike(7.360, "rolling restart", 1443963708),
+        ],
+        brokers=3,
+    ),
+    # Not the broker's fault: as in Kafka, the session of a dead member begins anew with each coordinator, and a new one
+    # does not know a generation that nobody has synced. The members went before the group had partitions for them.
+    "the members of a group left it before they had their partitions, and nobody read the last records": Plan(
+        202375,
+        ("compaction", "copying-eager", "reading-eager"),
+        10.0,
+        "fsync",
+        [
+            Strike(2.353, "rolling restart", 241413740),
+            Strike(7.503, "coordinator dies before its log is committed", 1672915520),
+            Strike(9.869, "client killed", 3369696239),
         ],
         brokers=3,
     ),
@@ -329,5 +382,23 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(9.071, "I/O error for ever", 4102476413),
         ],
         brokers=3,
+    ),
+    "a bit of a list of aborts went bad in a stop, and a crash came before anybody had read the list": Plan(
+        301817,
+        ("expiry", "in-flight"),
+        20.0,
+        "os",
+        [Strike(11.251, "index goes bad", 1389351404), Strike(12.711, "index goes bad", 412770890)],
+    ),
+    # Not the broker's fault.
+    "clients had clocks more than an hour ahead, and their records were refused for ever": Plan(
+        308270,
+        ("copying-consumer",),
+        20.0,
+        "os",
+        [
+            Strike(3.408, "clock jumps", 2448690547), Strike(6.695, "clock jumps", 632977538),
+            Strike(10.327, "clock jumps", 2889206921), Strike(16.831, "clock jumps", 2306617203),
+        ],
     ),
 }

@@ -32,7 +32,9 @@ def test_fresh_seeds_of_a_cluster_find_nothing() -> None:
 
 
 #: One for each kind of work; fresh seeds play all of them.
-WORKLOADS = ("idempotent", "zombies", "copying-consumer", "pipeline", "elections", "reassignments", "recreated")
+WORKLOADS = (
+    "idempotent", "zombies", "hurried", "copying-consumer", "pipeline", "elections", "reassignments", "recreated",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -66,10 +68,12 @@ RULES = (
     "R2: the in-sync set that was asked for counts as well",
     "R2: the in-sync set that was read counts until it is written",
     "R3: nothing is committed while too few are in sync",
+    "R6: both speak of one leader epoch, where a log is validated once",
     "R7: where logs part the follower's is cut",
     "R8: who enters the set has all that is committed",
     "R8: who enters the set has this leadership's beginning",
     "R8: who enters the set is in the life that has fetched",
+    "C3: no append between verification and marker",
     "C4: a marker of an older coordinator is refused",
     "P3: acks=all is answered once it is committed",
 )

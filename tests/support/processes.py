@@ -39,22 +39,26 @@ def free_port() -> int:
             return port
 
 
-def lasting_port() -> int:
+def lasting_port(count: int = 1) -> int:
     """A port of 127.0.0.1 for a server that may be away for a while: no connection gets it as its own meanwhile.
 
-    Linux takes those from 32768 on, and so `free_port` does.
+    Linux takes those from 32768 on, and so `free_port` does. With `count` it is the first of so many.
     """
     while True:
-        port = random.randrange(12_000, 32_000)
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.add(port)
-        return port
+        first = random.randrange(12_000, 32_000)
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and all(map(_is_free, ports)):
+            _given.update(ports)
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Process:

@@ -15,7 +15,7 @@ import pytest
 import semel
 from semel.config import ConfigError
 from semel.errors import ErrorCode, KafkaError
-from tests.support.processes import Process, free_port
+from tests.support.processes import Process, free_port, lasting_port
 from tests.support.waiting import until
 
 SETTINGS = {"replica.lag.time.max.ms": 5000, "num.partitions": 3, "leader.imbalance.check.interval.seconds": 1}
@@ -40,6 +40,8 @@ def test_records_survive_a_killed_broker_and_the_status_says_what_to_do(semel_cl
         victim = semel_cluster.leader_of("orders", 1)
         semel_cluster.kill(victim)
         assert not semel_cluster.is_running(victim)
+        with pytest.raises(RuntimeError, match="cannot be paused"):
+            semel_cluster.pause(victim)
         sent += [producer.send("orders", b"%d" % number, partition=number % 3).result(60) for number in range(30, 60)]
 
         def broker_is_missed() -> bool:
@@ -94,21 +96,39 @@ def test_what_is_wrong_with_a_cluster_is_said_before_anything_starts() -> None:
         semel.Cluster(settings={"node.id": 7})
     with pytest.raises(ConfigError, match=r"num\.partitions"):
         semel.Cluster(settings={"num.partitions": "many"})
-    with pytest.raises(ValueError, match="one for each"):
-        semel.Cluster(brokers=2, ports=[1])
+    for ports, why in (
+        ([1], "one for each"),
+        (9092, "one for each"),
+        ([19092, 19092], "each broker has its own"),
+        (["9092", 9093], "'9092' is no port"),
+        ([0, 70000], "0 is no port"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            semel.Cluster(brokers=2, ports=ports)  # type: ignore[arg-type]
+    for zookeeper in ("", "127.0.0.1:x", "127.0.0.1:2181,", ":2181"):
+        with pytest.raises(ValueError, match=r"expected for example 127\.0\.0\.1:2181"):
+            semel.Cluster(zookeeper=zookeeper)
+    with pytest.raises(TypeError, match="zookeeper is HOST:PORT"):
+        semel.Cluster(zookeeper=2181)  # type: ignore[arg-type]
 
 
 def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: semel.Cluster) -> None:
     with pytest.raises(RuntimeError, match="was started before"):
         semel_cluster.start()
     assert all(semel_cluster.is_running(number) for number in semel_cluster.numbers), "and goes on unharmed"
-    for wrong in (0, 9, True, 1.0, "1"):
+    with pytest.raises(TypeError, match="a topic's name"):
+        semel_cluster.leader_of(5)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=r"nobody leads nowhere-0 after 0\.1 s: broker 1, 2, 3 know no leader"):
+        semel_cluster.leader_of("nowhere", within_s=0.1)
+    for wrong in (0, 9, True, 1.0, "1", [1]):
         with pytest.raises(ValueError, match="there are 1, 2, 3"):
             semel_cluster.kill(wrong)  # type: ignore[arg-type]
     other = semel.Cluster(brokers=1)
     for call in (other.kill, other.pause, other.resume, other.shut_down, other.restart):
         with pytest.raises(RuntimeError, match="was not started"):
             call(1)
+    with pytest.raises(RuntimeError, match="was not started"):
+        other.leader_of("t")
     other.stop()
     assert not other.data_dir.exists()
     with pytest.raises(TypeError, match="brokers is a whole number, not str"):
@@ -187,7 +207,7 @@ def test_the_metrics_of_a_cluster_have_kafkas_names() -> None:
 
 
 def test_cluster_up_starts_brokers_line_by_line_and_ctrl_c_stops_all() -> None:
-    port = 20_000 + free_port() % 20_000
+    port = lasting_port(2)
     command = [sys.executable, "-m", "semel", "cluster", "up", "--brokers", "2", "--port", str(port)]
     process = Process(command, name="cluster-up", environment={"SEMEL_ZOOKEEPER_LIBS": ""})
     try:
@@ -211,3 +231,9 @@ def test_data_that_the_built_in_zookeeper_would_forget_is_refused() -> None:
     command = [sys.executable, "-m", "semel", "cluster", "up", "--data", "somewhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "the built-in ZooKeeper keeps nothing" in done.stderr
+
+
+def test_an_empty_address_of_zookeeper_is_no_wish_for_brokers_that_are_alone() -> None:
+    command = [sys.executable, "-m", "semel", "cluster", "up", "--zookeeper", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Error: zookeeper=''" in done.stderr, done.stderr

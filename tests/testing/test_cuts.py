@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import semel
 from semel.config import ConfigError
+from semel.errors import ErrorCode
+from semel.wire.messages.metadata import FindCoordinatorRequest
+from semel.wire.messages.transactions import EndTxnRequest
+from tests.broker.raw import Raw, batch
+from tests.cluster.test_added_partitions import begin
 from tests.support.waiting import until
 
 SESSION_MS = 4000
@@ -153,3 +158,42 @@ def test_misuse_is_told(semel_cluster: semel.Cluster) -> None:
         plain.cut(1, "zookeeper")
     with pytest.raises(RuntimeError, match="was not started"):
         semel.Cluster(brokers=1, cuts=True).heal()
+
+
+def test_a_coordinator_that_was_replaced_unheard_refuses_nothing_for_good(semel_cluster: semel.Cluster) -> None:
+    """C1: it does not know of the transaction that is open at the next one."""
+    name, topic = "replaced", "ended"
+
+    def coordinator_at(number: int) -> int:
+        with Raw(semel_cluster.address(number)) as raw:
+            answer = raw.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4)
+        return 0 if answer.coordinators[0].error_code else int(answer.coordinators[0].node_id)
+
+    def end(raw: Raw, producer: tuple[int, int]) -> tuple[ErrorCode, tuple[int, int]]:
+        asked = EndTxnRequest(
+            transactional_id=name, producer_id=producer[0], producer_epoch=producer[1], committed=True
+        )
+        answer = raw.ask(asked, 5)
+        return ErrorCode(answer.error_code), (answer.producer_id, answer.producer_epoch)
+
+    def write(producer: tuple[int, int]) -> ErrorCode:
+        data = batch(b"1", producer_id=producer[0], producer_epoch=producer[1], base_sequence=0, transactional=True)
+        with Raw(semel_cluster.address(semel_cluster.leader_of(topic))) as raw:
+            return ErrorCode(raw.produce(topic, data, transactional_id=name, version=12).error_code)
+
+    old = until(lambda: coordinator_at(1), within_s=60, what="a coordinator")
+    others = [number for number in semel_cluster.numbers if number != old]
+    admin = AdminClient({"bootstrap.servers": semel_cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, replica_assignment=[[*others, old]])])[topic].result(30)
+    with Raw(semel_cluster.address(old)) as raw:
+        begun = begin(raw, name)
+        producer = begun.producer_id, begun.producer_epoch
+        assert write(producer) is ErrorCode.NONE
+        code, producer = end(raw, producer)
+        assert code is ErrorCode.NONE
+        semel_cluster.cut(old, "zookeeper")
+        until(lambda: all(coordinator_at(one) not in (0, old) for one in others), within_s=60, what="another")
+        assert write(producer) is ErrorCode.NONE
+        assert end(raw, producer)[0] is ErrorCode.NOT_COORDINATOR
+    with Raw(semel_cluster.address(coordinator_at(others[0]))) as raw:
+        assert end(raw, producer)[0] is ErrorCode.NONE

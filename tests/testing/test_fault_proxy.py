@@ -74,3 +74,14 @@ def test_a_held_message_arrives_when_it_is_released_though_its_sender_is_gone(se
         released.set()
         until(lambda: proxy.passed[Way.RESPONSE, ApiKey.PRODUCE] == 1, what="the answer")
     assert read_all(semel_broker.bootstrap_servers, "late") == [b"a word from the grave"]
+
+
+@pytest.mark.parametrize("broker", ["nohost", ":9092", "127.0.0.1:x", "127.0.0.1:70000", "127.0.0.1:0", "a:1,b:2,"])
+def test_what_is_no_address_is_refused_in_words(broker: str) -> None:
+    with pytest.raises(ValueError, match="the address of one broker is host:port"):
+        FaultProxy(broker)
+
+
+def test_a_port_in_place_of_an_address_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match="host:port, not int"):
+        FaultProxy(9092)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from semel.cluster.session import ZooKeeperError
+from semel.config import ConfigError
 from semel.errors import KafkaError
 from semel.log.checkpoints import PARTITION_METADATA
 from semel.machines.replication.values import PartitionState
@@ -50,6 +51,8 @@ CONSUMER_SETTINGS: dict[str, object] = {
 LIVENESS_S = 180.0
 #: How long everything rests before it is judged: longer than any transaction that was left open may take.
 REST_S = 12.0
+#: How far ahead a record's time may be: the default of message.timestamp.after.max.ms.
+MOST_AHEAD_MS = 3_600_000
 
 
 @dataclass(slots=True)
@@ -210,7 +213,9 @@ class Play:
             try:
                 await broker.start()
                 return
-            except (OSError, ProcessDied, KafkaError, ZooKeeperError) as error:
+            except (OSError, ProcessDied, KafkaError, ZooKeeperError, ConfigError) as refusal:
+                # A start says in words what ZooKeeper did.
+                error = refusal.__cause__ if isinstance(refusal.__cause__, ZooKeeperError) else refusal
                 self.counts[f"start failed: {type(error).__name__}"] += 1
                 is_healthy = machine.disk.obstacle is None and machine.disk.free_bytes is None
                 if is_healthy and not isinstance(error, (ProcessDied, ZooKeeperError)):
@@ -270,7 +275,8 @@ class Play:
     async def _heal(self) -> None:
         """Everything works again: the network, the disk, the machines. A clock that was set back is as fast again as it
         ever was: until then a transaction that began before does not time out, as in Kafka. For the same reason all
-        brokers have the fastest clock that one of them had: its transactions may be another one's by now."""
+        brokers have the fastest clock that one of them had: its transactions may be another one's by now. And no client
+        is so far ahead that its records are refused for ever."""
         self.world.network.heal_all()
         self.world.network.conditions.reset()
         if self.is_cluster:
@@ -285,6 +291,8 @@ class Play:
         fastest_ms = max(broker.machine.fastest_error_ms for broker in self.brokers)
         for broker in self.brokers:
             broker.machine.clock_error_ms = broker.machine.fastest_error_ms = fastest_ms
+        for machine in self.world.machines:
+            machine.clock_error_ms = min(machine.clock_error_ms, fastest_ms + MOST_AHEAD_MS)
         for broker in self.brokers:
             async with broker.lock:
                 await self.start_broker(broker)

@@ -21,7 +21,7 @@ from semel.client.producer.producer import AsyncProducer
 from semel.client.session import AsyncTransactSession
 from semel.cluster.session import ZooKeeperSession
 from semel.config import BROKER, Values
-from semel.errors import Refused
+from semel.errors import Misuse, Refused
 from semel.simulation.disk import ProcessDied
 from semel.simulation.drawn_secrets import drawn_secrets
 from semel.simulation.event_loop import PROCESS, VirtualTimeLoop, without_a_list_of_tasks
@@ -186,10 +186,10 @@ class World:
 
 
 def _ignore_killed(problem: sys.UnraisableHookArgs) -> None:
-    """A coroutine of a killed process was waiting in a `finally` block, or began to wait in one, which only a task can.
-    Anything else is told as usual."""
-    said = str(problem.exc_value) if isinstance(problem.exc_value, RuntimeError) else ""
-    if "GeneratorExit" not in said and "inside a task" not in said:
+    """A coroutine of a killed process was waiting in a `finally` block, or began to wait in one, which only a task can,
+    or asked a client there, which belongs to no process any more. Anything else is told as usual."""
+    said = str(problem.exc_value) if isinstance(problem.exc_value, (RuntimeError, Misuse)) else ""
+    if not any(known in said for known in ("GeneratorExit", "inside a task", "made before a fork")):
         sys.__unraisablehook__(problem)
 
 

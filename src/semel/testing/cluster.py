@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import shutil
 import signal
 import socket
@@ -83,8 +84,10 @@ class Cluster:
             raise ValueError(f"brokers={brokers!r}: a cluster has at least one broker")
         if settings is not None and not isinstance(settings, Mapping):
             raise TypeError(f"settings are a dict of Kafka's names, not {type(settings).__name__}")
-        if ports is not None and len(ports) != brokers:
-            raise ValueError(f"ports={ports!r}: give one for each of {brokers} brokers")
+        if ports is not None:
+            _check_ports(ports, brokers)
+        if zookeeper is not None:
+            _zookeeper_servers(zookeeper)
         given = dict(settings or {})
         for name in (*_ITS_OWN, *(_OF_CUTS if cuts else ())):
             if name in given:
@@ -191,8 +194,8 @@ class Cluster:
     def zookeeper_connect(self) -> str:
         """What `zookeeper.connect` says."""
         if self._zookeeper_at is None:
-            raise RuntimeError("the cluster was not started")
-        return self._zookeeper_at
+            self._must_run()
+        return str(self._zookeeper_at)
 
     @property
     def numbers(self) -> list[int]:
@@ -213,6 +216,9 @@ class Cluster:
 
     def leader_of(self, topic: str, partition: int = 0, *, within_s: float = 30.0) -> int:
         """The broker that leads a partition, as soon as one does."""
+        if not isinstance(topic, str) or type(partition) is not int:
+            raise TypeError(f"leader_of({topic!r}, {partition!r}): a topic's name, and the number of a partition")
+        self._must_run()
         return self._wait_for_leader(topic, partition, within_s)
 
     # What happens to them
@@ -223,7 +229,10 @@ class Cluster:
 
     def pause(self, broker: int) -> None:
         """Freeze a broker's process (SIGSTOP): its connections stay open, and it says nothing."""
-        self._broker(broker, to_run=True).pause()
+        found = self._broker(broker, to_run=True)
+        if not found.is_running:
+            raise RuntimeError(f"broker {broker} does not run, so it cannot be paused: restart({broker}) starts it")
+        found.pause()
 
     def resume(self, broker: int) -> None:
         """Let a paused broker go on."""
@@ -270,8 +279,7 @@ class Cluster:
     def _cuttable(self) -> Network:
         if self._network is None:
             raise RuntimeError("the network of this cluster cannot be cut: make it with Cluster(..., cuts=True)")
-        if not self._is_running:
-            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
+        self._must_run()
         return self._network
 
     def _place(self, place: Place) -> Place:
@@ -280,11 +288,15 @@ class Cluster:
         raise ValueError(f"{place!r}: there are brokers {', '.join(map(str, self._brokers))}, and {ZOOKEEPER!r}")
 
     def _broker(self, number: int, *, to_run: bool = False) -> _BrokerProcess:
-        if number not in self._brokers or type(number) is not int:
+        if type(number) is not int or number not in self._brokers:
             raise ValueError(f"broker {number!r}: there are {', '.join(map(str, self._brokers))}")
-        if to_run and not self._is_running:
-            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
+        if to_run:
+            self._must_run()
         return self._brokers[number]
+
+    def _must_run(self) -> None:
+        if not self._is_running:
+            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
 
     def _wait_for_leader(self, topic: str, partition: int, within_s: float) -> int:
         deadline = time.monotonic() + within_s
@@ -294,7 +306,9 @@ class Cluster:
                 if leader is not None and leader >= 0 and self.is_running(leader):
                     return leader
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody leads {topic}-{partition} after {within_s:g} s")
+                answering = [str(number) for number, broker in self._brokers.items() if broker.answers]
+                asked = f"broker {', '.join(answering)} know no leader" if answering else "no broker runs"
+                raise TimeoutError(f"nobody leads {topic}-{partition} after {within_s:g} s: {asked}")
             time.sleep(0.05)
 
 
@@ -436,20 +450,52 @@ class _BrokerProcess:
 
 def _through_relays(zookeeper: str, broker: int, network: Network) -> str:
     """`zookeeper.connect` with a relay of this broker in front of each server."""
-    hosts, slash, chroot = zookeeper.partition("/")
-    relays = []
-    for server in hosts.split(","):
-        host, _, port = server.strip().rpartition(":")
-        relays.append(network.relay(ZOOKEEPER, host, int(port), only_from=broker))
+    _, slash, chroot = zookeeper.partition("/")
+    relays = [
+        network.relay(ZOOKEEPER, host, port, only_from=broker) for host, port in _zookeeper_servers(zookeeper)
+    ]
     return ",".join(f"127.0.0.1:{relay.port}" for relay in relays) + slash + chroot
 
 
+def _zookeeper_servers(connect: str) -> list[tuple[str, int]]:
+    """What `zookeeper.connect` names. An empty one would be no cluster: each broker would be alone."""
+    if not isinstance(connect, str):
+        raise TypeError(f"zookeeper is HOST:PORT, several with commas, and a chroot; not {type(connect).__name__}")
+    servers = []
+    for server in connect.partition("/")[0].split(","):
+        host, colon, port = server.strip().rpartition(":")
+        host, port = (host, port) if colon else (port, "2181")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ValueError(f"zookeeper={connect!r}: expected for example 127.0.0.1:2181, or None for a built-in one")
+        servers.append((host, int(port)))
+    return servers
+
+
+def _check_ports(ports: list[int], brokers: int) -> None:
+    if not isinstance(ports, (list, tuple, range)) or len(ports) != brokers:
+        raise ValueError(f"ports={ports!r}: give one for each of {brokers} brokers")
+    for port in ports:
+        if type(port) is not int or not 0 < port < 2**16:
+            raise ValueError(f"ports={ports!r}: {port!r} is no port; they are whole numbers from 1 to 65535")
+    if len({*ports}) != brokers:
+        raise ValueError(f"ports={ports!r}: each broker has its own")
+
+
 def _free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on. All are held until each is chosen, so that none is chosen twice."""
-    held = [socket.socket() for _ in range(count)]
+    """Ports of 127.0.0.1 that nobody listens on. All are held until each is chosen, so that none is chosen twice.
+
+    While a broker is away nobody else gets its port: systems give connections theirs from 32768 on.
+    """
+    held: list[socket.socket] = []
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
+        while len(held) < count:
+            one = socket.socket()
+            try:
+                one.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
+            except OSError:
+                one.close()
+            else:
+                held.append(one)
         return [int(one.getsockname()[1]) for one in held]
     finally:
         for one in held:

@@ -128,7 +128,11 @@ class FaultProxy:
     """The proxy. It serves from its own thread between `start` and `stop`."""
 
     def __init__(self, broker: str, rule: Rule = never, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        if not isinstance(broker, str):
+            raise TypeError(f"broker is the address of a broker, host:port, not {type(broker).__name__}")
         self.broker_host, _, broker_port = broker.rpartition(":")
+        if not self.broker_host or not broker_port.isdecimal() or not 0 < int(broker_port) < 65_536:
+            raise ValueError(f"broker {broker!r}: the address of one broker is host:port, as in 127.0.0.1:9092")
         self.broker_port = int(broker_port)
         self.host = host
         self.port = port

@@ -103,6 +103,8 @@ class Scan:
     first_offset: int = 0
     end_offset: int = 0
     compacted: bool = False
+    #: It may have been copied from a leader that had compacted it.
+    is_replica: bool = False
     producers: dict[int, ScannedProducer] = field(default_factory=dict)
     aborted: list[Aborted] = field(default_factory=list)
     #: (producer id, epoch of the marker) -> committed, for the transactions that ended here.
@@ -175,11 +177,12 @@ def scan_all(
     """Every partition of a data directory."""
     root = data_directory if isinstance(data_directory, DataDirectory) else DataDirectory(data_directory)
     compacted = _compacted_topics(root)
+    is_replica = bool(root.read(".semel_cluster"))
     for directory in root.directories():
         name = _DIRECTORY.fullmatch(directory)
         if name is not None:
             topic = name[1]
-            scan = Scan(topic, int(name[2]), compacted=topic in compacted or topic in _INTERNAL)
+            scan = Scan(topic, int(name[2]), compacted=topic in compacted or topic in _INTERNAL, is_replica=is_replica)
             scanner = _Scanner(scan, root, directory, transaction_version, killed, forgotten_after_ms)
             if scanner.bases:
                 yield scanner.run()
@@ -243,8 +246,9 @@ class _Scanner:
                 if not scan.compacted:
                     scan.report("L1", f"offsets {scan.end_offset} to {base - 1} are missing before segment {base}")
                 scan.end_offset = base
-            # In a compacted topic only the last segment is certain to be complete.
-            self.contiguous = is_last or not scan.compacted
+            # In a compacted topic only the last segment is certain to be complete, and in a cluster not that: who was
+            # away while its leader compacted copies what is left.
+            self.contiguous = not scan.compacted or (is_last and not scan.is_replica)
             self.whole_from = base if scan.compacted else -1
             self.positions.clear()
             first_aborted = len(scan.aborted)

@@ -66,11 +66,9 @@ def without_c3(patch: Patch) -> None:
 
 @in_a_cluster(
     "C3: no append between verification and marker",
-    "transfers-v1",
+    "hurried",
     faults=("coordinator's answers arrive late",),
     faults_per_minute=30,
-    unseen_because="our clients end no transaction while a batch of it is under way, so a late batch has an epoch or a "
-    "sequence of the past",
 )
 def without_c3_guard(patch: Patch) -> None:
     patch.set(ProducerStates, "check_verified", nothing)

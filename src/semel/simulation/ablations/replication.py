@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from semel.broker.replication.feeding import Fed
 from semel.broker.replication.membership import Membership
 from semel.errors import ErrorCode
 from semel.log.following import Following
@@ -121,14 +122,22 @@ def _validated_once(patch: Patch) -> None:
 
 @in_a_cluster(
     "R6: both speak of one leader epoch, where a log is validated once",
-    "elections",
-    faults=(*CUTS, *KILLS, *LOST),
-    unseen_because="when a leadership ends its followers get an error or lose their connection, and validate their "
-    "logs again (R7)",
+    "idempotent",
+    faults=("leader is back unheard",),
+    faults_per_minute=15,
 )
 def without_r6(patch: Patch) -> None:
     patch.set(LeaderReplica, "_fence", lambda self, fetch: ErrorCode.NONE)
     patch.set(FollowerReplica, "_is_late", lambda self, leader_epoch: False)
+    read = Fed.read
+
+    def read_under_any_epoch(self: Fed, left_bytes: int, *, is_first: bool) -> Any:
+        replica = None if self.partition is None else self.partition.replica
+        if replica is not None and replica.leader is not None:
+            self.fetch = self.fetch._replace(leader_epoch=replica.leader.state.leader_epoch)
+        return read(self, left_bytes, is_first=is_first)
+
+    patch.set(Fed, "read", read_under_any_epoch)
     _validated_once(patch)
 
 

@@ -60,6 +60,11 @@ class Place:
         state = self.state
         return state is not None and self.id_of(broker) == state.leader
 
+    def has_heard_that_it_leads(self, broker: BrokerNode) -> bool:
+        state, partition = self.state, self._partition(broker)
+        leader = None if partition is None or partition.replica is None else partition.replica.leader
+        return self.leads(broker) and state is not None and leader is not None and leader.state == state
+
     def _partition(self, broker: BrokerNode) -> ReplicatedPartition | None:
         topics = broker.topics
         topic = None if topics is None else topics.topics.get(self.topic)

@@ -14,7 +14,8 @@ from semel.machines.znodes import paths
 from semel.simulation.faults import fault
 from semel.simulation.faults.clusters import expire
 from semel.simulation.faults.in_sync_sets import TOO_LONG_S, a_place, until
-from semel.simulation.network import Connection, Transport
+from semel.simulation.faults.stalls import connections, go_on, stop
+from semel.simulation.network import Transport
 from semel.simulation.play import Play, registers
 from semel.simulation.world import BrokerNode
 from semel.wire.apis import ApiKey
@@ -23,8 +24,6 @@ in_a_cluster = partial(fault, alone=False)
 
 TRANSACTIONS = "__transaction_state"
 _MARKERS = int(ApiKey.WRITE_TXN_MARKERS).to_bytes(2, "big")
-#: In a queue nothing overtakes it: what comes after it waits as well.
-_NOTHING = b""
 
 
 def _coordinators(play: Play) -> list[BrokerNode]:
@@ -32,21 +31,6 @@ def _coordinators(play: Play) -> list[BrokerNode]:
     folder = paths.topic(TRANSACTIONS) + "/"
     leaders = {state.leader for path, state in registers(play.world) if path.startswith(folder) and state.leader > 0}
     return [play.brokers[number - 1] for number in sorted(leaders)]
-
-
-def _connections(play: Play, client: BrokerNode, server: BrokerNode) -> list[Connection]:
-    way = f" {client.machine.name}>{server.machine.name}"
-    return [each for each in play.world.network.connections.values() if each.name.endswith(way)]
-
-
-def _stop(end: Transport) -> None:
-    end.outgoing.append(_NOTHING)
-
-
-def _go_on(end: Transport) -> None:
-    if end.outgoing and end.outgoing[0] == _NOTHING:
-        end.outgoing.popleft()
-    end.send_on()
 
 
 @in_a_cluster("markers arrive late", weight=0.5)
@@ -57,9 +41,9 @@ async def markers_arrive_late(play: Play, chance: random.Random) -> None:
         return
     coordinator = chance.choice(coordinators)
     others = [broker for broker in play.brokers if broker is not coordinator]
-    ends = [each.ends[0] for other in others for each in _connections(play, coordinator, other)]
+    ends = [each.ends[0] for other in others for each in connections(play, coordinator, other)]
     for end in ends:
-        _stop(end)
+        stop(end)
     with_markers: list[Transport] = []
     for _ in range(400):
         with_markers = [end for end in ends if any(data and data[4:6] == _MARKERS for data in end.outgoing)]
@@ -68,12 +52,12 @@ async def markers_arrive_late(play: Play, chance: random.Random) -> None:
         await asyncio.sleep(0.005)
     for end in ends:
         if end not in with_markers:
-            _go_on(end)
+            go_on(end)
     if with_markers:
         expire(play, coordinator)
         await asyncio.sleep(chance.uniform(0.3, 3))
         for end in with_markers:
-            _go_on(end)
+            go_on(end)
 
 
 @in_a_cluster("coordinator's answers arrive late", weight=0.5)
@@ -84,13 +68,13 @@ async def answers_arrive_late(play: Play, chance: random.Random) -> None:
         return
     coordinator = chance.choice(coordinators)
     leader = chance.choice([broker for broker in play.brokers if broker is not coordinator])
-    ends = [each.ends[1] for each in _connections(play, leader, coordinator)]
+    ends = [each.ends[1] for each in connections(play, leader, coordinator)]
     for end in ends:
-        _stop(end)
+        stop(end)
     # Longer than a client waits, and shorter than the leader does.
     await asyncio.sleep(chance.uniform(3.1, 4.8))
     for end in ends:
-        _go_on(end)
+        go_on(end)
 
 
 @in_a_cluster("coordinator dies before its log is committed", weight=0.5)
@@ -102,9 +86,9 @@ async def dies_before_its_log_is_committed(play: Play, chance: random.Random) ->
         return
     first, second, third = place.leader, place.heir, place.other
     async with play.power_lock, first.lock:  # nobody else ends two brokers at once
-        ends = [each.ends[1] for server in (first, second) for each in _connections(play, third, server)]
+        ends = [each.ends[1] for server in (first, second) for each in connections(play, third, server)]
         for end in ends:
-            _stop(end)
+            stop(end)
         await until(lambda: place.high_watermark(first) < place.end(first) == place.end(second), 2.0)
         first.kill()
         if await until(lambda: place.leads(second), TOO_LONG_S):
@@ -115,9 +99,9 @@ async def dies_before_its_log_is_committed(play: Play, chance: random.Random) ->
                         actor.kill()
                 second.kill()
                 for end in ends:
-                    _go_on(end)
+                    go_on(end)
                 await until(lambda: place.leads(third), TOO_LONG_S)
                 await play.start_broker(second)
         for end in ends:
-            _go_on(end)
+            go_on(end)
         await play.start_broker(first)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 
+from semel.errors import Refused
 from semel.log.checkpoints import CLEAN_SHUTDOWN, LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA
+from semel.records.batch import Batch, check
 from semel.simulation.disk import File, Rot
 from semel.simulation.faults import fault
 from semel.simulation.play import Play
@@ -37,11 +39,11 @@ def _flip(play: Play, broker: BrokerNode, chance: random.Random, ending: str) ->
 
 def _flip_first_batch(play: Play, broker: BrokerNode, chance: random.Random) -> list[Rot]:
     """Flip a bit in the first batch of a log that has more of them. After a crash the last one would look like a write
-    that was not finished."""
+    that was not finished, also where the beginning of another one follows it."""
     found = []
     for path, file in broker.machine.disk.files(DATA):
-        size = int.from_bytes(file.data[8:12], "big") + 12
-        if path.endswith(".log") and size < len(file.data):
+        size = _size_of_batch(file.data)
+        if path.endswith(".log") and _is_batch(file.data[size:]):
             found.append((file, size))
     if not found:
         return []
@@ -50,6 +52,20 @@ def _flip_first_batch(play: Play, broker: BrokerNode, chance: random.Random) -> 
     play.world.trace.note("rot", f"first batch of {file.number}")
     broker.machine.disk.rotten += flipped
     return flipped
+
+
+def _size_of_batch(data: bytes | bytearray) -> int:
+    """How long the batch is that begins there, by its own word."""
+    return int.from_bytes(data[8:12], "big") + 12
+
+
+def _is_batch(data: bytes | bytearray) -> bool:
+    """Whether a whole batch begins there."""
+    try:
+        check(Batch.parse(bytes(data[: _size_of_batch(data)])), stored=True)
+    except Refused:
+        return False
+    return True
 
 
 def _was_stopped_cleanly(broker: BrokerNode) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from semel.client.admin.admin import AsyncAdmin
+from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.consumer.fetcher import ConsumerRecord
 from semel.errors import ErrorCode, KafkaError
 from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, Play
@@ -20,11 +21,35 @@ from semel.testing.history import Ended, Ending, Outcome
 PARTITIONS = 3
 #: Without input for so long after the end, everything has been copied.
 QUIET_S = 16.0
+#: A rebalance without faults takes less.
+REBALANCE_S = 3.0
 GROUPS: dict[str, dict[str, object]] = {
     "eager": {"group_protocol": "classic", "partition_assignment_strategy": "range"},
     "cooperative": {"group_protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"},
     "consumer": {"group_protocol": "consumer"},
 }
+
+
+class Quiet:
+    """Knows how long nothing has come to a member of a group, for which it must have partitions. A dead member keeps
+    them until its session ends, which begins anew with every coordinator."""
+
+    def __init__(self, play: Play, consumer: AsyncConsumer) -> None:
+        self._play = play
+        self._consumer = consumer
+        self._last = self._had_partitions = play.world.loop.time()
+
+    def something_came(self) -> None:
+        self._last = self._play.world.loop.time()
+
+    def is_over(self, fed_until: float) -> bool:
+        """Whether the member may end. Asked again and again."""
+        now = self._play.world.loop.time()
+        if self._consumer.assignment():
+            self._had_partitions = now
+        elif now - self._had_partitions > REBALANCE_S:
+            self._last = now
+        return self._play.is_ending and now - max(self._last, fed_until) >= QUIET_S
 
 
 class Copying(Workload):
@@ -81,11 +106,11 @@ class Copying(Workload):
 
     async def copy(self, actor: Actor) -> None:
         """Copy until there was nothing to copy for a while after the end."""
-        play, chance, loop = self.play, actor.chance, self.play.world.loop
+        play, chance = self.play, actor.chance
         async with play.clients.session(**self._settings(actor)) as session:
             await session.subscribe([self.source])
-            last, number = loop.time(), 0
-            while not play.is_ending or loop.time() - max(last, self._fed_until) < QUIET_S:
+            quiet, number = Quiet(play, session._consumer), 0
+            while not quiet.is_over(self._fed_until):
                 number += 1
                 transaction = (actor.who, number)
                 aborted = session.aborted
@@ -99,7 +124,7 @@ class Copying(Workload):
                             play.sending(actor.who, self.target, one.partition, value, transaction)
                             await session.send(self.target, value, partition=one.partition)
                         if records:
-                            last = loop.time()
+                            quiet.something_came()
                             if chance.random() < 0.1:
                                 await asyncio.sleep(chance.random() * 2)
                             if chance.random() < 0.05:

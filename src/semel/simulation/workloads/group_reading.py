@@ -8,7 +8,7 @@ from functools import partial
 from semel.errors import CommitFailed, KafkaError
 from semel.simulation.play import CONSUMER_SETTINGS, PRODUCER_SETTINGS, Actor, Play
 from semel.simulation.workloads import Workload, workload
-from semel.simulation.workloads.copying import GROUPS, QUIET_S, Restart, create
+from semel.simulation.workloads.copying import GROUPS, Quiet, Restart, create
 
 PARTITIONS = 4
 SESSION_TIMEOUT_MS = 10_000
@@ -64,12 +64,12 @@ class GroupReading(Workload):
                 settings.pop(name)
         async with play.clients.consumer(**settings, group_id=self.topic) as consumer:
             await consumer.subscribe([self.topic])
-            last = loop.time()
-            while not play.is_ending or loop.time() - max(last, self._fed_until) < QUIET_S:
+            quiet = Quiet(play, consumer)
+            while not quiet.is_over(self._fed_until):
                 for one in await consumer.poll(timeout_ms=200):
                     assert one.value is not None
                     self.read_at.setdefault(one.value, loop.time())
-                    last = loop.time()
+                    quiet.something_came()
                 if chance.random() < 0.7:
                     consumer.commit_soon(on_done=_not_heard)
                 else:
