@@ -230,10 +230,17 @@ class ErrorCode(enum.IntEnum):
             return cls.UNKNOWN_SERVER_ERROR
 
 
+#: The longest explanation, in characters. Many repeat a name from the request, and that may have 32 KB: with the words
+#: around it the explanation would be longer than a string of the protocol can be.
+_LONGEST_WHY = 4_000
+
+
 class Refused(Exception):
     """A request is refused with an error code. Raised where that is decided, caught in dispatch."""
 
     def __init__(self, code: ErrorCode, why: str = "") -> None:
+        if len(why) > _LONGEST_WHY:
+            why = f"{why[: _LONGEST_WHY // 2]} ... {why[-_LONGEST_WHY // 2 :]}"
         super().__init__(code, why)
         self.code = code
         self.why = why

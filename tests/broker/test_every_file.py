@@ -275,6 +275,25 @@ def test_a_start_serves_the_same_data_or_says_which_file_and_what_to_do(
     assert not tracebacks, tracebacks
 
 
+def test_a_list_of_aborts_that_went_bad_before_a_start_is_rebuilt_after_a_crash_too(
+    whole: Path, expected: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody used the partition in between, and the stop before knows what the list was."""
+    data, crashed = tmp_path / "data", tmp_path / "crashed"
+    shutil.copytree(whole, data)
+    lists = [path for path in (data / "t-0").glob("*.txnindex") if path.stat().st_size]
+    assert lists
+    for path in lists:
+        content = bytearray(path.read_bytes())
+        content[9] ^= 1  # the last byte of a producer id
+        path.write_bytes(content)
+    with Broker(data, settings=SETTINGS):
+        shutil.copytree(data, crashed)
+    found, said = look(crashed, caplog)
+    assert found == expected
+    assert any(path.stem in said for path in lists) and "rebuilt" in said
+
+
 @pytest.mark.parametrize("start", ["after a clean stop", "after a crash"])
 def test_a_partition_that_is_gone_altogether_is_told(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, start: str

@@ -10,6 +10,8 @@ import pytest
 from semel.broker.embedded import Broker
 from semel.errors import ErrorCode
 from semel.machines.groups.classic.rebalance import generated_member_id
+from semel.wire.messages.admin import CreatePartitionsRequest, ElectLeadersRequest
+from semel.wire.messages.configs import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from semel.wire.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.groups import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from semel.wire.messages.metadata import FindCoordinatorRequest
@@ -117,3 +119,33 @@ def test_a_generated_member_id_fits_into_a_string_whatever_its_characters_take()
         assert made.endswith(f"-{unique}") and len(made.encode()) <= MOST
         assert name.startswith(made.removesuffix(f"-{unique}"))
     assert generated_member_id("short", unique) == f"short-{unique}"
+
+
+_LONGEST = "\N{EURO SIGN}" * (MOST // 3)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.CreatePartitionsTopic(name=_LONGEST, count=2, assignments=None)]
+        ),
+        ElectLeadersRequest(topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=_LONGEST, partitions=[0])]),
+        AlterClientQuotasRequest(
+            entries=[
+                AlterClientQuotasRequest.EntryData(
+                    entity=[AlterClientQuotasRequest.EntityData(entity_type=_LONGEST, entity_name="n")], ops=[]
+                )
+            ]
+        ),
+        DescribeClientQuotasRequest(
+            components=[DescribeClientQuotasRequest.ComponentData(entity_type=_LONGEST, match_type=0, match="n")]
+        ),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_an_explanation_that_repeats_a_long_name_fits_into_the_answer(semel_broker: Broker, request_: Any) -> None:
+    with Raw(semel_broker) as raw:
+        shown = repr(raw.ask(request_, 0))
+        assert "error_message=" in shown
+        assert len(shown) < 3 * MOST

@@ -426,6 +426,19 @@ def test_partitions_are_described_page_by_page(semel_broker: Broker) -> None:
         assert seen == [(name, index) for name in "ab" for index in range(3)]
 
 
+def test_a_cursor_that_no_answer_gave_is_refused_beside_each_name(semel_broker: Broker) -> None:
+    # As Kafka does. Before, the connection was closed: the response has no error of its own.
+    cursor = DescribeTopicPartitionsRequest.Cursor(topic_name="b", partition_index=-1)
+    with Raw(semel_broker) as raw:
+        raw.create("a")
+        named = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in ("a", "none")]
+        answer = raw.ask(DescribeTopicPartitionsRequest(topics=named, cursor=cursor))
+        assert [(row.name, row.error_code) for row in answer.topics] == [
+            ("a", ErrorCode.INVALID_REQUEST), ("none", ErrorCode.INVALID_REQUEST)
+        ]  # fmt: skip
+        assert not raw.ask(DescribeTopicPartitionsRequest(cursor=cursor)).topics
+
+
 def test_the_cluster_is_one_broker(broker: Broker, raw: Raw) -> None:
     answer = raw.ask(DescribeClusterRequest())
     assert [row.broker_id for row in answer.brokers] == [1]

@@ -222,6 +222,22 @@ def test_v1_a_late_write_after_the_commit_opens_no_hanging_transaction(raw: Raw,
     assert committed(raw, topic) == [b"in time"]
 
 
+def test_v1_a_late_copy_of_an_earlier_write_does_not_keep_the_next_transaction_out(raw: Raw, topic: str) -> None:
+    """After a cut the network still delivers what a client has sent on a connection that it gave up."""
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    producer.add(topic)
+    producer.write(topic, b"first", version=V1_PRODUCE)
+    producer.end(commit=True, version=3)
+    data = batch(b"first", producer_id=producer.producer_id, producer_epoch=producer.producer_epoch, transactional=True)
+    late = raw.produce(topic, data, transactional_id=topic, version=V1_PRODUCE)
+    assert late.error_code == ErrorCode.TRANSACTION_ABORTABLE, "the partition is not in a transaction now"
+    producer.add(topic)
+    assert producer.write(topic, b"second", version=V1_PRODUCE) is ErrorCode.NONE
+    producer.end(commit=True, version=3)
+    assert committed(raw, topic) == [b"first", b"second"]
+
+
 def test_v2_a_late_write_with_the_old_epoch_is_fenced(raw: Raw, topic: str) -> None:
     raw.create(topic)
     producer = Transactional(raw, topic)
@@ -385,6 +401,40 @@ def test_a_client_cannot_add_the_brokers_own_topics(raw: Raw, topic: str, intern
     producer = Transactional(raw, topic)
     assert producer.add(internal) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert producer.end(commit=True, version=3) is ErrorCode.INVALID_TXN_STATE, "the transaction has not begun"
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "code"),
+    [
+        (None, -5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (None, 1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("nowhere", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("__transaction_state", 0, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ],
+)
+def test_the_brokers_version_of_the_request_adds_no_partition_that_is_not_there(
+    raw: Raw, topic: str, name: str | None, partition: int, code: ErrorCode
+) -> None:
+    raw.create(topic)
+    producer = Transactional(raw, topic)
+    row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction(
+        transactional_id=producer.id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        topics=[row(name=topic, partitions=[0]), row(name=name or topic, partitions=[partition])],
+    )
+    results = raw.ask(AddPartitionsToTxnRequest(transactions=[transaction]), 5).results_by_transaction
+    told = {
+        (of.name, one.partition_index): one.partition_error_code
+        for of in results[0].topic_results
+        for one in of.results_by_partition
+    }
+    assert told == {(topic, 0): ErrorCode.OPERATION_NOT_ATTEMPTED, (name or topic, partition): code}
+    # The id is as it was, and can be used.
+    assert producer.write(topic, b"kept") is ErrorCode.NONE
+    assert producer.end(commit=True) is ErrorCode.NONE
+    assert committed(raw, topic) == [b"kept"]
 
 
 @pytest.mark.parametrize("transactional_id", [None, "payments"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -22,10 +24,13 @@ from semel.log.checkpoints import (
     HIGH_WATERMARKS,
     LEADER_EPOCH_CHECKPOINT,
     PARTITION_METADATA,
+    RECOVERY_POINTS,
     encode_partition_metadata,
+    read_offsets,
     write_offsets,
 )
 from semel.log.damage import NamelessPartition
+from semel.log.files import Files
 from semel.log.manifest import FileMark, Manifest, encode_marks
 from tests.log.disk import NOW, FaultyFiles, batch, open_log
 
@@ -33,7 +38,7 @@ EARLIER, TODAY = UUID(int=1), UUID(int=2)
 
 
 def logs_in(
-    directory: Path, files: FaultyFiles, *, clean: bool = False, manifest: Manifest | None = None, fsync: bool = False
+    directory: Path, files: Files, *, clean: bool = False, manifest: Manifest | None = None, fsync: bool = False
 ) -> tuple[TopicLogs, ReplicatedPartition]:
     """The logs of a broker of a cluster, and the partition of the topic of today."""
     settings = BROKER.parse({"semel.durability": "fsync" if fsync else "os"})
@@ -200,3 +205,55 @@ def test_alone_the_broker_knows_its_topics_and_names_their_directories_before_th
     logs, partition = logs_in(tmp_path, FaultyFiles())
     logs.name_partitions([partition])
     assert (tmp_path / "t-0" / PARTITION_METADATA).read_bytes() == encode_partition_metadata(TODAY)
+
+
+# A line of the recovery points without its directory is damage, so it goes first
+
+
+def test_a_start_that_fails_while_it_sets_a_directory_aside_leaves_no_line_without_a_directory(tmp_path: Path) -> None:
+    """The replica was moved away while the broker was down, and is moved back before the next start."""
+    leave(tmp_path, encode_partition_metadata(TODAY), records=True)
+    write_offsets(FaultyFiles(), tmp_path, RECOVERY_POINTS, {("t", 0): 1})
+    files = FaultyFiles()
+    files.fail_when = lambda call, path: RECOVERY_POINTS in path
+    logs, partition = logs_in(tmp_path, files)
+    partition.is_local = False
+    with pytest.raises(OSError, match="no space left"):
+        logs.load([partition])
+    assert strays(tmp_path) == []
+    logs, partition = logs_in(tmp_path, FaultyFiles())
+    logs.load([partition])
+    assert partition.own_log.end_offset == 1
+
+
+def test_a_line_of_a_replica_that_is_on_other_brokers_does_not_count_when_it_comes_back(tmp_path: Path) -> None:
+    write_offsets(FaultyFiles(), tmp_path, RECOVERY_POINTS, {("t", 0): 94})
+    logs, partition = logs_in(tmp_path, FaultyFiles())
+    partition.is_local = False
+    logs.load([partition])
+    assert partition.offline is None
+    partition.is_local = True
+    assert partition.own_log.end_offset == 0
+    assert read_offsets(FaultyFiles(), tmp_path, RECOVERY_POINTS) == {}
+
+
+@pytest.mark.parametrize("whole_topic", [True, False])
+def test_a_directory_is_removed_after_its_line(tmp_path: Path, whole_topic: bool) -> None:
+    """A kill in between leaves a directory without a line, which is only read whole."""
+    leave(tmp_path, encode_partition_metadata(TODAY), records=True)
+    write_offsets(FaultyFiles(), tmp_path, RECOVERY_POINTS, {("t", 0): 1})
+    seen = []
+
+    class Watched(Files):
+        def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+            if os.fspath(target).endswith("-delete"):
+                seen.append(read_offsets(self, tmp_path, RECOVERY_POINTS))
+            super().rename(source, target)
+
+    logs, partition = logs_in(tmp_path, Watched())
+    logs.load([partition])
+    for segment in partition.own_log.segments:
+        segment.close()
+    partition.release()
+    asyncio.run(logs.remove([partition], {"t"}) if whole_topic else logs.remove_partition(partition))
+    assert seen == [{}]

@@ -1,4 +1,7 @@
-"""What `semel broker start` does to its process so that no thread keeps the interpreter from the loop for long."""
+"""What `semel broker start` does to its process so that no thread keeps the interpreter from the loop for long.
+
+And what it says if it cannot start.
+"""
 
 from __future__ import annotations
 
@@ -78,3 +81,21 @@ def test_a_broker_that_runs_has_done_both_to_its_process(tmp_path: Path) -> None
     assert float(said[0]) == sys.getswitchinterval()
     assert tuple(map(int, said[1:4])) == gc.get_threshold()
     assert int(said[4]) > 1000, "what is there at the start is not looked at again"
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "why"),
+    [
+        ("--config", "{}/none.properties", "--config: cannot read {}/none.properties: No such file or directory;"),
+        ("--config", "{}", "--config: cannot read {}: Is a directory; name a properties file"),
+        ("--data", "/proc/none", "/proc/none cannot be the data directory: it cannot be made or written"),
+    ],
+)
+def test_a_start_that_cannot_use_a_file_names_the_option_and_what_to_do(
+    option: str, given: str, why: str, tmp_path: Path
+) -> None:
+    options = {"--data": str(tmp_path / "data"), "--listen": "127.0.0.1:0", option: given.format(tmp_path)}
+    command = [sys.executable, "-m", "semel", "broker", "start", *(word for pair in options.items() for word in pair)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("semel broker: " + why.format(tmp_path)) and "Errno" not in ended.stderr

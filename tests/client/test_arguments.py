@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semel import AclBinding, Admin, Broker, Consumer, NewTopic, TopicPartition, TransactSession
+from semel import AclBinding, Admin, Broker, Consumer, NewTopic, Producer, TopicPartition, TransactSession
 from semel.config import ConfigError
 from semel.errors import InvalidConfig, KafkaError, Misuse, Retriable
 from semel.machines.transactions.producer import OffsetAndMetadata
@@ -335,6 +336,18 @@ def test_a_kind_of_thing_that_has_no_settings_is_named_with_those_that_have(brok
         assert admin.describe_configs("broker", node.node_id) == admin.describe_configs("broker", str(node.node_id))  # type: ignore[arg-type]
         with pytest.raises((InvalidConfig, Misuse)):
             admin.create_topic("another", configs={"retention.ms": None})
+
+
+def test_columns_without_pyarrow_name_the_extra_and_cost_nothing(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer, make_consumer(broker) as consumer:
+        for columns in (lambda: producer.send_arrow(TOPIC, None), consumer.poll_arrow):  # type: ignore[arg-type]
+            with pytest.raises(ModuleNotFoundError, match=r"pip install 'semel\[arrow\]'"):
+                columns()
+        assert producer.send(TOPIC, b"next").result(10)
+        consumer.poll(0)
 
 
 def test_the_patience_of_a_session_is_a_number() -> None:

@@ -438,5 +438,8 @@ def test_kafkas_tools_describe_move_elect_and_delete(cluster: Cluster, tmp_path:
     assert "flush.ms=9" in described_by_tool
     told = java_tools.run("log-dirs", *at, "--describe", "--broker-list", "3", "--topic-list", "tool").stdout
     assert '"partition":"tool-0"' in told
+    # Each replica is asked, also those that follow.
+    for number in cluster.brokers:
+        java_tools.run("transactions", *at, "find-hanging", "--broker-id", number)
     java_tools.run("topics", *at, "--delete", "--topic", "tool")
     assert "tool" not in java_tools.run("topics", *at, "--list").stdout.split()

@@ -12,6 +12,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import semel
+from semel.cluster.peers import PEER_CLIENT_ID
+from semel.errors import ErrorCode
+from semel.wire.messages.transactions import DescribeProducersRequest
+from tests.broker.raw import Raw
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -100,6 +104,36 @@ def test_a_coordinator_that_moved_is_found_at_its_new_broker(cluster: semel.Clus
     until(seen, within_s=60, what="the coordinator to be found")
     code, words = told(cluster, "txn", "doctor", "moves")
     assert "in progress" in words and code == 0, words
+    producer.commit_transaction(90)
+
+
+def producers_at(cluster: semel.Cluster, broker: int, topic: str, client_id: str) -> tuple[ErrorCode, list[int]]:
+    """Where each open transaction begins, as one broker sees it."""
+    row = DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[0])
+    with Raw(cluster.address(broker), client_id=client_id) as raw:
+        part = raw.ask(DescribeProducersRequest(topics=[row]), 0).topics[0].partitions[0]
+    begun = [each.current_txn_start_offset for each in part.active_producers]
+    return ErrorCode(part.error_code), [offset for offset in begun if offset >= 0]
+
+
+def test_every_replica_tells_its_producers_and_a_coordinator_asks_the_leader_alone(cluster: semel.Cluster) -> None:
+    """As in Kafka, whose kafka-transactions asks one broker for all that it has. C4: markers go by what leaders say."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for made in admin.create_topics([NewTopic("told", 1, replica_assignment=[[1, 2]])]).values():
+        made.result(30)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "telling"})
+    producer.init_transactions(90)
+    producer.begin_transaction()
+    producer.produce("told", b"1")
+    assert producer.flush(60) == 0
+    leader = cluster.leader_of("told")
+    follower = 3 - leader
+    for broker in (leader, follower):
+        until(lambda b=broker: producers_at(cluster, b, "told", "anybody") == (ErrorCode.NONE, [0]),
+              within_s=60, what=f"broker {broker} to tell")
+    assert producers_at(cluster, 3, "told", "anybody") == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
+    assert producers_at(cluster, leader, "told", f"{PEER_CLIENT_ID}9") == (ErrorCode.NONE, [0])
+    assert producers_at(cluster, follower, "told", f"{PEER_CLIENT_ID}9") == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
     producer.commit_transaction(90)
 
 

@@ -132,6 +132,7 @@ def open_log(
     unsynced_may_be_lost: bool = False,
     is_replicated: bool = False,
     expected: Marks | None = None,
+    before: Marks | None = None,
     **changes: object,
 ) -> PartitionLog:
     return open_partition_log(
@@ -146,6 +147,7 @@ def open_log(
         unsynced_may_be_lost=unsynced_may_be_lost,
         is_replicated=is_replicated,
         expected=expected,
+        before=before,
     )
 
 

@@ -128,6 +128,40 @@ def test_a_list_of_aborts_that_nobody_has_read_between_two_stops_is_checked_afte
     log.close(NOW)
 
 
+@pytest.mark.parametrize("harmed", ["a bit", "its end", "all of it"])
+def test_a_list_of_aborts_that_went_bad_between_a_stop_and_a_crash_is_rebuilt(tmp_path: Path, harmed: str) -> None:
+    """Nobody used the partition since the stop, so nobody else knows what the list was."""
+    log = with_aborts(tmp_path)
+    expected = read_all(log, 1)
+    log.close(NOW)
+    path = tmp_path / "t-0" / f"{FIRST}.txnindex"
+    whole = path.read_bytes()
+    if harmed == "a bit":
+        harm(path, 9, b"\x08")
+    elif harmed == "its end":
+        path.write_bytes(whole[:-34])
+    else:
+        path.unlink()
+    log = open_log(tmp_path, index_interval_bytes=100, clean=False, recovery_point=log.end_offset, before=log.marks)
+    assert read_all(log, 1) == expected
+    assert path.read_bytes() == whole
+    log.close(NOW)
+
+
+def test_a_list_of_aborts_that_has_grown_since_the_last_stop_is_not_taken_for_a_bad_one(tmp_path: Path) -> None:
+    log = with_aborts(tmp_path)
+    log.close(NOW)
+    before = log.marks
+    log = open_log(tmp_path, index_interval_bytes=100, expected=before)
+    send(log, 7, 4, b"x" * 200)
+    end(log, 7, commit=False)
+    expected = read_all(log, 1)
+    crash(log)
+    log = open_log(tmp_path, index_interval_bytes=100, clean=False, recovery_point=0, before=before)
+    assert read_all(log, 1) == expected
+    log.close(NOW)
+
+
 def test_a_list_of_aborts_that_went_bad_after_a_compaction_and_a_stop_is_rebuilt(tmp_path: Path) -> None:
     """The compacted segment is a new one, and knows what was written for it."""
     log = open_log(tmp_path, cleanup_policy="compact")

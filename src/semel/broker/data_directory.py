@@ -4,16 +4,20 @@ Guarantees:
 
 - One broker at a time: the process holds a lock, which the system releases when the process ends.
 - `meta.properties` holds the ids under Kafka's names and is written once. A directory of another node is refused.
-- The clean-shutdown mark and the manifest of a clean stop are removed before anything is written. So only a clean stop
-  can leave them.
+- The clean-shutdown mark is removed, and the manifest of a clean stop set aside, before anything is written. So only a
+  clean stop can leave them.
+- What a start finds in the directory and in the metadata store stays there if the power fails, also what a killed
+  process made and did not fsync.
 - A directory with data never gets a new identity: a damaged or missing `meta.properties` is an error that says what to
   do. Users alone are no data.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -24,6 +28,7 @@ from semel.config import ConfigError
 from semel.log.checkpoints import (
     CLEAN_SHUTDOWN,
     LEADER_EPOCH_CHECKPOINT,
+    MANIFEST_BEFORE,
     PARTITION_METADATA,
     mark_clean_shutdown,
     marked_by_semel,
@@ -31,7 +36,7 @@ from semel.log.checkpoints import (
     topic_id_text,
 )
 from semel.log.files import Files
-from semel.log.manifest import Manifest, read_manifest, remove_manifest, write_manifest
+from semel.log.manifest import Manifest, read_manifest, set_manifest_aside, write_manifest
 from semel.properties import read_properties
 
 META_PROPERTIES = "meta.properties"
@@ -41,6 +46,8 @@ METADATA = ".metadata"
 OF_A_CLUSTER = ".semel_cluster"
 _CRC_LINE = re.compile(rb"# crc32c=([0-9a-f]{8})\n")
 _PARTITION = re.compile(r".+-[0-9]+")
+#: What a disk says about a place where this user can write nothing, today and tomorrow.
+_NOBODY_MAY_WRITE = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT))
 #: What the directory of a partition has before its first log file.
 _WRITTEN_FIRST = frozenset((LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA))
 _NEW_IDENTITY = (
@@ -90,13 +97,34 @@ def lock_directory(files: Files, path: Path) -> int:
         files.make_directory(path)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"{path} cannot be the data directory: it is a file, or below one") from None
+    except OSError as error:
+        if error.errno in _NOBODY_MAY_WRITE:
+            raise _cannot_write(path, error) from None
+        raise
     for made in reversed(missing):
         # What is fsynced in it is not safe before its own name is.
         files.sync_directory(made.parent)
+    if not files.exists(path / META_PROPERTIES):
+        # An earlier start may have been killed before it did that. Who made which directory is not known: those that
+        # cannot be fsynced were not made here.
+        for above in path.parents:
+            with suppress(OSError):
+                files.sync_directory(above)
     try:
         return files.lock(path / ".lock")
     except BlockingIOError:
         raise DataDirectoryInUse(f"{path} is in use by another broker") from None
+    except OSError as error:
+        if error.errno in _NOBODY_MAY_WRITE:
+            raise _cannot_write(path, error) from None
+        raise
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be the data directory: it cannot be made or written ({error.strerror}); let this user write "
+        "there, or name another directory (log.dirs, --data)"
+    )
 
 
 class DataDirectory:
@@ -178,6 +206,10 @@ class DataDirectory:
         """What the last stop left, if it was clean and by Semel: Apache Kafka does not update the manifest."""
         return read_manifest(self._files, self.path) if marked_by_semel(self._files, self.path) else None
 
+    def manifest_before(self) -> Manifest | None:
+        """After a crash: what the last clean stop left, which may have changed since."""
+        return None if self.was_closed_cleanly else read_manifest(self._files, self.path, MANIFEST_BEFORE)
+
     def is_there(self) -> bool:
         """Whether the directory that was opened is still there: it may have been removed or replaced."""
         return self._files.is_open_as(self._lock, self.path / ".lock") and self._files.exists(
@@ -185,9 +217,15 @@ class DataDirectory:
         )
 
     def open_for_writing(self) -> bool:
-        """Remove the marks of a clean stop, and return whether there was one. Only `close_cleanly` sets them again."""
-        remove_manifest(self._files, self.path)
-        return take_clean_shutdown_mark(self._files, self.path)
+        """Take away the marks of a clean stop, and return whether there was one. Only `close_cleanly` sets them again.
+
+        From here on every name that was found is on disk, whoever made it and died before its fsync.
+        """
+        set_manifest_aside(self._files, self.path)
+        was_clean = take_clean_shutdown_mark(self._files, self.path)
+        if self._files.exists(self.path / METADATA):
+            self._files.sync_directory(self.path / METADATA)
+        return was_clean
 
     def close_cleanly(self, manifest: Manifest) -> None:
         """Mark a clean stop, after everything is flushed: the next start need not recover, and can compare files."""

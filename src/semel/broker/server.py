@@ -152,12 +152,16 @@ class BrokerServer:
             else:
                 self._own_directory(path, self.settings["semel.cluster.id"])
             await self._open(prepare)
-        except BaseException:
+        except BaseException as error:
             if "data" in self.__dict__:
                 self.data.unlock()
             self.listening.close()
             if self.cluster is not None:
+                from semel.broker.replication.to_zookeeper import why_no_start
+
                 await self.cluster.leave()
+                if (why := why_no_start(error, self.settings)) is not None:
+                    raise why from error
             raise
 
     def _own_directory(self, path: Path, cluster_id: str | None) -> DataDirectory:
@@ -219,6 +223,7 @@ class BrokerServer:
             self.durability,
             clean=clean,
             manifest=manifest,
+            manifest_before=data.manifest_before(),
             is_replicated=self.cluster is not None,
         )
         if self.cluster is None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -31,11 +33,29 @@ NOUNS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_standard_files()
     if arguments[:2] == ["broker", "start"]:
         from semel.cli.broker import start_without_click
 
         start_without_click(arguments[2:])
-    command_line()(arguments, prog_name="semel")
+    try:
+        command_line()(arguments, prog_name="semel")
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Only the output has no name. What is still to be written would fail again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"Error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _open_standard_files() -> None:
+    """Open what was closed (`>&-`): else a socket gets its number, and the event loop ends the process for that."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which gets the lowest number that is free
 
 
 def command_line() -> click.Group:

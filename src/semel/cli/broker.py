@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from semel.cli.properties_file import read_properties_file
 from semel.config import BROKER, ConfigError, Values
 from semel.errors import Refused
-from semel.properties import read_properties
 
 if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
@@ -51,12 +52,9 @@ def gather_settings(listen: str | None, data: str | None, config_file: str | Non
     given: dict[str, object] = {}
     if config_file is not None:
         try:
-            with open(config_file, encoding="utf-8") as file:
-                given.update(read_properties(file.read()))
-        except UnicodeDecodeError:
-            raise ConfigError(f"--config: {config_file} is not text in UTF-8") from None
+            given.update(read_properties_file(config_file, "--config"))
         except ValueError as error:
-            raise ConfigError(f"--config: {config_file}: {error}") from None
+            raise ConfigError(str(error)) from None
     for pair in sets:
         name, sign, value = pair.partition("=")
         if not sign:
@@ -89,7 +87,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         settings = gather_settings(listen, data, config_file, sets)
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         _fail(str(error))
     from semel.broker.data_directory import DataDirectoryInUse
     from semel.broker.embedded import new_event_loop
@@ -111,24 +109,28 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, broker.spawn_stop)
-        print(
-            f"semel broker ready on {address_text(*broker.listening.endpoint)}, data in {settings['log.dirs'][0]} "
-            f"({time.monotonic() - began:.2f} s)",
-            flush=True,
-        )
-        if (note := advertised_note(settings, broker.listening.endpoint)) is not None:
-            print(note, flush=True)
-        _tell_about_security(broker)
+        with suppress(OSError):  # where the output goes to may be full: that is no reason not to serve
+            print(
+                f"semel broker ready on {address_text(*broker.listening.endpoint)}, data in {settings['log.dirs'][0]} "
+                f"({time.monotonic() - began:.2f} s)",
+                flush=True,
+            )
+            if (note := advertised_note(settings, broker.listening.endpoint)) is not None:
+                print(note, flush=True)
+            _tell_about_security(broker)
         await broker.stopped.wait()
 
     loop = new_event_loop()
     try:
         loop.run_until_complete(serve())
-    except (ConfigError, DataDirectoryInUse, OSError) as error:
+    except (ConfigError, DataDirectoryInUse) as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot use {error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except Refused as refusal:
         _fail(str(refusal), code=1)
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     # The logs are closed and the clean-shutdown file is written: skip the interpreter's slow exit.
     os._exit(0 if broker.fatal_error is None else 1)
 

@@ -175,7 +175,7 @@ def up(
         try:
             running = Cluster(count, data_dir=place, settings=given, zookeeper=zookeeper, ports=ports)
             running.start(click.echo)
-        except (ConfigError, OSError, RuntimeError) as error:
+        except (ConfigError, ValueError, OSError, RuntimeError) as error:
             raise click.ClickException(str(error)) from None
         try:
             click.echo(f"bootstrap.servers={running.bootstrap_servers}  (Ctrl-C stops all)")

@@ -10,7 +10,7 @@ from semel.cli.whole_metadata import whole_metadata
 from semel.client.blocking.cluster import BlockingCluster
 from semel.errors import KafkaError
 from semel.wire.messages.configs import DescribeConfigsRequest
-from semel.wire.messages.metadata import DescribeClusterRequest
+from semel.wire.messages.metadata import DescribeClusterRequest, DescribeClusterResponse
 
 TOPIC_RESOURCE = 2
 #: A broker that runs answers sooner, also a busy one.
@@ -35,12 +35,15 @@ class Health:
     #: Brokers that are registered and do not answer, and brokers that answer and do not reach ZooKeeper.
     silent: list[int] = field(default_factory=list)
     without_zookeeper: list[int] = field(default_factory=list)
+    #: Nodes in ZooKeeper that a broker cannot read, and why.
+    unreadable: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
 
     @property
     def is_well(self) -> bool:
+        brokers = not self.silent and not self.without_zookeeper
         partitions = not self.offline and not self.under_replicated
-        return partitions and self.controller is not None and not self.silent and not self.without_zookeeper
+        return partitions and brokers and self.controller is not None and not self.unreadable
 
     def as_json(self) -> dict[str, Any]:
         return {"is_well": self.is_well, **asdict(self)}
@@ -53,9 +56,12 @@ def look_at(client: BlockingCluster) -> Health:
     # Metadata names whoever serves administrators, also where nobody is the controller, and brokers that are just gone.
     described = client.request_retrying(DescribeClusterRequest())
     live = {row.broker_id: row for row in described.brokers}
-    views = {broker: _controller_seen_by(client, broker) for broker in sorted(live)}
+    answers = {broker: _seen_by(client, broker) for broker in sorted(live)}
+    # Whom each takes for the controller, NOBODY if it does not reach ZooKeeper; None if it does not answer.
+    views = {broker: None if seen is None else int(seen.controller_id) for broker, seen in answers.items()}
     controller = next((seen for seen in views.values() if seen in live), None)
     health = Health(answer.cluster_id, controller)
+    health.unreadable = sorted({line for seen in answers.values() if seen for line in _lines(seen.error_message)})
     health.silent = [broker for broker, seen in views.items() if seen is None]
     if controller is not None:
         health.without_zookeeper = [broker for broker, seen in views.items() if seen == NOBODY]
@@ -112,12 +118,19 @@ def _state(health: Health, broker: int) -> str:
     return "controller" if broker == health.controller else "runs"
 
 
-def _controller_seen_by(client: BlockingCluster, broker: int) -> int | None:
-    """Whom a broker takes for the controller, NOBODY if it does not reach ZooKeeper; None if it does not answer."""
+def _seen_by(client: BlockingCluster, broker: int) -> DescribeClusterResponse | None:
+    """What one broker says of the cluster; None if it does not answer."""
     try:
-        return int(client.request(broker, DescribeClusterRequest(), timeout_ms=ANSWERS_WITHIN_MS).controller_id)
+        answer: DescribeClusterResponse = client.request(
+            broker, DescribeClusterRequest(), timeout_ms=ANSWERS_WITHIN_MS
+        )
     except KafkaError:
         return None
+    return answer
+
+
+def _lines(told: str | None) -> list[str]:
+    return told.splitlines() if told else []
 
 
 def _below_min_isr(client: BlockingCluster, suspects: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,6 +175,12 @@ def advice(
             f"{_brokers(health.without_zookeeper)} cut off from ZooKeeper: look at the network between them. Others "
             "take over what it leads when its session ends."
         )
+    if health.unreadable:
+        lines.append(
+            "Nodes in ZooKeeper cannot be read: what they are about stays as it was, and no broker can be started. "
+            "Were they changed by hand? Put back what was in them; who removes the node of a topic removes the topic:"
+        )
+        lines += [f"  {line}" for line in health.unreadable]
     if away:
         lines.append(
             f"Broker{'s' if len(away) > 1 else ''} {gone} hold{'' if len(away) > 1 else 's'} replicas and "

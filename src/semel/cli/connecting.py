@@ -12,16 +12,15 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from semel.cli.properties_file import read_properties_file
 from semel.client.blocking.admin import Admin
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.broker_connections import read_address
 from semel.config import ADMIN, CONSUMER, PRODUCER, Table
-from semel.properties import read_properties
 from semel.wire.apis import ApiKey
 from semel.wire.frames import request_frame
 from semel.wire.messages.features import ApiVersionsRequest
@@ -109,13 +108,9 @@ def _brokers(context: click.Context, _: click.Parameter, bootstrap: str | None) 
 def _read_file(path: str) -> dict[str, str]:
     """The settings of a file that an admin client knows."""
     try:
-        found = read_properties(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise click.ClickException(f"--command-config: cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise click.ClickException(f"--command-config: {path} is not text in UTF-8") from None
+        found = read_properties_file(path, "--command-config")
     except ValueError as error:
-        raise click.ClickException(f"--command-config: {path}: {error}") from None
+        raise click.ClickException(str(error)) from None
     known = {}
     for name, value in found.items():
         if _is_known(ADMIN, name):

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 
 from semel.cli.output import show
-from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN, EXPECTED_FILES, MANIFEST
+from semel.log.checkpoints import BOOT_ID, CLEAN_SHUTDOWN, EXPECTED_FILES, MANIFEST, MANIFEST_BEFORE
 from semel.log.inspection import Inspection, inspect
 from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60
 _NOT_OF_A_LOG = {
-    ".lock", ".metadata", ".semel_cluster", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, EXPECTED_FILES, "meta.properties",
+    ".lock", ".metadata", ".semel_cluster", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, MANIFEST_BEFORE, EXPECTED_FILES,
+    "meta.properties",
 }
 
 

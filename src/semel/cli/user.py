@@ -19,12 +19,12 @@ from semel.broker.data_directory import DataDirectoryInUse
 from semel.broker.stored_users import StoredUsers
 from semel.cli.connecting import Brokers, admin_at, common_options, names_brokers
 from semel.cli.output import errors_for_people, show
+from semel.cli.properties_file import read_properties_file
 from semel.client.admin.users import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from semel.client.blocking.admin import Admin
 from semel.config import BROKER, ConfigError
 from semel.errors import Refused
 from semel.machines.security.scram import MECHANISM_NUMBERS
-from semel.properties import read_properties
 
 MECHANISMS = tuple(MECHANISM_NUMBERS)
 _GENERATED_BYTES = 24
@@ -96,9 +96,9 @@ def _users_in_zookeeper(connect: str | None, config: str | None) -> Users:
     given: dict[str, object] = {}
     if config is not None:
         try:
-            given.update(read_properties(Path(config).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise click.ClickException(f"--config: cannot read {config}: {error}") from None
+            given.update(read_properties_file(config, "--config"))
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
     if connect is not None:
         given["zookeeper.connect"] = connect
     settings = BROKER.parse(given)

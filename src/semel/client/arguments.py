@@ -185,3 +185,12 @@ def shown(given: Any) -> str:
     except Exception:  # a failing __repr__ must not hide the error that is being reported
         text = f"a {type(given).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def require_pyarrow(method: str) -> None:
+    """Say what to install, before anything is done, where columns are asked for and pyarrow is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        why = f"{method}() needs {error.name}: pip install 'semel[arrow]'"
+        raise ModuleNotFoundError(why, name=error.name) from None

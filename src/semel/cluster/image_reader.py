@@ -84,6 +84,8 @@ class ImageReader:
         self._created: dict[Key, int] = {}
         self._controller: int | None = None
         self._controller_epoch = (0, 0)
+        #: Nodes that cannot be read, and why. They are read again when they change.
+        self._unreadable: dict[Key, str] = {}
         session.add_listener(self._on_session)
 
     # What is known
@@ -115,13 +117,20 @@ class ImageReader:
         """Of every broker that the cluster has ever had."""
         return {broker: life for broker, (life, _) in self._lives.items()}
 
+    def unreadable(self) -> list[str]:
+        """The nodes that cannot be read, and why."""
+        return list(self._unreadable.values())
+
     # Reading
 
-    async def load(self) -> None:
-        """Read everything. Raises what ZooKeeper answers instead."""
+    async def load(self, *, strict: bool = False) -> None:
+        """Read everything. Raises what ZooKeeper answers instead.
+
+        A node that cannot be read is told, and what was known of it goes on; `strict` raises then.
+        """
         await self._session.sync("/")
         self._mark_all()
-        await self._read_dirty(keep_going=False)
+        await self._read_dirty(keep_going=False, strict=strict)
 
     async def run(self) -> None:
         """Read what has changed, for as long as the broker lives."""
@@ -132,9 +141,12 @@ class ImageReader:
                 await self._read_dirty(keep_going=True)
                 self._changed()
 
-    def refresh(self) -> None:
-        """Something was refused because what we know is old: read it again."""
-        self._mark_all()
+    def refresh(self, *, after_s: float = 0.0) -> None:
+        """Something was refused because what we know is old: read it again, at once or after a pause."""
+        if after_s:
+            asyncio.get_running_loop().call_later(after_s, self._mark_all)
+        else:
+            self._mark_all()
 
     def refresh_brokers(self) -> None:
         """Who lives and who controls may have changed: only that is read again, however many partitions there are."""
@@ -162,11 +174,11 @@ class ImageReader:
         if state is SessionState.CONNECTED:
             self._mark_all()
 
-    async def _read_dirty(self, *, keep_going: bool) -> None:
+    async def _read_dirty(self, *, keep_going: bool, strict: bool = False) -> None:
         async with self._one_at_a_time:
-            await self._read_all_dirty(keep_going=keep_going)
+            await self._read_all_dirty(keep_going=keep_going, strict=strict)
 
-    async def _read_all_dirty(self, *, keep_going: bool) -> None:
+    async def _read_all_dirty(self, *, keep_going: bool, strict: bool) -> None:
         while self._dirty:
             keys = list(self._dirty)[:READ_AT_ONCE]
             for key in keys:
@@ -175,10 +187,13 @@ class ImageReader:
             for key, outcome in zip(keys, outcomes, strict=True):
                 if isinstance(outcome, (ConnectionLoss, SessionExpired)) and keep_going:
                     self._dirty[key] = None  # read again when the session is back
-                elif isinstance(outcome, UnreadableZnode) and keep_going:
+                elif isinstance(outcome, UnreadableZnode) and not strict:
                     logger.error("%s", outcome)
+                    self._unreadable[key] = str(outcome)
                 elif isinstance(outcome, BaseException):
                     raise outcome
+                else:
+                    self._unreadable.pop(key, None)
             if keep_going and self._session.state is not SessionState.CONNECTED:
                 return
 
@@ -269,6 +284,8 @@ class ImageReader:
         self.configs.pop(name, None)
         self._with_config.discard(name)
         self._forget_states(name)
+        for key in [each for each in self._unreadable if name in each[1:2]]:
+            del self._unreadable[key]
 
     def _forget_states(self, name: str) -> None:
         for partition in [each for each in self._states if each.topic == name]:
@@ -281,8 +298,14 @@ class ImageReader:
         if found is None:
             self._forget_topic(name)
             return
-        assignment = TopicAssignment.decode(found[0], path)
         known = self._assignments.get(name)
+        try:
+            assignment = TopicAssignment.decode(found[0], path)
+        except UnreadableZnode:
+            # It stays as it was. Its registers go on, and must not be older here than in ZooKeeper.
+            for number in () if known is None else known[0].partitions:
+                self._mark(("state", name, number))
+            raise
         if known is not None and known[0].topic_id != assignment.topic_id:
             self._forget_states(name)  # another topic of this name: its registers begin again at version 0
         self._assignments[name] = assignment, found[1].version

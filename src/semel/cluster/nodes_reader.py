@@ -26,6 +26,7 @@ from semel.cluster.session import (
     WatchEvent,
     ZooKeeperSession,
 )
+from semel.machines.znodes.values import UnreadableZnode
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,15 @@ class NodesReader:
         self._known: dict[str, Level] = {}
         self._children: dict[str, set[str]] = {}
         self._dirty: dict[str, None] = {}
+        #: Nodes that `told` could not read, and why. They are read again when they change.
+        self._unreadable: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         session.add_listener(self._on_session)
+
+    def unreadable(self) -> list[str]:
+        """The nodes that cannot be read, and why."""
+        return list(self._unreadable.values())
 
     async def load(self) -> None:
         """Read everything. Raises what ZooKeeper answers instead."""
@@ -108,6 +115,10 @@ class NodesReader:
                 for path, outcome in zip(paths, outcomes, strict=True):
                     if isinstance(outcome, (ConnectionLoss, SessionExpired)):
                         self._dirty[path] = None  # read again when the session is back
+                    if isinstance(outcome, UnreadableZnode):
+                        self._unreadable[path] = str(outcome)
+                    else:
+                        self._unreadable.pop(path, None)
                     if isinstance(outcome, BaseException):
                         failed = outcome
                 self._settled()
@@ -166,6 +177,7 @@ class NodesReader:
             self._forget(f"{path}/{name}")
         folder, _, name = path.rpartition("/")
         self._children.get(folder, set()).discard(name)  # if it comes back, it is new
+        self._unreadable.pop(path, None)
         level = self._known.pop(path, None)
         if level is not None and level.data:
             self._told(path, None)

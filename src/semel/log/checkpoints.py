@@ -6,7 +6,7 @@
   `cleaner-offset-checkpoint`: one offset per partition, for the whole data directory.
 - `.kafka_cleanshutdown`: the last shutdown was clean.
 - `.semel_boot_id` (our own): the boot of the machine in which the logs were last written.
-- `.semel_manifest` (our own, see `manifest`): what the last clean stop left.
+- `.semel_manifest`, `.semel_manifest_before` (our own, see `manifest`): what the last clean stop left.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ OF_PARTITIONS = (LOG_START_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS, CLEANER_OF
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 BOOT_ID = ".semel_boot_id"
 MANIFEST = ".semel_manifest"
+#: The manifest of the last clean stop, while the broker runs and after a crash.
+MANIFEST_BEFORE = ".semel_manifest_before"
 #: The files that a damaged partition had at the last clean stop; stays in its directory until they are restored.
 EXPECTED_FILES = ".semel_expected"
 
@@ -254,13 +256,17 @@ def marked_by_semel(files: Files, data_directory: Path | str) -> bool:
 
 
 def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
-    """Whether the last shutdown was clean. Removes the mark: from now on a crash is noticed."""
+    """Whether the last shutdown was clean. Removes the mark: from now on a crash is noticed.
+
+    The directory is fsynced either way. A process may have been killed after it removed the mark or made a partition's
+    directory, and before its own fsync: whoever comes next relies on these names.
+    """
     path = os.path.join(data_directory, CLEAN_SHUTDOWN)
-    if not files.exists(path):
-        return False
-    files.remove(path)
+    is_there = files.exists(path)
+    if is_there:
+        files.remove(path)
     files.sync_directory(data_directory)
-    return True
+    return is_there
 
 
 # Restarts of the machine

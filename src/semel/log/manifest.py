@@ -2,8 +2,12 @@
 
 A start after a clean stop scans nothing. It compares names and sizes instead, and the CRC-32C of small files. A segment
 that was cut or removed is reported as damage; an index that has changed is rebuilt; a checkpoint of the data directory
-is restored from the manifest. The manifest is removed before a start begins to write, so it always describes the last
+is restored from the manifest. The manifest is set aside before a start begins to write, so it always describes the last
 stop. A start without a manifest, or with a damaged one, goes by the files alone.
+
+The manifest that was set aside serves a start after a crash. Files may have been written since, so no difference is
+damage. But a list of aborted transactions has no checksum of its own: if its segment has the size that it had at the
+stop and the list is another, it is rebuilt.
 """
 
 from __future__ import annotations
@@ -18,7 +22,14 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from semel.log.checkpoints import CLEANER_OFFSETS, EXPECTED_FILES, LOG_START_OFFSETS, MANIFEST, RECOVERY_POINTS
+from semel.log.checkpoints import (
+    CLEANER_OFFSETS,
+    EXPECTED_FILES,
+    LOG_START_OFFSETS,
+    MANIFEST,
+    MANIFEST_BEFORE,
+    RECOVERY_POINTS,
+)
 from semel.log.damage import DamagedLog, missing_segment
 from semel.log.file_names import LOG_SUFFIX, PASSING_SUFFIXES
 from semel.log.files import Files
@@ -168,9 +179,9 @@ def write_manifest(files: Files, data_directory: Path | str, manifest: Manifest)
     files.replace(os.path.join(data_directory, MANIFEST), _with_crc("\n".join(lines) + "\n"))
 
 
-def read_manifest(files: Files, data_directory: Path | str) -> Manifest | None:
+def read_manifest(files: Files, data_directory: Path | str, name: str = MANIFEST) -> Manifest | None:
     """The manifest of the last clean stop; None where there is none, or a damaged one."""
-    path = os.path.join(data_directory, MANIFEST)
+    path = os.path.join(data_directory, name)
     if not files.exists(path):
         return None
     text = _without_crc(files.read(path))
@@ -197,8 +208,11 @@ def _decode_manifest(text: str) -> Manifest:
     return Manifest(checkpoints, entries, dict(line.split(" ", 1) for line in lines if line))
 
 
-def remove_manifest(files: Files, data_directory: Path | str) -> None:
-    files.remove(os.path.join(data_directory, MANIFEST))
+def set_manifest_aside(files: Files, data_directory: Path | str) -> None:
+    """From now on files change."""
+    path = os.path.join(data_directory, MANIFEST)
+    if files.exists(path):
+        files.rename(path, os.path.join(data_directory, MANIFEST_BEFORE))
 
 
 def restore_checkpoints(files: Files, data_directory: Path | str, manifest: Manifest) -> None:

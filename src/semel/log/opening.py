@@ -39,6 +39,7 @@ def open_partition_log(
     producer_id_expiration_ms: int = DEFAULT_PRODUCER_ID_EXPIRATION_MS,
     unsynced_may_be_lost: bool = False,
     expected: manifest.Marks | None = None,
+    before: manifest.Marks | None = None,
     is_replicated: bool = False,
     chance: Random = MACHINE.chance,
 ) -> PartitionLog:
@@ -46,7 +47,7 @@ def open_partition_log(
 
     `clean`: the data directory was closed in order, so nothing has to be scanned.
     `unsynced_may_be_lost`: the machine went down, and nothing was promised before its fsync.
-    `expected`: the files as the last clean stop left them.
+    `expected`: the files as the last clean stop left them. `before`: the same, of a stop before the last start.
     `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end. And
     the topics are not this broker's: one may have been deleted and created again while it was away, so a log with
     records that does not say whose they are is damaged.
@@ -95,6 +96,7 @@ def open_partition_log(
         log_start_offset=log_start_offset,
         unsynced_may_be_lost=unsynced_may_be_lost,
         expected=expected,
+        before=before,
         is_replicated=is_replicated,
     )
     try:

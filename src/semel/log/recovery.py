@@ -88,6 +88,8 @@ class LoadContext:
     unsynced_may_be_lost: bool = False
     #: The files as the last clean stop left them, where that is known.
     expected: Marks | None = None
+    #: After a crash: the files as the last clean stop left them. They may have been written since.
+    before: Marks | None = None
     #: Whether other replicas have what is lost here.
     is_replicated: bool = False
 
@@ -267,7 +269,17 @@ class _Loader:
             # The other two are checked, and if need be rebuilt, when they are first used.
             if not is_as_left(self.files, self.directory, stem + TRANSACTION_INDEX_SUFFIX, expected):
                 return True
+        elif self._list_went_bad(stem):
+            return True
         return bool(index % OFFSET_ENTRY_SIZE or times % TIME_ENTRY_SIZE or aborts % TRANSACTION_ENTRY_SIZE)
+
+    def _list_went_bad(self, stem: str) -> bool:
+        """After a crash: whether a segment is as long as a stop left it, and its list of aborts is another."""
+        before = self.context.before
+        log = None if before is None else before.get(stem + LOG_SUFFIX)
+        if log is None or log.size_bytes != self.sizes.get(stem + LOG_SUFFIX):
+            return False
+        return not is_as_left(self.files, self.directory, stem + TRANSACTION_INDEX_SUFFIX, before)
 
     def _tail(self, segment: Segment) -> int | None:
         """The offset after the last batch, read from the last index entry on; None if index and log do not match."""

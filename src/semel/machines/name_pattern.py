@@ -16,8 +16,13 @@ from semel.errors import ErrorCode, Refused
 
 #: RE2's own bound on a counted repetition.
 _MOST_REPEATS = 1000
+#: The longest expression that is read, in characters.
+_LONGEST = 10_000
 #: The most steps an expression may have once its repetitions are written out.
 _MOST_STEPS = 2_500
+#: The most work to write them out: parts that were visited, and what may stand at a place. A part without a step, as
+#: in `((){1000}){1000}`, is work, too.
+_MOST_WORK = 25_000
 #: How many positions are kept, in all sets of them that were reached so far.
 _MOST_REMEMBERED = 500_000
 
@@ -29,20 +34,24 @@ _Positions = frozenset[int]
 class NamePattern:
     """A compiled expression; `matches` asks for the whole name, as Kafka does."""
 
-    __slots__ = ("_begin", "_following", "_reached", "_remembered", "_start", "_steps", "_takers")
+    __slots__ = ("_alike", "_begin", "_following", "_reached", "_remembered", "_start", "_steps", "_takers", "_work")
 
     def __init__(self, expression: str) -> None:
+        if len(expression) > _LONGEST:
+            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"more than {_LONGEST} characters")
         try:
-            # RE2 writes the end of the text as \\z.
-            tree = parser.parse(re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", expression))
+            tree = parser.parse(_for_python(expression))
         except (re.error, OverflowError, RecursionError) as error:
             raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{expression}: {error}") from error
         self._steps: list[_Step] = []
+        self._work = 0
         ignore_case = bool(tree.state.flags & re.IGNORECASE)
         self._start = self._sequence(list(tree), self._add(None, ()), ignore_case)
         #: What was worked out for one name is kept for the next: names are alike, and there may be very many.
         self._takers: dict[str, frozenset[int]] = {}
-        self._following: dict[tuple[_Positions, str, bool], _Positions] = {}
+        #: By what takes a character: most characters are alike for most expressions.
+        self._following: dict[tuple[_Positions, _Positions, bool], _Positions] = {}
+        self._alike: dict[_Positions, _Positions] = {}
         self._reached: dict[_Positions, _Positions] = {}
         self._remembered = 0
         self._begin = self._closure({self._start}, at_start=True, at_end=False)
@@ -52,7 +61,10 @@ class NamePattern:
         positions = self._begin if name else self._closure({self._start}, at_start=True, at_end=True)
         last = len(name) - 1
         for index, character in enumerate(name):
-            key = (positions, character, index == last)
+            takers = self._takers.get(character)
+            if takers is None:
+                takers = self._takers_of(character)
+            key = (positions, takers, index == last)
             following = self._following.get(key)
             if following is None:
                 following = self._step(*key)
@@ -65,12 +77,15 @@ class NamePattern:
                 return False
         return 0 in positions
 
-    def _step(self, positions: _Positions, character: str, at_end: bool) -> _Positions:
-        takers = self._takers.get(character)
-        if takers is None:
-            takers = self._takers[character] = frozenset(
-                position for position, (need, _) in enumerate(self._steps) if callable(need) and need(character)
-            )
+    def _takers_of(self, character: str) -> _Positions:
+        """The positions whose step takes this character."""
+        takers = frozenset(
+            position for position, (need, _) in enumerate(self._steps) if callable(need) and need(character)
+        )
+        self._takers[character] = takers = self._alike.setdefault(takers, takers)
+        return takers
+
+    def _step(self, positions: _Positions, takers: _Positions, at_end: bool) -> _Positions:
         taken = {target for position in positions & takers for target in self._steps[position][1]}
         return self._closure(taken, at_start=False, at_end=at_end)
 
@@ -103,6 +118,9 @@ class NamePattern:
 
     def _item(self, item: Any, after: int, ignore_case: bool) -> int:
         operation, argument = item
+        self._work += len(argument) if operation is ops.IN else 1
+        if self._work > _MOST_WORK:
+            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, "the expression is too large")
         if operation in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
             return self._add(_test(operation, argument, ignore_case), (after,))
         if operation is ops.BRANCH:
@@ -122,8 +140,10 @@ class NamePattern:
         raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{str(operation).lower()} is not supported")
 
     def _repeat(self, inner: list[Any], least: int, most: int | None, after: int, ignore_case: bool) -> int:
-        if max(least, most or 0) > _MOST_REPEATS:
+        if least > _MOST_REPEATS or (most is not None and most > _MOST_REPEATS):
             raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"more than {_MOST_REPEATS} repetitions")
+        # An empty part has no item to count.
+        self._work += most or least
         if most is None:
             # The loop is made before its body, which leads back to it.
             loop = self._add(None, ())
@@ -137,6 +157,55 @@ class NamePattern:
         for _ in range(least):
             begin = self._sequence(inner, begin, ignore_case)
         return begin
+
+
+_NAMED_CLASSES = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "ascii": r"\x00-\x7f",
+    "blank": r"\t ",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\t\n\v\f\r ",
+    "upper": "A-Z",
+    "word": "0-9A-Za-z_",
+    "xdigit": "0-9A-Fa-f",
+}
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_CLASS_BEGINS = re.compile(r"\[\^?\]?")
+_NAMED_CLASS = re.compile(r"\[:(\w+):\]")
+
+
+def _for_python(expression: str) -> str:
+    """The expression as Python reads it, where RE2 reads something else.
+
+    RE2 writes the end of the text as \\z. Inside a class it knows `[:alpha:]`, and any other bracket is itself.
+    """
+    parts: list[str] = []
+    at, in_class = 0, False
+    while at < len(expression):
+        found = _ESCAPE.match(expression, at)
+        if found is not None:
+            parts.append(r"\Z" if found[0] == r"\z" and not in_class else found[0])
+        elif not in_class:
+            found = _CLASS_BEGINS.match(expression, at)
+            in_class = found is not None
+            # `a{,2}` is no repetition.
+            literal = expression.startswith("{,", at)
+            parts.append(found[0] if found is not None else "\\{" if literal else expression[at])
+        elif (found := _NAMED_CLASS.match(expression, at)) is not None:
+            if found[1] not in _NAMED_CLASSES:
+                raise re.error(f"no class of characters is named {found[0]}")
+            parts.append(_NAMED_CLASSES[found[1]])
+        else:
+            in_class = expression[at] != "]"
+            parts.append("\\" + expression[at] if expression[at] in "[&|~" else expression[at])
+        at += 1 if found is None else len(found[0])
+    return "".join(parts)
 
 
 _CATEGORIES: dict[Any, str] = {

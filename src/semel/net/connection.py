@@ -23,7 +23,7 @@ _STAGING_SIZE = 64 * 1024
 _read_length = Struct(">i").unpack_from
 #: A larger frame size means that the other side is not a Kafka broker.
 _LARGEST_FRAME = 1 << 30
-
+_NOT_ASKED = "sent an answer to nothing that was asked: is it a Kafka broker?"
 
 #: The first byte of a TLS alert, which is what a TLS port answers to us; the second is the protocol's major version.
 _TLS_ALERT = 0x15
@@ -242,6 +242,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._answer(memoryview(bytes(staging[start : start + size])))
                 position = start + size
                 continue
+            if end - start < 4:
+                break
+            # What is no broker may claim a gigabyte: no memory for it before it is an answer.
+            if not self._waiting or _read_length(staging, start)[0] != self._waiting[0][0]:
+                self.close(_NOT_ASKED)
+                return
             self._frame = bytearray(size)
             self._filled = end - start
             self._frame[: self._filled] = staging[start:end]
@@ -252,14 +258,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, frame: memoryview) -> None:
         if not self._waiting:
-            self.close("sent a response that nobody asked for")
+            self.close(_NOT_ASKED)
             return
-        correlation_id, answer = self._waiting.popleft()
-        if len(frame) < 4 or _read_length(frame)[0] != correlation_id:
-            if not answer.done():
-                answer.set_exception(self._lost(None))
-            self.close("answered out of order")
+        if len(frame) < 4 or _read_length(frame)[0] != self._waiting[0][0]:
+            self.close(_NOT_ASKED)
             return
+        answer = self._waiting.popleft()[1]
         if not answer.done():
             answer.set_result(frame)
 

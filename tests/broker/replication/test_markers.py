@@ -42,7 +42,8 @@ class Cluster:
         self.is_open = False
         self.suspected: list[int] = []
         self.reader = SimpleNamespace(registrations={1: None, 2: None, 3: None})
-        self.image = SimpleNamespace(topics={"t": None})
+        assignment = SimpleNamespace(partitions={0: (2, 3), 1: (2, 3)})
+        self.image = SimpleNamespace(topics={"t": SimpleNamespace(assignment=assignment)})
         self.peers = self
 
     def state_of(self, topic: str, index: int) -> tuple[Any, tuple[int, ...]]:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.replication.to_zookeeper import Absences, check_address
+from semel.broker.replication.to_zookeeper import Absences, check_address, why_no_start
+from semel.cluster import session as zk
 from semel.cluster.session import SessionState
-from semel.config import ConfigError
+from semel.config import BROKER, ConfigError
+from semel.machines.znodes.values import UnreadableZnode
 from tests.support.processes import free_port
 
 
@@ -27,6 +29,9 @@ from tests.support.processes import free_port
         ("/semel", "'nothing' is not HOST:PORT"),
         ("zk:2181//semel", "the chroot //semel has an empty name"),
         ("zk:2181/a//b", "the chroot /a//b has an empty name"),
+        ("zk:2181/../b", "ZooKeeper has no names . and .. in a chroot"),
+        ("zk:2181/a/.", "ZooKeeper has no names . and .. in a chroot"),
+        ("zk-1:2181/a,zk-2:2181/a", "the chroot comes once, after the last host"),
     ],
 )
 def test_an_address_that_is_none_is_refused_in_words(connect: str, why: str) -> None:
@@ -37,6 +42,23 @@ def test_an_address_that_is_none_is_refused_in_words(connect: str, why: str) -> 
 @pytest.mark.parametrize("connect", ["zk", "zk:2181", "zk-1:1,zk-2 , 10.0.0.1:3/a/b/", "[::1]:2181/x", "zk:2181/"])
 def test_addresses_as_kafka_takes_them_are_taken(connect: str) -> None:
     check_address(connect)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (zk.NoAuth(), "ZooKeeper does not let this broker read or write what is there"),
+        (zk.MultiRefused(0, zk.NoAuth()), "ZooKeeper does not let this broker read or write what is there"),
+        (zk.SessionExpired(), "ZooKeeper went away while the broker started \\(SessionExpired\\)"),
+        (UnreadableZnode("/cluster/id in ZooKeeper cannot be read"), "/cluster/id in ZooKeeper cannot be read"),
+    ],
+)
+def test_what_a_start_meets_in_zookeeper_is_told_in_words(error: Exception, why: str) -> None:
+    found = why_no_start(error, BROKER.parse({"zookeeper.connect": "zk:2181/a"}))
+    assert found is not None
+    with pytest.raises(ConfigError, match=f"^zookeeper.connect=zk:2181/a: {why}"):
+        raise found
+    assert why_no_start(ValueError(), BROKER.parse({})) is None
 
 
 def test_an_absence_is_told_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:

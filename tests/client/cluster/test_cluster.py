@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -123,26 +124,40 @@ def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
         BlockingCluster({"bootstrap.servers": address})
 
 
-def test_what_is_not_a_kafka_broker_is_found_out() -> None:
-    async def talk_to(reply: bytes) -> None:
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        # Read as a length, these are most of a gigabyte.
+        b"<!DOCTYPE HTML>",
+        b"-ERR unknown command\r\n",
+        b"\x00\x00\x00\x04\x00\x00\x00\x63",
+        b"\x00\x00\x00\x03\0\0\0",
+    ],
+)
+def test_what_is_not_a_kafka_broker_is_found_out(reply: bytes) -> None:
+    async def talk() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(10)
-            writer.write(reply)
-            await writer.drain()
+            for start in range(0, len(reply), 5):
+                writer.write(reply[start : start + 5])
+                await writer.drain()
+            await reader.read()  # it does not hang up
+            writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        async with Cluster({"bootstrap.servers": f"{host}:{port}"}) as cluster:
-            with pytest.raises(Disconnected, match=f"{host}:{port}"):
+        async with asyncio.timeout(20), Cluster({"bootstrap.servers": f"{host}:{port}"}) as cluster:
+            with pytest.raises(Disconnected, match=f"{host}:{port}.*is it a Kafka broker"):
                 await cluster.connect()
         server.close()
 
-    for reply in (
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        b"\x00\x00\x00\x04\x00\x00\x00\x63",
-        b"\x00\x00\x00\x06\0\0\0\1\0\0",
-    ):
-        asyncio.run(talk_to(reply))
+    tracemalloc.start()
+    try:
+        asyncio.run(talk())
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_answers_are_matched_in_order_whatever_pieces_they_come_in() -> None:

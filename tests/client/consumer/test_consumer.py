@@ -15,7 +15,7 @@ from semel import Admin, Broker, Consumer, Producer
 from semel.client.cluster.metadata import Metadata
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.group.consumer_member import ConsumerGroupMember
-from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange
+from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange, TopicExists
 from semel.machines.values import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
@@ -129,6 +129,18 @@ def test_without_an_offset_and_without_a_policy_the_setting_is_named(bootstrap: 
             until(lambda: consumer.poll(timeout_ms=200), what="an error")
 
 
+def test_without_a_group_and_a_policy_reading_starts_where_it_is_sent(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 3, partitions=2)
+    with reader(bootstrap, auto_offset_reset="none") as consumer:
+        consumer.assign([(name, 0), (name, 1)])
+        with pytest.raises(OffsetOutOfRange, match=r"no committed offset.*auto\.offset\.reset"):
+            consumer.position((name, 1))
+        consumer.seek((name, 0), 1)
+        consumer.seek_to_end([(name, 1)])
+        assert take(consumer, 2) == [b"1", b"2"]
+        assert consumer.position((name, 1)) == 3
+
+
 def test_an_offset_deleted_under_the_reader_is_reset_by_policy(bootstrap: str, name: str) -> None:
     fill(bootstrap, name, 10)
     with Admin({"bootstrap.servers": bootstrap}) as admin, reader(bootstrap) as consumer:
@@ -136,6 +148,55 @@ def test_an_offset_deleted_under_the_reader_is_reset_by_policy(bootstrap: str, n
         consumer.assign([(name, 0)])
         consumer.seek((name, 0), 2)
         assert take(consumer, 4) == [b"6", b"7", b"8", b"9"]
+
+
+def again(bootstrap: str, topic: str, count: int) -> None:
+    """Another topic of this name, with so many records that say it."""
+    settings = {"bootstrap.servers": bootstrap}
+    with Admin(settings) as admin:
+        admin.delete_topics([topic])
+
+        def created() -> bool:
+            try:
+                admin.create_topic(topic)
+            except TopicExists:  # Apache Kafka forgets it a little later
+                return False
+            return True
+
+        until(created, what="the topic to be created again")
+    with Producer(settings) as producer:
+        for number in range(count):
+            producer.send(topic, b"again %d" % number)
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+@pytest.mark.parametrize("read", [2, 9], ids=["less was read", "more was read"])
+def test_a_topic_that_was_created_again_is_read_from_its_start(
+    bootstrap: str, name: str, policy: str, read: int
+) -> None:
+    fill(bootstrap, name, read)
+    with reader(bootstrap, auto_offset_reset=policy, allow_auto_create_topics="false") as consumer:
+        consumer.assign([(name, 0)])
+        consumer.seek((name, 0), 0)
+        take(consumer, read)
+        again(bootstrap, name, 5)
+        assert take(consumer, 5) == [b"again %d" % number for number in range(5)]
+        # A position that is given now is one in the new topic.
+        consumer.seek((name, 0), 3)
+        assert take(consumer, 2) == [b"again 3", b"again 4"]
+
+
+def test_without_a_policy_a_topic_that_was_created_again_is_told(bootstrap: str, name: str) -> None:
+    fill(bootstrap, name, 2)
+    with reader(bootstrap, auto_offset_reset="none", allow_auto_create_topics="false") as consumer:
+        consumer.assign([(name, 0)])
+        consumer.seek((name, 0), 0)
+        take(consumer, 2)
+        again(bootstrap, name, 5)
+        with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
+            take(consumer, 1)
+        consumer.seek((name, 0), 1)
+        assert take(consumer, 4) == [b"again %d" % number for number in range(1, 5)]
 
 
 def test_an_open_transaction_hides_itself_and_all_that_follows_until_it_ends(bootstrap: str, name: str) -> None:

@@ -167,7 +167,7 @@ WRONG_ROWS: list[tuple[Any, type[Exception], str]] = [
     (pa.table({"value": [1]}), TypeError, "column 'value' is int64"),
     (pa.table({"value": ["x"], "key": [1.5]}), TypeError, "column 'key' is double"),
     (pa.table({"value": ["x"], "headers": ["h"]}), TypeError, "column 'headers' is string"),
-    (pa.table({"value": ["x"], "headers": [[{"name": "h", "value": b"1"}]]}), InvalidRecord, "key"),
+    (pa.table({"value": ["x"], "headers": [[{"name": "h", "value": b"1"}]]}), TypeError, "with key and value"),
     (pa.table({"value": ["x"], "headers": [[{"key": None, "value": b"1"}]]}), InvalidRecord, "no name"),
     (pa.table([["x"], ["y"]], names=["value", "value"]), InvalidRecord, "2 columns 'value'"),
     (pa.table({"value": [b"x", b"y" * 2_000_000]}), RecordTooLarge, "max.request.size"),

@@ -120,6 +120,23 @@ def test_e2_all_due_partitions_are_elected_in_one_multi_and_the_leaders_life_is_
     assert made.decide(Examine()) == []
 
 
+def test_z2_with_no_room_each_change_has_a_multi_of_its_own() -> None:
+    """So that one that ZooKeeper refuses, because somebody changed that node by hand, keeps only itself out."""
+    made = cluster()
+    made.happens(CreateTopic("many", "id", dict.fromkeys(range(3), (1, 2, 3))))
+    made.dies(1)
+    multis = made.decide(Examine(bound_bytes=0))
+    set_state(made, made.state("many", 1)._replace(isr=(3, 1)), "many", 1)
+    refused = 0
+    for multi in multis:
+        try:
+            made.carry_out(multi)
+        except zk.MultiRefused:
+            refused += 1
+    assert (len(multis), refused) == (4, 1)
+    assert [made.state(topic, number).leader for topic, number in (("t", 0), ("many", 0), ("many", 2))] == [2, 2, 2]
+
+
 def test_e2_an_election_of_a_life_that_is_over_is_refused() -> None:
     made = cluster()
     made.dies(1)

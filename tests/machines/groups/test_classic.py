@@ -562,7 +562,8 @@ def test_a_partition_that_is_not_loaded_is_not_served(driver: GroupDriver) -> No
         driver.do(decision)
     assert driver.heartbeat("m", 1) == ErrorCode.NOT_COORDINATOR
     driver.coordinator.load(partition, 2)
-    assert driver.heartbeat("m", 1) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert driver.join("m")[1].error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert driver.heartbeat("m", 1) == ErrorCode.NONE, "as from Kafka: some clients end with any other answer"
     assert driver.fetched() == (-1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     reply = driver.do(driver.coordinator.list_groups(ListGroupsRequest(), 5, driver.now_ms))
     assert reply.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

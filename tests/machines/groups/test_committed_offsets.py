@@ -421,6 +421,12 @@ def test_an_old_client_may_ask_for_its_own_retention() -> None:
     assert not retained(driver, 60 * RETENTION_MS)
 
 
+def test_an_old_client_may_ask_for_all_time() -> None:
+    driver = GroupDriver(RETENTION)
+    assert driver.commit(version=4, retention_ms=2**63 - 1) is ErrorCode.NONE
+    assert retained(driver, 1000 * RETENTION_MS)
+
+
 # Safeguards: each scenario fails when the safeguard it is about is taken away.
 
 

@@ -14,6 +14,7 @@ from semel.machines.groups.consumer import sessions as consumer_sessions
 from semel.machines.groups.consumer.group import ConsumerGroup
 from semel.machines.groups.coordinator import GroupSettings, TopicInfo
 from semel.machines.groups.registry import GroupTimeouts
+from semel.machines.name_pattern import NamePattern
 from semel.wire import encode
 from semel.wire.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatResponse
 from semel.wire.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
@@ -273,6 +274,31 @@ def test_a_regular_expression_follows_the_topics_there_are(driver: GroupDriver) 
     assert driver.restarted().coordinator.groups[GROUP].regexes == group_of(driver).regexes
     driver.consumer_heartbeat("a", 3, topics=["ledger"], regex="")
     assert group_of(driver).regexes == {}
+
+
+def test_when_topics_change_only_new_names_are_matched_with_the_expressions(
+    driver: GroupDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One heartbeat does it for all members of the group, and each may have an expression of its own."""
+    many = {f"audit-{number}": TopicInfo(UUID(int=100 + number), 1) for number in range(50)}
+    change_topics(driver, **many)
+    for name in "abcde":
+        driver.consumer_heartbeat(name, 0, regex=f"audit-.*|{name}.*")
+    matched: list[str] = []
+    matches = NamePattern.matches
+
+    def counted(self: NamePattern, name: str) -> bool:
+        matched.append(name)
+        return matches(self, name)
+
+    monkeypatch.setattr(NamePattern, "matches", counted)
+    del many["audit-7"]
+    change_topics(driver, **many, **{"audit-new": TopicInfo(UUID(int=9), 1)})
+    driver.consumer_heartbeat("a", group_of(driver).members["a"].member_epoch)
+    assert matched == ["audit-new"] * 5
+    found = {"audit-new", *many}
+    assert [resolved.topics for resolved in group_of(driver).regexes.values()] == [found | {"audit"}, *[found] * 4]
+    assert driver.restarted().coordinator.groups[GROUP].regexes == group_of(driver).regexes
 
 
 def test_a_regular_expression_finds_internal_topics_too(driver: GroupDriver) -> None:

@@ -363,6 +363,22 @@ def test_a_later_sequence_cannot_overtake_one_whose_verification_timed_out(parti
     assert partition.write(1, 0, 1, transactional=True) == 1
 
 
+def test_a_request_of_an_earlier_transaction_that_comes_late_holds_up_nothing(partition: Partition) -> None:
+    """After a cut the kernel still delivers what a client has sent on a connection that it gave up seconds ago. Under
+    protocol V1 it has the epoch of the transaction that is open now. Its coordinator may have refused it, or agree."""
+    states = partition.states
+    for sequence in range(2):
+        partition.write(1, 0, sequence, transactional=True)
+        partition.mark(1, 0, version=1)
+    late = states.start_verification(1, 0, 0, now_ms=0)
+    guard = states.start_verification(1, 0, 2, now_ms=0)
+    assert guard is late
+    partition.refused(ErrorCode.UNKNOWN_PRODUCER_ID, 1, 0, 0, transactional=True)
+    partition.refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1, 0, 3, transactional=True)
+    states.check_verified(1, 0, guard)
+    assert partition.write(1, 0, 2, transactional=True) == 4
+
+
 def test_an_epoch_bump_during_verification_forgets_the_older_sequences(partition: Partition) -> None:
     states = partition.states
     states.start_verification(1, 0, 0, now_ms=0)

@@ -38,6 +38,24 @@ def test_of_several_that_are_refused_the_first_counts() -> None:
     assert made.holding_back(7, 0, 5, 5, NOW) is None
 
 
+def test_if_the_first_is_in_the_log_already_the_next_still_counts() -> None:
+    """A new leader has the first from the last leader, who had not answered. It refuses its retry and the one behind it
+    because it does not know of its election yet. What comes then must not be told that sequences are out of order."""
+    made = with_one_refused(5)
+    made.add(7, 0, 6, NOT_HERE, NOW)
+    assert made.holding_back(7, 0, 7, 6, NOW) is NOT_HERE
+    assert made.holding_back(7, 0, 8, 6, NOW) is NOT_HERE
+    assert made.holding_back(7, 0, 5, 6, NOW) is None, "answered with its offset"
+    assert made.holding_back(7, 0, 7, 6, NOW) is NOT_HERE
+    assert made.holding_back(7, 0, 6, 6, NOW) is None
+    assert made.holding_back(7, 0, 7, 7, NOW) is None
+    assert len(made) == 0
+
+
+def test_a_gap_that_no_refusal_has_made_is_told_as_one() -> None:
+    assert with_one_refused(5).holding_back(7, 0, 6, 3, NOW) is None
+
+
 def test_sequences_wrap_around() -> None:
     made = with_one_refused(2**31 - 1)
     assert made.holding_back(7, 0, 0, 2**31 - 1, NOW) is TOO_FEW

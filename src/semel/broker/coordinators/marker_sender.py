@@ -4,6 +4,7 @@ Guarantees:
 
 - Every partition of the transaction gets its marker, unless it was deleted or the transaction has ended there already.
   A marker that cannot be written is retried until it can. A partition that refuses does not delay the others.
+- A partition that cannot be written makes one warning a minute, however many transactions wait for it.
 - A marker in `__consumer_offsets` is reported to the group coordinator at once: committed offsets become visible with
   the marker, not before, and are visible when the commit is answered.
 """
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1000
+#: How long the log says nothing more about a partition that still refuses, in seconds.
+WARNING_PAUSE_S = 60.0
 #: How many markers are written in one turn of the loop.
 PARTITIONS_AT_ONCE = 200
 #: The partition has seen a newer epoch or coordinator than ours.
@@ -64,6 +67,8 @@ class MarkerSender:
     def __init__(self, broker: BrokerServer, coordinator: TransactionCoordinator) -> None:
         self._broker = broker
         self._coordinator = coordinator
+        #: When the log last said that a partition refuses its marker.
+        self._warned_s: dict[TopicPartition, float] = {}
 
     def perform(self, markers: SendMarkers) -> None:
         """Write the markers that can be written now, report them, and retry the rest later.
@@ -104,17 +109,26 @@ class MarkerSender:
             except (Refused, OSError) as error:
                 code = error.code if isinstance(error, Refused) else ErrorCode.KAFKA_STORAGE_ERROR
                 if not self._is_gone(target, code):
-                    if self._broker.topics.gone is None:  # else it is logged already
-                        logger.warning("marker of %s for %s: %s", markers.transactional_id, target, error)
+                    self._warn(markers, target, error)
                     if code not in OVERTAKEN or self._is_open(target, markers.producer_id):
                         left.append(target)
                         continue
             done.append(target)
+            self._warned_s.pop(target, None)
         if done:
             # The transaction is complete only once its markers are as durable as the record that says so.
             self._broker.durability.once_durable(list(self._existing(done)), partial(self._report, markers, done))
         if left:
             self._later(markers, tuple(left))
+
+    def _warn(self, markers: SendMarkers, target: TopicPartition, error: Exception) -> None:
+        """A full disk may keep the markers of thousands of ids waiting, and each is tried again every second."""
+        now_s = self._broker.loop.time()
+        if self._broker.topics.gone is not None:
+            return  # it is logged already
+        if now_s - self._warned_s.get(target, -WARNING_PAUSE_S) >= WARNING_PAUSE_S:
+            self._warned_s[target] = now_s
+            logger.warning("marker of %s for %s: %s; trying again", markers.transactional_id, target, error)
 
     def _later(self, markers: SendMarkers, left: tuple[TopicPartition, ...]) -> None:
         """Try these again after a while."""
@@ -138,7 +152,7 @@ class MarkerSender:
         topics = self._broker.topics.topics
         for name, index in targets:
             topic = topics.get(name)
-            if topic is not None and index < len(topic.partitions):
+            if topic is not None and 0 <= index < len(topic.partitions):
                 yield topic.partitions[index]
 
     def _report(self, markers: SendMarkers, done: list[TopicPartition], failed: frozenset[Partition]) -> None:

@@ -69,7 +69,12 @@ def describe_log_dirs(
 def describe_producers(
     broker: BrokerServer, request: DescribeProducersRequest, call: Call
 ) -> Generator[None, None, DescribeProducersResponse]:
-    """Describe the producers of each requested partition, and where their open transactions begin."""
+    """Describe the producers of each requested partition, and where their open transactions begin.
+
+    Any replica answers, as in Kafka: an administrator may look at each one. A coordinator on another broker goes by the
+    answer, so the leader alone answers that.
+    """
+    to_a_broker = broker.cluster is not None and broker.cluster.is_of_a_broker(call)
     topics = []
     wanted: dict[str, dict[int, None]] = {}
     for row in request.topics:
@@ -82,7 +87,8 @@ def describe_producers(
             answer = DescribeProducersResponse.PartitionResponse(partition_index=index)
             answers.append(answer)
             try:
-                log = broker.topics.partition(name, index).log
+                partition = broker.topics.partition(name, index)
+                log = partition.log if to_a_broker else partition.own_log
             except Refused as error:
                 answer.error_code, answer.error_message = error.code, error.why
                 continue

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 NO_ID = uuid.UUID(int=0)
 #: To sort the names of the largest request at once would take too long.
 SORTED_AT_ONCE = 2000
+#: How many nodes of ZooKeeper that cannot be read are named in one answer.
+UNREADABLE_NAMED = 100
 #: What Kafka reports if the client did not ask for the authorized operations.
 NOT_ASKED = -(2**31)
 
@@ -322,13 +324,21 @@ def _replicated_row(
     )
 
 
+def is_no_cursor(cursor: DescribeTopicPartitionsRequest.Cursor | None) -> bool:
+    """Whether it is where no answer could have ended: the request is refused, whoever asks about whatever topics."""
+    return cursor is not None and cursor.partition_index < 0
+
+
 def describe_topic_partitions(
     broker: BrokerServer, request: DescribeTopicPartitionsRequest, call: Call
 ) -> Generator[None, None, DescribeTopicPartitionsResponse]:
     """Describe topics in name order, up to the requested number of partitions, and say where to continue."""
     cursor = request.cursor
-    if cursor is not None and cursor.partition_index < 0:
-        raise Refused(ErrorCode.INVALID_REQUEST, "the cursor's partition is negative")
+    if is_no_cursor(cursor):
+        # The response has no error of its own: Kafka puts it beside each name, and says nothing if there is none.
+        refused = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+        answers = [refused(name=row.name, error_code=ErrorCode.INVALID_REQUEST) for row in request.topics]
+        return DescribeTopicPartitionsResponse(topics=answers)
     names = [row.name for row in request.topics] if request.topics else list(broker.topics.topics)
     runs = []
     for start in range(0, len(names), SORTED_AT_ONCE):
@@ -402,6 +412,8 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
         )
     row = DescribeClusterResponse.DescribeClusterBroker
     return DescribeClusterResponse(
+        # Beside success clients do not look at it. `semel cluster status` does.
+        error_message=_unreadable_nodes(broker, call),
         cluster_id=broker.data.cluster_id,
         controller_id=_controller_now(broker),
         brokers=[
@@ -412,3 +424,13 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+
+
+def _unreadable_nodes(broker: BrokerServer, call: Call) -> str | None:
+    """What this broker cannot read in ZooKeeper, a line for each, for who may describe the cluster; None if nothing."""
+    if broker.cluster is None or not (nodes := broker.cluster.unreadable_nodes()):
+        return None
+    access = broker.access
+    if access is not None and not access.allows_on_cluster(call, Operation.DESCRIBE, logged=False):
+        return None
+    return "\n".join(nodes[:UNREADABLE_NAMED])

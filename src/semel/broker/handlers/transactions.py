@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from types import CoroutineType
@@ -16,6 +16,7 @@ from semel.broker.topics.partition import Partition
 from semel.errors import ErrorCode, Refused
 from semel.machines.contract import AT_ONCE
 from semel.machines.transactions.metadata import TransactionMetadata
+from semel.machines.transactions.replies import topic_results
 from semel.machines.transactions.states import TransactionState
 from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import (
@@ -26,6 +27,7 @@ from semel.wire.messages.transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     EndTxnRequest,
+    EndTxnResponse,
     InitProducerIdRequest,
     ListTransactionsRequest,
     WriteTxnMarkersRequest,
@@ -40,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 #: From this version on an AddPartitionsToTxn has many transactions.
 BATCHED_SINCE = 4
+
+#: What no transaction writes to. Its offsets are in `__consumer_offsets`.
+_NEVER_WRITTEN = frozenset((TRANSACTION_STATE,))
 
 
 def once_settled(broker: BrokerServer, transactional_ids: Sequence[str], serve: Callable[[], Any]) -> Any:
@@ -78,9 +83,7 @@ def add_partitions_to_txn(broker: BrokerServer, request: AddPartitionsToTxnReque
         return _add_of_a_client(broker, request, call)
     if broker.cluster is not None:
         return _add_for_brokers(broker, request, call)
-    if len(request.transactions) > 1:
-        return _add_to_each(broker, request, call)
-    return _add(broker, request, call, [transaction.transactional_id for transaction in request.transactions])
+    return _add_to_each(broker, request, call)
 
 
 def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, ids: list[str]) -> Any:
@@ -94,12 +97,55 @@ def _add(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, i
 
 def _add_for_brokers(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
     """Other brokers ask for their producers, and ask again if a transaction still waits for its markers: nobody is held
-    back here, since others wait behind this request."""
+    back here, since others wait behind this request.
+
+    Without an authorizer a client may send it as well. A partition that we do not know may be new: who leads it knows
+    it. What no partition can be is refused.
+    """
     shell = broker.transactions
+    refused = [number for number, asked in enumerate(request.transactions) if _names_none(asked.topics)]
+    if refused:
+        return _add_others_for_brokers(broker, request, call, refused)
     ids = [transaction.transactional_id for transaction in request.transactions]
     for transactional_id in ids:
         shell.host.ready_for(transactional_id)
     return shell.host.answer(shell.coordinator.add_partitions_to_txn(request, call.version, broker.now_ms()), *ids)
+
+
+async def _add_others_for_brokers(
+    broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call, refused: Sequence[int]
+) -> Any:
+    """All but the refused, which are numbers of transactions. The answer has them in the order of the request."""
+    others = copy(request)
+    left_out = frozenset(refused)
+    others.transactions = [asked for number, asked in enumerate(request.transactions) if number not in left_out]
+    reply = _add_for_brokers(broker, others, call)
+    if type(reply) is CoroutineType:
+        reply = await reply
+    for number in refused:
+        transaction = request.transactions[number]
+        row = _refused_transaction(transaction, _codes_of_none(transaction.topics))
+        reply.results_by_transaction.insert(number, row)
+    return reply
+
+
+def _names_none(topics: Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]) -> bool:
+    """Whether any of these is a partition that no transaction can write to, in whatever cluster."""
+    return any(topic.name in _NEVER_WRITTEN or min(topic.partitions, default=0) < 0 for topic in topics)
+
+
+def _codes_of_none(
+    topics: Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic],
+) -> dict[tuple[str, int], ErrorCode]:
+    """Those that no transaction can write to."""
+    codes = {}
+    for topic in topics:
+        for index in topic.partitions:
+            if topic.name in _NEVER_WRITTEN:
+                codes[topic.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif index < 0:
+                codes[topic.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return codes
 
 
 def _all_exist(broker: BrokerServer, request: AddPartitionsToTxnRequest) -> bool:
@@ -126,12 +172,25 @@ def _add_of_a_client(
 
 
 async def _add_to_each(broker: BrokerServer, request: AddPartitionsToTxnRequest, call: Call) -> Any:
-    """Add to one transaction after the other. Each is decided by itself."""
+    """Add to one transaction after the other. Each is decided by itself.
+
+    Kafka's brokers send this for their producers, and it is served to any client: what it names may not exist.
+    """
     pace = Pace(broker, call)
     response = AddPartitionsToTxnResponse()
     for transaction in request.transactions:
         part = copy(request)
         part.transactions = [transaction]
+        steps = _codes_of_refused(broker, transaction.topics, _NEVER_WRITTEN)
+        try:
+            while True:
+                next(steps)
+                await pace.rest()
+        except StopIteration as done:
+            codes: dict[tuple[str, int], ErrorCode] = done.value
+        if codes:
+            response.results_by_transaction.append(_refused_transaction(transaction, codes))
+            continue
         reply = _add(broker, part, call, [transaction.transactional_id])
         if type(reply) is CoroutineType:
             reply = await reply
@@ -144,17 +203,7 @@ def refused_partitions(
     broker: BrokerServer, request: AddPartitionsToTxnRequest, denied: frozenset[str] = frozenset()
 ) -> Generator[None, None, AddPartitionsToTxnResponse | None]:
     """The refusal, if a partition does not exist, is internal or in a topic that is denied; else None."""
-    codes: dict[tuple[str, int], ErrorCode] = {}
-    for asked in request.v3_and_below_topics:
-        topic = broker.topics.topics.get(asked.name)
-        yield
-        for number, index in enumerate(asked.partitions):
-            if number % AT_ONCE == AT_ONCE - 1:
-                yield
-            if asked.name in INTERNAL_TOPICS or asked.name in denied:
-                codes[asked.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif topic is None or not 0 <= index < len(topic.partitions):
-                codes[asked.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    codes = yield from _codes_of_refused(broker, request.v3_and_below_topics, INTERNAL_TOPICS | denied)
     if not codes:
         return None
     results = []
@@ -172,6 +221,35 @@ def refused_partitions(
                 )
             )
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+
+
+def _codes_of_refused(
+    broker: BrokerServer, topics: Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic], denied: frozenset[str]
+) -> Generator[None, None, dict[tuple[str, int], ErrorCode]]:
+    """The partitions that cannot be added: those of topics that are denied, and those that do not exist."""
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    for asked in topics:
+        topic = broker.topics.topics.get(asked.name)
+        yield
+        for number, index in enumerate(asked.partitions):
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield
+            if asked.name in denied:
+                codes[asked.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif topic is None or not 0 <= index < len(topic.partitions):
+                codes[asked.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return codes
+
+
+def _refused_transaction(
+    transaction: AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction, codes: dict[tuple[str, int], ErrorCode]
+) -> AddPartitionsToTxnResponse.AddPartitionsToTxnResult:
+    """The answer for a transaction to which nothing is added, as these partitions cannot be."""
+    asked = [TopicPartition(topic.name, index) for topic in transaction.topics for index in topic.partitions]
+    results = {one: codes.get((one.topic, one.partition), ErrorCode.OPERATION_NOT_ATTEMPTED) for one in asked}
+    return AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+        transactional_id=transaction.transactional_id, topic_results=topic_results(results)
+    )
 
 
 def add_offsets_to_txn(broker: BrokerServer, request: AddOffsetsToTxnRequest, call: Call) -> Any:
@@ -205,6 +283,11 @@ def end_txn(broker: BrokerServer, request: EndTxnRequest, call: Call) -> Any:
 
     def serve() -> Any:
         decision = shell.coordinator.end_txn(request, call.version, broker.now_ms(), broker.stores.producer_ids.take)
+        reply = decision.reply
+        is_final = reply is not None and reply.error_code and not ErrorCode(reply.error_code).retriable
+        if is_final and broker.cluster is not None and not broker.cluster.reaches_zookeeper:
+            # Another may coordinate by now and know more: what ends a producer for good is not said on a guess (C1).
+            return EndTxnResponse(error_code=ErrorCode.NOT_COORDINATOR)
         return shell.host.answer(decision, request.transactional_id)
 
     return once_settled(broker, (request.transactional_id,), serve)

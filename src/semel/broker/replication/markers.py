@@ -88,13 +88,22 @@ class ClusterMarkerSender(MarkerSender):
         self._spread(markers, left)
 
     async def _look_for(self, markers: SendMarkers, unknown: list[TopicPartition]) -> None:
-        """A topic that we do not know is deleted, or so new that we have not heard of it: ZooKeeper decides."""
+        """A partition that we do not know is deleted, or so new that we have not heard of it: ZooKeeper decides.
+
+        A topic that was created again may have fewer partitions than before, and a client may have added some that
+        never were.
+        """
         try:
             await self._membership.read_again()
         except ZooKeeperError:
             self._later(markers, tuple(unknown))
             return
-        gone = [target for target in unknown if target.topic not in self._membership.image.topics]
+        topics = self._membership.image.topics
+        gone = [
+            target
+            for target in unknown
+            if target.topic not in topics or target.partition not in topics[target.topic].assignment.partitions
+        ]
         if gone:
             self._report(markers, gone, frozenset())
         left = tuple(target for target in unknown if target not in gone)

@@ -21,6 +21,7 @@ from uuid import UUID
 from semel.broker.replication import joining
 from semel.broker.replication.admission import Admissions
 from semel.broker.replication.certificates import Certificates
+from semel.broker.replication.controlling import Controlling
 from semel.broker.replication.coordinators import Coordinators
 from semel.broker.replication.feeding import Feeds
 from semel.broker.replication.fetching import LeaderFetcher
@@ -37,9 +38,9 @@ from semel.cluster.peers import PEER_CLIENT_ID, Peers
 from semel.cluster.session import MultiRefused, NodeExists, SessionState, ZooKeeperError, ZooKeeperSession
 from semel.config import ConfigError, topic_values
 from semel.errors import InvariantViolation, Refused
-from semel.machines.controller.decide import Examine, decide
+from semel.machines.controller.decide import decide
 from semel.machines.controller.image import Image
-from semel.machines.controller.registration import BecomeController, LeaveUncleanly, Register
+from semel.machines.controller.registration import LeaveUncleanly, Register
 from semel.machines.replication.values import PartitionState
 from semel.machines.security.access import Operation
 from semel.machines.values import TopicPartition
@@ -109,6 +110,7 @@ class Membership:
         self.coordinators = Coordinators(broker, self)
         self.admissions = Admissions(broker, self)
         self._topics = LocalTopics(broker, self)
+        self._controlling = Controlling(self)
         #: Users, quotas, access rules: what all brokers share besides topics.
         self.shared = Shared(broker, self)
         self.certificates = Certificates(self)
@@ -174,6 +176,10 @@ class Membership:
         found = self.image.topics.get(topic)
         replicas = found.assignment.partitions.get(index, ()) if found is not None else ()
         return (None if known is None else known[0]), replicas
+
+    def unreadable_nodes(self) -> list[str]:
+        """Nodes in ZooKeeper that this broker cannot read, and why. What was known of them goes on."""
+        return [*self.reader.unreadable(), *self.shared.reader.unreadable()]
 
     async def read_state(self, partition: TopicPartition) -> tuple[PartitionState, int]:
         """What the register says, not what we know of it."""
@@ -278,7 +284,7 @@ class Membership:
 
     async def load(self) -> None:
         """Read the cluster, and learn which partitions are here, before anything is served."""
-        await self.reader.load()
+        await self.reader.load(strict=True)
         self.image = self.reader.image()
         await self._topics.follow_image()
         await self.shared.load()
@@ -431,7 +437,7 @@ class Membership:
         for waiting in watching:
             if not waiting.done():
                 waiting.set_result(None)
-        await self._control()
+        await self._controlling.look(self.image)
 
     # Topics and roles
 
@@ -479,27 +485,6 @@ class Membership:
         for leader, (fetcher, _) in self._fetchers.items():
             if leader not in following:
                 fetcher.follow({})
-
-    # The controller
-
-    async def _control(self) -> None:
-        image = self.image
-        if image.controller is None:
-            (multi,) = decide(image, BecomeController(self.broker_id, self.now_ms()))
-            try:
-                await self.session.multi(multi.operations)
-                logger.info("broker %d is the controller", self.broker_id)
-            except MultiRefused:
-                pass  # another was faster
-            self.reader.refresh_brokers()
-        elif image.controller == self.broker_id:
-            for multi in decide(image, Examine()):
-                try:
-                    await self.session.multi(multi.operations)
-                except MultiRefused:
-                    # What we know is old. It is read again, and then we decide again.
-                    self.reader.refresh()
-                    return
 
     # Death certificates
 

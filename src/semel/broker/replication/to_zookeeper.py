@@ -13,8 +13,9 @@ import re
 import socket
 from typing import TYPE_CHECKING, Any
 
-from semel.cluster.session import SessionState, ZooKeeperError
+from semel.cluster.session import MultiRefused, NoAuth, SessionState, ZooKeeperError
 from semel.config import ConfigError, Values
+from semel.machines.znodes.values import UnreadableZnode
 from semel.security.tls import client_context
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def check_address(connect: str) -> None:
     >>> check_address("zk-1:2181,zk-2,[::1]:2181/semel")
     """
     hosts, slash, chroot = connect.partition("/")
+    names = chroot.removesuffix("/").split("/")
+    if "," in chroot:
+        raise ConfigError(
+            f"zookeeper.connect={connect}: the chroot comes once, after the last host; expected for example "
+            "zk-1:2181,zk-2:2181,zk-3:2181/semel"
+        )
     for server in hosts.split(","):
         found = _SERVER.fullmatch(server.strip())
         if found is None or not 0 < int(found["port"] or 2181) < 2**16:
@@ -62,8 +69,10 @@ def check_address(connect: str) -> None:
                 f"zookeeper.connect={connect}: {server.strip() or 'nothing'!r} is not HOST:PORT; expected for example "
                 "zk-1:2181,zk-2:2181,zk-3:2181/semel"
             )
-    if slash and chroot and not all(chroot.removesuffix("/").split("/")):
+    if slash and chroot and not all(names):
         raise ConfigError(f"zookeeper.connect={connect}: the chroot /{chroot} has an empty name in it")
+    if {".", ".."} & {*names}:
+        raise ConfigError(f"zookeeper.connect={connect}: ZooKeeper has no names . and .. in a chroot")
 
 
 def _unknown_hosts(connect: str) -> list[str]:
@@ -76,6 +85,25 @@ def _unknown_hosts(connect: str) -> list[str]:
         except OSError:
             unknown.append(host)
     return unknown
+
+
+def why_no_start(error: BaseException, settings: Values) -> ConfigError | None:
+    """What ZooKeeper said, or has, that a start cannot go on with, in words; None if it was something else."""
+    where = f"zookeeper.connect={settings['zookeeper.connect']}"
+    if isinstance(error, UnreadableZnode):
+        return ConfigError(f"{where}: {error}. Is it a broker's ZooKeeper, and the right chroot?")
+    if not isinstance(error, ZooKeeperError):
+        return None
+    denied = error.error if isinstance(error, MultiRefused) else error
+    if isinstance(denied, NoAuth):
+        return ConfigError(
+            f"{where}: ZooKeeper does not let this broker read or write what is there. Give it the identity of the "
+            "other brokers (semel.zookeeper.digest, or zookeeper.ssl.keystore.location), or another chroot"
+        )
+    return ConfigError(
+        f"{where}: ZooKeeper went away while the broker started ({type(error).__name__}"
+        f"{f': {error}' if str(error) else ''}). Start it again when ZooKeeper answers"
+    )
 
 
 class Absences:

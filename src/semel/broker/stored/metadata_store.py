@@ -53,6 +53,8 @@ class LocalMetadataStore:
         self._files = files
         self._new_threads = threads
         self._thread: Executor | None = None
+        #: The directory is new, and its name not yet on disk.
+        self._is_made = False
 
     def get(self, name: str) -> tuple[Any, int]:
         """The entry's value and version; (None, -1) when there is none. Raises `DamagedStore`."""
@@ -89,8 +91,11 @@ class LocalMetadataStore:
             # Not before there is something to store: Apache Kafka starts on no directory that has one like this.
             # Passwords and keys may be among the settings.
             self._files.make_directory(self._directory, mode=0o700)
-            # Its entries are durable, so its own name must be durable too.
+            self._is_made = True
+        if self._is_made:
+            # Its entries are durable, so its own name must be durable too. If this fails, the next update does it.
             self._files.sync_directory(self._directory.parent)
+            self._is_made = False
         data = f"{version + 1}\n{_json(value)}\n".encode()
         self._files.replace(self._directory / name, data + f"crc32c={crc32c(data):08x}\n".encode())
         return version + 1

@@ -71,6 +71,7 @@ class TopicLogs:
         *,
         clean: bool,
         manifest: Manifest | None = None,
+        manifest_before: Manifest | None = None,
         is_replicated: bool = False,
     ) -> None:
         """`is_replicated`: the partitions have replicas on other brokers, and their high watermarks are kept apart."""
@@ -84,6 +85,8 @@ class TopicLogs:
         self._clean = clean
         #: What the last clean stop left of partitions that were not opened since.
         self._manifest = manifest or Manifest()
+        #: After a crash: what the last clean stop left. Files may have been written since.
+        self._manifest_before = manifest_before or Manifest()
         self._is_replicated = is_replicated
         self._machine_went_down = False
         self._may_lack_writes = False
@@ -100,10 +103,11 @@ class TopicLogs:
             self._may_lack_writes = self._machine_went_down and not was_written_with_fsync(self.files, self.directory)
         if self._is_replicated:
             self._set_aside_foreign({each.directory.name: each.topic.topic_id for each in partitions if each.is_local})
-        names = {partition.topic.name for partition in partitions}
+        here = {(each.topic.name, each.index) for each in partitions if each.is_local}
         points = read_offsets(self.files, self.directory, RECOVERY_POINTS)
-        # The line of a deleted topic must not count for a later topic of the same name.
-        self._recovery_points = {key: offset for key, offset in points.items() if key[0] in names}
+        # The line of a deleted topic must not count for a later topic of the same name, nor that of a replica that was
+        # moved away for its return.
+        self._recovery_points = {key: offset for key, offset in points.items() if key in here}
         for name in self.files.names(self.directory):
             if name.endswith("-delete"):
                 self.files.remove_later(self.directory / name)
@@ -156,6 +160,7 @@ class TopicLogs:
             producer_id_expiration_ms=self.settings["producer.id.expiration.ms"],
             unsynced_may_be_lost=lost,
             expected=self._expected(partition),
+            before=self._manifest_before.of_partition(partition.directory.name),
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
         )
@@ -248,10 +253,12 @@ class TopicLogs:
             if wanted is not None and self._may_be_of(directory, wanted):
                 continue
             aside = self._renamed(directory, "stray")
-            self.files.rename(directory, aside)
             topic, _, index = directory.name.rpartition("-")
+            whose = (topic, int(index))
+            self._forget_recovery_points(lambda key, whose=whose: key == whose)  # type: ignore[misc]
+            self.files.rename(directory, aside)
             self._manifest.partitions.pop(directory.name, None)
-            self._forget_offsets(lambda key, gone=(topic, int(index)): key == gone)  # type: ignore[misc]
+            self._forget_offsets(lambda key, whose=whose: key == whose)  # type: ignore[misc]
             logger.warning(
                 "%s is no replica that the cluster has here: it is set aside as %s. Remove it when nobody needs it",
                 directory.name, aside,
@@ -283,22 +290,24 @@ class TopicLogs:
 
     async def remove_partition(self, partition: Partition) -> None:
         """Remove the directory and checkpoints of a partition that is not on this broker any more."""
-        await asyncio.wrap_future(self.files.in_background(partial(self._remove_directories, [partition.directory])))
         gone = (partition.topic.name, partition.index)
-        try:
-            self._forget_offsets(lambda key: key == gone)
-        except OSError as error:
-            logger.error("the checkpoints in %s still name %s: %s", self.directory, partition, error)
+        await self._remove([partition.directory], lambda key: key == gone, str(partition))
 
     async def remove(self, partitions: list[Partition], topic_names: set[str]) -> None:
         """Remove the directories and checkpoints of deleted topics. Nobody waits for the data to be gone."""
-        directories = [partition.directory for partition in partitions]
+        await self._remove([each.directory for each in partitions], lambda key: key[0] in topic_names, "deleted topics")
+
+    async def _remove(self, directories: list[Path], is_gone: Callable[[tuple[str, int]], bool], what: str) -> None:
+        try:
+            self._forget_recovery_points(is_gone)
+        except OSError as error:
+            logger.error("the checkpoints in %s still name %s: %s", self.directory, what, error)
         # After everything that still writes into these directories, and before a new topic of the same name.
         await asyncio.wrap_future(self.files.in_background(partial(self._remove_directories, directories)))
         try:
-            self._forget_offsets(lambda key: key[0] in topic_names)
+            self._forget_offsets(is_gone)
         except OSError as error:
-            logger.error("the checkpoints in %s still name deleted topics: %s", self.directory, error)
+            logger.error("the checkpoints in %s still name %s: %s", self.directory, what, error)
 
     def forget(self, partition: Partition) -> None:
         """Expect nothing of a deleted partition any more."""
@@ -320,15 +329,24 @@ class TopicLogs:
             except OSError as error:
                 logger.error("deleted topics may be back in %s after a power loss: %s", self.directory, error)
 
-    def _forget_offsets(self, is_gone: Callable[[tuple[str, int]], bool]) -> None:
-        """A later topic of the same name must not inherit where this one's logs began or were compacted to."""
+    def _forget_recovery_points(self, is_gone: Callable[[tuple[str, int]], bool]) -> None:
+        """Before a directory goes: a start that finds such a line and no directory takes that for damage. A directory
+        without a line is only read whole."""
         points = self._recovery_points
         self._recovery_points = {key: offset for key, offset in points.items() if not is_gone(key)}
-        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, RECOVERY_POINTS, HIGH_WATERMARKS):
-            offsets = read_offsets(self.files, self.directory, checkpoint)
-            kept = {key: offset for key, offset in offsets.items() if not is_gone(key)}
-            if len(kept) < len(offsets):
-                write_offsets(self.files, self.directory, checkpoint, kept)
+        self._forget_lines(RECOVERY_POINTS, is_gone)
+
+    def _forget_offsets(self, is_gone: Callable[[tuple[str, int]], bool]) -> None:
+        """A later topic of the same name must not inherit where this one's logs began or were compacted to. After the
+        directory is gone: until then they may be needed."""
+        for checkpoint in (LOG_START_OFFSETS, CLEANER_OFFSETS, HIGH_WATERMARKS):
+            self._forget_lines(checkpoint, is_gone)
+
+    def _forget_lines(self, checkpoint: str, is_gone: Callable[[tuple[str, int]], bool]) -> None:
+        offsets = read_offsets(self.files, self.directory, checkpoint)
+        kept = {key: offset for key, offset in offsets.items() if not is_gone(key)}
+        if len(kept) < len(offsets):
+            write_offsets(self.files, self.directory, checkpoint, kept)
 
     # Stopping
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from semel.client.argument_lists import as_callback, as_subscription, as_timeout_s, as_values
-from semel.client.arguments import INT32_MAX, as_number
+from semel.client.arguments import INT32_MAX, as_number, require_pyarrow
 from semel.client.cluster.cluster import Cluster
 from semel.client.consumer.committer import OffsetCommitter
 from semel.client.consumer.fetcher import ConsumerRecord, Fetcher
@@ -188,6 +188,7 @@ class AsyncConsumer:
         No Python object is created for any record. Takes all records that have arrived, up to about `max_bytes`, by
         default fetch.max.bytes. max.poll.records does not apply.
         """
+        require_pyarrow("poll_arrow")
         import pyarrow as pa
 
         from semel.records.columns import schema

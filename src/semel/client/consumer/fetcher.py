@@ -8,11 +8,13 @@ processing overlap while memory stays bounded; an error of one partition does no
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import NO_TOPIC_ID
@@ -27,6 +29,8 @@ from semel.wire.messages.fetch import FetchRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 _ANSWERS_HELD = 2
 #: How long a leader may be missing before a warning: it is normal that leaders move.
@@ -95,6 +99,8 @@ class Fetcher:
         self._errors: deque[BaseException] = deque()
         #: The replica that a leader prefers for reading, and until when.
         self._nearer: dict[TopicPartition, tuple[int, float]] = {}
+        #: Topics that were deleted while they were read, and another one has the name since.
+        self._former_topics: set[UUID] = set()
         #: Set when there is something new for `poll`.
         self.arrived = asyncio.Event()
 
@@ -118,6 +124,8 @@ class Fetcher:
             if node_id is None or partition.topic not in self._cluster.metadata.fetched_at:
                 doubtful.add(partition.topic)
                 continue
+            if not waiting and not self._is_in_its_topic(partition, entry):
+                continue
             if node_id not in self._asked:
                 offset = waiting[-1].next_offset if waiting else entry.position
                 by_node.setdefault(node_id, []).append((partition, entry.generation, offset))
@@ -127,6 +135,32 @@ class Fetcher:
             self._start(node_id, asyncio.sleep(left_s) if left_s else self._fetch(node_id, wanted))
         if doubtful and -1 not in self._asked:
             self._start(-1, self._find_leaders(doubtful))
+
+    def _is_in_its_topic(self, partition: TopicPartition, entry: PartitionPosition) -> bool:
+        """Whether the position is one in the topic that has this name now.
+
+        If the topic was deleted and created again, the position is given up. Otherwise the first records of the new
+        topic, as many as were read of the old one, would be skipped without a word.
+        """
+        topic_id = self._cluster.metadata.topics[partition.topic].topic_id
+        former = entry.topic_id
+        if former is None:
+            entry.topic_id = former = topic_id
+        if topic_id == former or NO_TOPIC_ID in (topic_id, former):
+            return True
+        if topic_id in self._former_topics:  # this broker has not heard of the new one yet
+            self._doubt((partition,))
+            return False
+        try:
+            self._positions.on_another_topic(partition)
+        except KafkaError as error:
+            self._errors.append(error)
+            self._later(partition)
+        else:
+            self._former_topics.add(former)
+            logger.warning("topic %s was deleted and created again: partition %d is read from its start", *partition)
+        self.arrived.set()
+        return False
 
     def _replica_for(self, partition: TopicPartition, now: float) -> int | None:
         """The node to fetch from: the leader, or the replica it prefers (KIP-392). None if it is not known."""

@@ -60,9 +60,11 @@ class PositionFinder:
         if not wanted:
             return
         asked_in = {partition: self._positions[partition].generation for partition in wanted}
-        found = await fetch_committed(
-            self._cluster, self._config["group.id"], wanted, timeout_ms=self._config["default.api.timeout.ms"]
-        )
+        group_id = self._config["group.id"]
+        timeout_ms = self._config["default.api.timeout.ms"]
+        found = {}
+        if group_id is not None:
+            found = await fetch_committed(self._cluster, group_id, wanted, timeout_ms=timeout_ms)
         for partition in wanted:
             given = found.get(partition)
             offset, epoch = (None, -1) if given is None else (given.offset, given.leader_epoch)

@@ -24,6 +24,7 @@ from semel.client.arguments import (
     as_timestamp,
     as_topic,
     as_wait,
+    require_pyarrow,
 )
 from semel.client.cluster.cluster import Cluster
 from semel.client.delegation import method_of
@@ -191,6 +192,7 @@ class AsyncProducer:
         Rows with a key go to the partition of the key, all others of a call to one partition. Rows of one partition
         keep their order. No Python object is created for any row.
         """
+        require_pyarrow("send_arrow")
         from semel.client.producer.arrow_sender import ArrowSender
 
         return await ArrowSender(self._sending, self._routing, self._clock_ms).send(topic, rows, partition)

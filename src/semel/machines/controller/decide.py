@@ -9,7 +9,8 @@ The multis of one event are carried out in order. If one is refused, the image i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from semel.machines.controller import admin, elections
 from semel.machines.controller.admin import (
@@ -21,7 +22,7 @@ from semel.machines.controller.admin import (
     Reassign,
 )
 from semel.machines.controller.image import Image
-from semel.machines.controller.packing import Change, pack
+from semel.machines.controller.packing import MULTI_MAX_BYTES, Change, pack
 from semel.machines.controller.registration import BecomeController, Certify, LeaveUncleanly, Register, SayLeaving
 from semel.machines.controller.registration import decide as decide_registration
 from semel.machines.controller.writing import checks_of, create_state, write_state
@@ -35,6 +36,10 @@ class Examine:
     """Something has changed: brokers, states, topics. The controller looks at all partitions, or at some."""
 
     partitions: tuple[TopicPartition, ...] | None = None
+    #: How large a multi becomes. With 0 each change has its own.
+    bound_bytes: int = MULTI_MAX_BYTES
+    #: Of partitions without a register: the nodes above it that are missing. Of others the partition's node is.
+    absent: Mapping[TopicPartition, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 Event = (
@@ -56,19 +61,19 @@ Event = (
 def decide(image: Image, event: Event) -> list[Multi]:
     """`Refused` where an admin request asks for what cannot be."""
     match event:
-        case Examine(partitions):
-            return _examine(image, partitions)
+        case Examine():
+            return _examine(image, event)
         case BecomeController() | Register() | SayLeaving() | LeaveUncleanly() | Certify():
             return decide_registration(image, event)
         case _:
             return admin.decide(image, event)
 
 
-def _examine(image: Image, chosen: tuple[TopicPartition, ...] | None) -> list[Multi]:
+def _examine(image: Image, event: Examine) -> list[Multi]:
     still_controller = (Check(paths.CONTROLLER_EPOCH, image.controller_epoch_version),)
     changes: list[Change] = []
     deletions: list[Multi] = []
-    wanted = None if chosen is None else set(chosen)
+    wanted = None if event.partitions is None else set(event.partitions)
     for topic in image.topics.values():
         if topic.name in image.deleting:
             deletions += admin.decide(image, DeleteTopic(topic.name))
@@ -82,7 +87,8 @@ def _examine(image: Image, chosen: tuple[TopicPartition, ...] | None) -> list[Mu
                 continue
             known = image.states.get(partition)
             if known is None:
-                changes.append(create_state(image, topic, number, elections.first_state(replicas, image)))
+                first = elections.first_state(replicas, image)
+                changes.append(create_state(image, topic, number, first, event.absent.get(partition)))
                 continue
             state, version = known
             new = elections.next_state(
@@ -91,4 +97,4 @@ def _examine(image: Image, chosen: tuple[TopicPartition, ...] | None) -> list[Mu
             if new is not None:
                 new = new._replace(controller_epoch=image.controller_epoch)
                 changes.append((*checks_of(image, state, new), write_state(partition, new, version)))
-    return pack(changes, still_controller) + deletions
+    return pack(changes, still_controller, event.bound_bytes) + deletions

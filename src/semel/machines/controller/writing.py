@@ -23,12 +23,18 @@ def checks_of(image: Image, old: PartitionState | None, new: PartitionState) -> 
     return (Check(paths.life(new.leader), image.broker_epoch(new.leader)),)
 
 
-def create_state(image: Image, topic: Topic, number: int, state: PartitionState) -> Change:
-    """The nodes of a partition that has none yet; the topic must still be the one that was read."""
+def create_state(
+    image: Image, topic: Topic, number: int, state: PartitionState, absent: tuple[str, ...] | None = None
+) -> Change:
+    """The nodes of a partition that has none yet; the topic must still be the one that was read.
+
+    `absent`: the nodes above the register that are not there; the partition's own, if it is not said.
+    """
+    above = (paths.partition(topic.name, number),) if absent is None else absent
     return (
         Check(paths.topic(topic.name), topic.version),
         *checks_of(image, None, state),
-        Create(paths.partition(topic.name, number)),
+        *map(Create, above),
         Create(paths.state(topic.name, number), encode_state(state)),
     )
 

@@ -212,7 +212,10 @@ class GroupCoordinator:
                 return Decision(HeartbeatResponse(error_code=self._classic_members.heartbeat(group, request, now_ms)))
             return Decision(HeartbeatResponse(error_code=self._classic.heartbeat(group, request, now_ms)))
         except Refused as refused:
-            return Decision(HeartbeatResponse(error_code=refused.code))
+            # While the group is loaded nobody is missed: its members' time begins when that is over. Kafka says nothing
+            # of it either, and aiokafka takes it for the end of its membership.
+            is_loading = refused.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return Decision(HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else refused.code))
 
     def leave_group(self, request: LeaveGroupRequest, version: int, now_ms: int) -> Decision[LeaveGroupResponse]:
         self._now_ms = now_ms

@@ -45,6 +45,9 @@ FETCH_GROUPS_SINCE = 8
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
+#: The last moment that a record of an offset can have: who asks to keep it for longer asks for ever.
+_LAST_MS = 2**63 - 1
+
 
 class GroupOffsets:
     """Answers offset requests over the groups of a registry."""
@@ -70,7 +73,7 @@ class GroupOffsets:
             heard_from(group, request.member_id)
         records: list[StateRecord] = []
         reply = OffsetCommitResponse()
-        expire_ms = now_ms + request.retention_time_ms if request.retention_time_ms >= 0 else NO_EXPIRY
+        expire_ms = min(now_ms + request.retention_time_ms, _LAST_MS) if request.retention_time_ms >= 0 else NO_EXPIRY
         for topic in request.topics:
             name: str | None = topic.name
             topic_id = topic.topic_id

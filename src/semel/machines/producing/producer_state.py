@@ -421,6 +421,11 @@ class ProducerStates:
         """A guard to hold while the coordinator is asked; None if the transaction is already open here."""
         if self.in_transaction(producer_id, producer_epoch):
             return None
+        expected = self.expected_sequence(producer_id, producer_epoch)
+        if expected is not None and precedes(first_sequence, expected):
+            # It was written before: a request that the network held up, on a connection that its client has given up.
+            # It has no later batch to wait for it. The next new one would be refused, and librdkafka give up for good.
+            first_sequence = expected
         verification = self._verifications.get(producer_id)
         if verification is None:
             verification = _Verification(producer_epoch, first_sequence, now_ms, supports_epoch_bump)

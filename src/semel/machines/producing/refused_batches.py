@@ -6,8 +6,9 @@ answers it with OUT_OF_ORDER_SEQUENCE_NUMBER, or writes it where the producer is
 for all its partitions, and sends again what it has not heard of: records are there twice (its issue 4953). Or it gives
 up for good (its issue 3584).
 
-Guarantee: for a while, whatever follows a refused batch is refused for the same reason until that batch is written.
-Clients then send all of them again, in order.
+Guarantee: for a while, whatever follows refused batches is refused for the same reason until the last of them is
+written. Clients then send all of them again, in order. The first of them may be in the log already: a retry, whose
+original the last leader wrote.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ MOST_PRODUCERS = 1000
 
 class _RefusedBatch(NamedTuple):
     producer_epoch: int
+    #: Of the first and of the last batch that was refused.
     first_sequence: int
+    last_sequence: int
     code: ErrorCode
     refused_ms: int
 
 
 class RefusedBatches:
-    """Of one partition, by producer id: the first batch that was refused."""
+    """Of one partition, by producer id."""
 
     __slots__ = ("_refused",)
 
@@ -47,16 +50,19 @@ class RefusedBatches:
         if producer_id < 0 or code not in FOR_THE_MOMENT:
             return
         known = self._refused.get(producer_id)
+        last_sequence = first_sequence
         if (
             known is not None
             and known.producer_epoch == producer_epoch
             and now_ms - known.refused_ms <= HELD_FOR_MS
-            and precedes(known.first_sequence, first_sequence)
         ):
-            first_sequence = known.first_sequence
+            if precedes(first_sequence, known.last_sequence):
+                last_sequence = known.last_sequence
+            if precedes(known.first_sequence, first_sequence):
+                first_sequence = known.first_sequence
         elif known is None and len(self._refused) >= MOST_PRODUCERS:
             del self._refused[next(iter(self._refused))]
-        self._refused[producer_id] = _RefusedBatch(producer_epoch, first_sequence, code, now_ms)
+        self._refused[producer_id] = _RefusedBatch(producer_epoch, first_sequence, last_sequence, code, now_ms)
 
     def holding_back(
         self, producer_id: int, producer_epoch: int, first_sequence: int, expected: int | None, now_ms: int
@@ -68,13 +74,17 @@ class RefusedBatches:
         refused = self._refused.get(producer_id)
         if refused is None:
             return None
+        awaited = refused.first_sequence if expected is None else expected
         is_over = (
             refused.producer_epoch != producer_epoch
             or now_ms - refused.refused_ms > HELD_FOR_MS
-            # It was written meanwhile, perhaps under another leader.
-            or (expected is not None and expected != refused.first_sequence)
+            # Something else is missing.
+            or precedes(awaited, refused.first_sequence)
+            # All were written meanwhile, perhaps under another leader.
+            or precedes(refused.last_sequence, awaited)
         )
-        if is_over or first_sequence == refused.first_sequence:
+        if not is_over and precedes(awaited, first_sequence):
+            return refused.code
+        if is_over or first_sequence == refused.last_sequence:
             del self._refused[producer_id]
-            return None
-        return refused.code if precedes(refused.first_sequence, first_sequence) else None
+        return None

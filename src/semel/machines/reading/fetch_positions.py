@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from semel.errors import ErrorCode, KafkaError, Misuse, OffsetOutOfRange
 from semel.machines.table import StateTable
@@ -83,6 +84,8 @@ class PartitionPosition:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    #: The topic that the position is in. A topic that is deleted and created again has another id.
+    topic_id: UUID | None = None
     #: Position and leader epoch before the records that the caller holds now; None if it holds none.
     before: tuple[int, int] | None = None
 
@@ -106,7 +109,8 @@ class FetchPositions:
     def assign(self, wanted: Iterable[TopicPartition], *, with_group: bool) -> None:
         """Read these partitions and no others. Partitions that were assigned before keep their position.
 
-        Without a group there are no committed offsets: a new partition starts where the reset policy says.
+        Without a group there are no committed offsets: a new partition starts where the reset policy says. If that is
+        "none", the caller has to seek first; whoever looks for the committed offset finds none and says so.
         """
         wanted = list(wanted)
         for gone in set(self.partitions) - set(wanted):
@@ -115,7 +119,7 @@ class FetchPositions:
             if partition not in self.partitions:
                 self._generations += 1
                 self.partitions[partition] = PartitionPosition(generation=self._generations)
-                if not with_group:
+                if not with_group and self.reset_policy in _RESET_TIMESTAMPS:
                     self.on_committed(partition, None)
 
     def __getitem__(self, partition: TopicPartition) -> PartitionPosition:
@@ -181,7 +185,7 @@ class FetchPositions:
         if offset is not None and offset >= 0:
             self._jump(entry, PositionEvent.COMMITTED_FOUND, offset, leader_epoch)
             return
-        entry.reset_timestamp = self._reset_timestamp(partition, "the group has no committed offset for it")
+        entry.reset_timestamp = self._reset_timestamp(partition, "there is no committed offset for it")
         self._jump(entry, PositionEvent.COMMITTED_MISSING, -1)
 
     def on_offset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int = -1) -> None:
@@ -241,6 +245,18 @@ class FetchPositions:
         entry.reset_timestamp = self._reset_timestamp(partition, f"offset {entry.position} is no longer in the log")
         self._jump(entry, PositionEvent.OUT_OF_RANGE, -1)
 
+    def on_another_topic(self, partition: TopicPartition) -> None:
+        """The topic was deleted, and another one has its name: the position says nothing about that one.
+
+        It is read from its beginning, also where the policy is "latest": all of it came after what was read so far.
+        Raises `OffsetOutOfRange` if the policy is "none".
+        """
+        entry = self.partitions[partition]
+        why = f"the topic was deleted and created again, so offset {entry.position} means nothing there"
+        self._reset_timestamp(partition, why)
+        entry.reset_timestamp = EARLIEST
+        self._jump(entry, PositionEvent.SEEK_BY_TIME, -1)
+
     def positions(self) -> Mapping[TopicPartition, PartitionPosition]:
         """The partitions whose position is known: a commit stores these."""
         return {p: entry for p, entry in self.partitions.items() if entry.state is PositionState.FETCHING}
@@ -250,6 +266,7 @@ class FetchPositions:
         if following is None:
             return
         entry.state, entry.position, entry.leader_epoch, entry.before = following, position, leader_epoch, None
+        entry.topic_id = None
         self._generations += 1
         entry.generation = self._generations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.access.guards import Answer, Verdict
 from semel.broker.access.guards.rows import split, topic_name
-from semel.broker.handlers.metadata import NO_ID, may_create
+from semel.broker.handlers.metadata import NO_ID, is_no_cursor, may_create
 from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.errors import ErrorCode
 from semel.machines.security.access import Operation, ResourceType
@@ -98,6 +98,8 @@ def describe_topic_partitions(
     access: AccessControl, request: DescribeTopicPartitionsRequest, call: Call
 ) -> Generator[None, None, Verdict]:
     """Describe on each topic. Of all topics, those that may be described are counted and paged through."""
+    if is_no_cursor(request.cursor):
+        return None
     named = request.topics
     first = "" if request.cursor is None else request.cursor.topic_name
     names = dict.fromkeys(row.name for row in named) if named else list(access.broker.topics.topics)
@@ -113,7 +115,7 @@ def describe_topic_partitions(
         reply.topics += answers
         return reply
 
-    if not allowed and (request.cursor is None or request.cursor.partition_index >= 0):
+    if not allowed:
         return Answer(merge(DescribeTopicPartitionsResponse()))
     asked = DescribeTopicPartitionsRequest.TopicRequest
     request.topics = [asked(name=name) for name in allowed]

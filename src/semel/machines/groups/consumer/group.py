@@ -119,7 +119,7 @@ class ConsumerGroup:
         #: partition -> the member that owns it, or has not revoked it yet
         self.owners: dict[tuple[UUID, int], str] = SHARED_EMPTY
         #: The topics against which the subscriptions were last checked. If they changed, check again.
-        self.checked_topics: object = None
+        self.checked_topics: Mapping[str, object] | None = None
 
     @property
     def state(self) -> ConsumerGroupState:

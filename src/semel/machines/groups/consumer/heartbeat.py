@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import blake2b
 from uuid import UUID
@@ -305,7 +306,7 @@ class ConsumerRebalance:
             # Refuses an invalid expression before anything is written.
             NamePattern(member.subscribed_topic_regex)
         looked_again = group.checked_topics is not topics
-        regex_changed = self._resolve_regexes(draft, records, looked_again, now_ms, out, may_see)
+        regex_changed = self._resolve_regexes(draft, records, group.checked_topics, now_ms, out, may_see)
         regex_changed |= member.subscribed_topic_regex != before.subscribed_topic_regex
         bump = regex_changed or member.subscribed_topic_names != before.subscribed_topic_names
         if not bump and not looked_again:
@@ -320,27 +321,39 @@ class ConsumerRebalance:
         self,
         draft: ConsumerGroupDraft,
         records: ConsumerRecords,
-        again: bool,
+        checked: Mapping[str, object] | None,
         now_ms: int,
         out: DecisionDraft,
         may_see: MaySee | None,
     ) -> bool:
         """Match the members' expressions with the topics. Returns whether any result changed.
 
+        `checked`: the topics that the known results are about. Where all see all topics, only new names are matched:
+        the members of a group may have a thousand expressions, and this is one heartbeat.
         An expression finds what this client may see, as in Kafka: the members that share one share what it found.
         """
         used = {member.subscribed_topic_regex for member in draft.members.values() if member.subscribed_topic_regex}
         for expression in sorted(draft.regexes.keys() - used):
             del draft.regexes[expression]
             out.records.append(records.regex(expression, None))
-        changed = False
+        if not used:
+            return False
+        changed, topics = False, self._topics
+        old: AbstractSet[str] = frozenset()
+        if checked is not None and may_see is None:
+            old = topics.keys() & checked.keys()
+        new = topics.keys() - old
         for expression in sorted(used):
             known = draft.regexes.get(expression)
-            if known is not None and not again:
+            if known is not None and checked is topics:
                 continue
-            pattern = NamePattern(expression)
-            found = frozenset(
-                name for name in self._topics if pattern.matches(name) and (may_see is None or may_see(name))
+            names: AbstractSet[str] = topics.keys() if known is None else new
+            kept = frozenset() if known is None else known.topics & old
+            pattern = NamePattern(expression) if names else None
+            found = kept.union(
+                name
+                for name in names
+                if pattern is not None and pattern.matches(name) and (may_see is None or may_see(name))
             )
             if known is None or known.topics != found:
                 version = 1 if known is None else known.version + 1

@@ -1,0 +1,138 @@
+"""Nodes in ZooKeeper that somebody has damaged, or that a killed Kafka left half made: they harm nobody else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
+
+import semel
+from semel.machines.znodes import paths
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[semel.Cluster]:
+    with semel.Cluster(brokers=3, settings={"leader.imbalance.check.interval.seconds": 3600}) as running:
+        yield running
+
+
+@pytest.fixture
+def zookeeper(cluster: semel.Cluster) -> Iterator[KazooClient]:
+    client = KazooClient(cluster.zookeeper_connect)
+    client.start(30)
+    yield client
+    client.stop()
+    client.close()
+
+
+def create(cluster: semel.Cluster, topic: str) -> None:
+    """Led by broker 1, if it lives."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for made in admin.create_topics([NewTopic(topic, 1, replica_assignment=[[1, 2, 3]])]).values():
+        made.result(30)
+    assert cluster.leader_of(topic) == 1
+
+
+def leader_in(zookeeper: KazooClient, topic: str) -> int:
+    leader: int = json.loads(zookeeper.get(paths.state(topic, 0))[0])["leader"]
+    return leader
+
+
+def all_in_sync(zookeeper: KazooClient, topic: str) -> bool:
+    return len(json.loads(zookeeper.get(paths.state(topic, 0))[0])["isr"]) == 3
+
+
+@pytest.mark.parametrize("damaged", ["topic", "state"])
+def test_a_node_that_cannot_be_read_stops_no_other_election(
+    cluster: semel.Cluster, zookeeper: KazooClient, damaged: str
+) -> None:
+    bad, good = f"bad-{damaged}", f"good-{damaged}"
+    create(cluster, bad)
+    create(cluster, good)
+    path = paths.topic(bad) if damaged == "topic" else paths.state(bad, 0)
+    sound, _ = zookeeper.get(path)
+    zookeeper.set(path, b"damaged")
+    cluster.kill(1)
+    until(lambda: leader_in(zookeeper, good) in (2, 3), within_s=30, what="another to lead the sound topic")
+    zookeeper.set(path, sound)
+    until(lambda: leader_in(zookeeper, bad) in (2, 3), within_s=30, what="the repaired topic to be led again")
+    cluster.restart(1)
+    until(lambda: all_in_sync(zookeeper, bad) and all_in_sync(zookeeper, good), within_s=60, what="all to be in sync")
+
+
+@pytest.mark.parametrize("nodes", [(), ("partitions",), ("partitions", "partitions/0")])
+def test_a_topic_that_a_killed_kafka_left_without_registers_gets_them(
+    cluster: semel.Cluster, zookeeper: KazooClient, nodes: tuple[str, ...]
+) -> None:
+    """Kafka's controller makes a topic's node, those of its partitions, and their registers one after the other."""
+    name = f"half-{len(nodes)}"
+    whole = {"version": 3, "topic_id": f"AAAAAAAAAAAAAAAAAAAA{len(nodes) + 1}A", "partitions": {"0": [2, 3, 1]}}
+    transaction = zookeeper.transaction()
+    transaction.create(paths.topic(name), json.dumps(whole | {"adding_replicas": {}, "removing_replicas": {}}).encode())
+    for node in nodes:
+        transaction.create(f"{paths.topic(name)}/{node}")
+    assert all(isinstance(result, str) for result in transaction.commit())
+    assert cluster.leader_of(name) == 2
+
+
+def test_a_broker_that_finds_a_node_it_cannot_read_says_which(
+    cluster: semel.Cluster, zookeeper: KazooClient, tmp_path: Path
+) -> None:
+    create(cluster, "unreadable")
+    path = paths.topic("unreadable")
+    sound, _ = zookeeper.get(path)
+    zookeeper.set(path, b"damaged")
+    until(lambda: path in " ".join(status(cluster)["unreadable"]), within_s=30, what="the status to name it")
+    said = status(cluster)
+    assert not said["is_well"] and f"{path} in ZooKeeper cannot be read" in " ".join(said["advice"]), said
+    settings = {"node.id": 4, "log.dirs": tmp_path / "data", "zookeeper.connect": cluster.zookeeper_connect}
+    command = [sys.executable, "-m", "semel", "broker", "start", "--listen", "127.0.0.1:0"]
+    for setting, value in settings.items():
+        command += ("--set", f"{setting}={value}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    zookeeper.set(path, sound)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{path} in ZooKeeper cannot be read" in done.stderr, done.stderr
+    until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to hear of the repair")
+
+
+def status(cluster: semel.Cluster) -> Any:
+    """What `semel cluster status` says."""
+    command = [sys.executable, "-m", "semel", "cluster", "status", "--json", "--bootstrap", cluster.bootstrap_servers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["users", "topics"])
+def test_settings_that_cannot_be_read_are_named_until_they_are_gone(
+    cluster: semel.Cluster, zookeeper: KazooClient, kind: str
+) -> None:
+    create(cluster, f"settings-{kind}")
+    path = paths.config(kind, f"settings-{kind}")
+    zookeeper.ensure_path(path)
+    zookeeper.set(path, b"damaged")
+    until(lambda: path in " ".join(status(cluster)["unreadable"]), within_s=30, what="the status to name it")
+    zookeeper.delete(path)
+    until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to forget it")
+
+
+def test_a_deleted_topic_that_could_not_be_read_is_not_named_any_more(
+    cluster: semel.Cluster, zookeeper: KazooClient
+) -> None:
+    create(cluster, "lost")
+    zookeeper.set(paths.state("lost", 0), b"damaged")
+    zookeeper.set(paths.topic("lost"), b"damaged")
+    until(lambda: len(status(cluster)["unreadable"]) == 2, within_s=30, what="the status to name both")
+    zookeeper.delete(paths.topic("lost"), recursive=True)
+    until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to forget them")
