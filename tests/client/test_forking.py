@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
+import pickle
 import sys
 import textwrap
 from typing import Any
@@ -135,3 +137,14 @@ def test_leaving_a_with_block_in_a_forked_process_takes_nothing_from_the_parent(
     with Process(command, name="fork", environment={"PYTHONPATH": str(CHECKOUT / "src")}) as process:
         assert process.wait() == 0, process.output()
         assert process.output() == "the child is done\nthe parent is done\n"
+
+
+def test_what_belongs_to_a_process_is_not_copied_to_another(session_broker: Broker, name: str) -> None:
+    """As when a function for Spark or multiprocessing refers to it. A copy would close the connections of the first."""
+    settings = {"bootstrap.servers": session_broker.bootstrap_servers}
+    with semel.Producer(settings) as producer, semel.Consumer(settings) as consumer, semel.Admin(settings) as admin:
+        for kept in (producer, consumer, admin, producer.send(name, "x")):
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match=f"a {type(kept).__name__} .* cannot be copied or pickled"):
+                    copied(kept)
+        assert producer.send(name, "y").result(30).offset == 1

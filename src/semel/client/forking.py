@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from typing import NoReturn
 
 from semel.errors import ErrorCode, Misuse
 
@@ -29,6 +30,18 @@ class Origin:
     def refusal(self, what: str) -> Misuse:
         why = f"{what} was made before a fork, and only the process that made it can use it: make one in this process"
         return Misuse(ErrorCode.INVALID_REQUEST, why)
+
+
+class OfOneProcess:
+    """The base of what cannot be copied or pickled, such as a client that a function for Spark refers to."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        kind = type(self).__name__
+        raise TypeError(
+            f"a {kind} is of use in its own process only, and cannot be copied or pickled: make one where it is used"
+        )
 
 
 _made_here: weakref.WeakSet[Origin] = weakref.WeakSet()

@@ -19,6 +19,7 @@ from semel.client.arguments import HeadersLike, Text, as_headers, shown
 from semel.client.blocking.blocking_client import BlockingClient
 from semel.client.consumer.consumer import AsyncConsumer
 from semel.client.consumer.fetcher import ConsumerRecord
+from semel.client.forking import OfOneProcess
 from semel.client.producer.delivery import Delivery
 from semel.client.producer.producer import AsyncProducer
 from semel.config import CONSUMER, PRODUCER, ConfigError
@@ -36,7 +37,7 @@ _RETRY_TIMEOUT_MS = 300_000
 _log = logging.getLogger(__name__)
 
 
-class AsyncTransactSession:
+class AsyncTransactSession(OfOneProcess):
     """The exactly-once loop for asyncio. `TransactSession` is the same for blocking code.
 
     The settings are those of a consumer and of a producer together. Both `group.id` and `transactional.id` are needed.

@@ -118,7 +118,23 @@ def test_a_version_the_broker_does_not_serve_is_refused_before_it_is_sent(sessio
         cluster.request(None, FindCoordinatorRequest(key="x"), version=99)
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "localhost:port", ":9092"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "localhost",
+        "localhost:port",
+        ":9092",
+        "[]:9092",
+        "::1",
+        "::1:9092",
+        "localhost:0",
+        "localhost:65536",  # the system would take it for port 0
+        "localhost:²",
+        "http://localhost:9092",
+        "SASL_SSL://localhost:9092",
+    ],
+)
 def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         BlockingCluster({"bootstrap.servers": address})

@@ -141,13 +141,20 @@ def test_without_a_group_and_a_policy_reading_starts_where_it_is_sent(bootstrap:
         assert consumer.position((name, 1)) == 3
 
 
-def test_an_offset_deleted_under_the_reader_is_reset_by_policy(bootstrap: str, name: str) -> None:
+def test_an_offset_deleted_under_the_reader_is_reset_by_policy(
+    bootstrap: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(bootstrap, name, 10)
     with Admin({"bootstrap.servers": bootstrap}) as admin, reader(bootstrap) as consumer:
         admin.delete_records({(name, 0): 6})
         consumer.assign([(name, 0)])
         consumer.seek((name, 0), 2)
         assert take(consumer, 4) == [b"6", b"7", b"8", b"9"]
+    told = [row.getMessage() for row in caplog.records if row.name == "semel.client.consumer.fetcher"]
+    assert told == [
+        f"{name}-0: the log does not have offset 2 (any more): auto.offset.reset=earliest, so reading goes on at its "
+        "beginning"
+    ]
 
 
 def again(bootstrap: str, topic: str, count: int) -> None:

@@ -536,6 +536,48 @@ def test_a_callback_that_fails_does_not_stop_the_sending(session_broker: Broker,
         assert producer.send(name, "y").result(30).offset == 1
 
 
+def test_a_callback_that_would_wait_for_its_own_producer_is_told_so(session_broker: Broker, name: str) -> None:
+    """Each of these calls would wait for the thread it is in: nothing would be sent any more."""
+    told: list[str] = []
+
+    def heard(producer: Producer, call: Callable[[], object], done: threading.Event) -> None:
+        try:
+            call()
+        except Misuse as misuse:
+            told.append(misuse.why)
+        finally:
+            done.set()
+
+    with Producer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send(name, "y").result(),
+            lambda: producer.send(name, "y").exception(5),
+            lambda: producer.send(f"{name}-new", "y"),
+            producer.flush,
+            producer.close,
+        ]
+        for call in calls:
+            done = threading.Event()
+            producer.send(name, "x").add_done_callback(lambda _, c=call, d=done: heard(producer, c, d))
+            assert done.wait(20), "the producer waits for itself"
+        assert producer.send(name, "z").result(30).offset == len(calls) + 2
+    assert ["would wait for itself" in why for why in told] == [True] * len(calls)
+
+
+def test_a_result_is_not_waited_for_on_the_loop_that_sends(session_broker: Broker, name: str) -> None:
+    async def send() -> None:
+        async with AsyncProducer({"bootstrap.servers": session_broker.bootstrap_servers}) as producer:
+            delivery = await producer.send(name, "x")
+            with pytest.raises(Misuse, match="await the delivery"):
+                delivery.result()
+            with pytest.raises(Misuse, match="await the delivery"):
+                (await producer.send_arrow(name, pa.table({"value": ["y"]}))).result(30)
+            await producer.flush()
+            assert delivery.result().offset == 0
+
+    asyncio.run(send())
+
+
 def test_somebody_who_waited_on_a_loop_that_is_gone_does_not_stop_the_sending(
     session_broker: Broker, name: str
 ) -> None:

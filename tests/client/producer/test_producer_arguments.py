@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semel import Admin, Broker, Consumer, Producer
+from semel.client.consumer.fetcher import ConsumerRecord
 from semel.client.producer.producer import AsyncProducer
 from semel.config import PRODUCER, ConfigError
 from semel.errors import (
@@ -527,3 +528,32 @@ def test_rows_that_a_topic_refuses_are_told_wherever_they_stand(session_broker: 
         with pytest.raises(InvalidRecord):
             sent.result(30)
     assert values(session_broker, name) == [b"a", b"c"]
+
+
+def test_views_are_dealt_by_key_whatever_else_is_in_the_table(session_broker: Broker, name: str) -> None:
+    """Arrow cannot pick rows of views, which Polars gives, nor of some other types."""
+    with Admin(config(session_broker)) as admin:
+        admin.create_topic(name, partitions=4)
+    numbers = [f"{number}" for number in range(40)]
+    headers = pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())]))
+    columns = {
+        "key": pa.array(numbers, pa.string_view()),
+        "value": pa.array([number.encode() for number in numbers], pa.binary_view()),
+        "headers": pa.array([[{"key": "n", "value": number.encode()}] for number in numbers], headers),
+        "note": pa.RunEndEncodedArray.from_arrays([40], pa.array(["not sent"])),
+    }
+    with Producer(config(session_broker)) as producer:
+        for rows in (pa.table(columns), pa.record_batch(columns)):
+            producer.send_arrow(name, rows).result(30)
+        places = {number: producer.send(name, number, number).result(30).partition for number in numbers}
+    with Consumer(config(session_broker, auto_offset_reset="earliest")) as consumer:
+        consumer.assign([(name, number) for number in range(4)])
+        found: list[ConsumerRecord] = []
+        while len(found) < 120:
+            found += consumer.poll()
+    assert {record.partition for record in found} == {0, 1, 2, 3}
+    for record in found:
+        assert record.value is not None
+        assert record.key == record.value
+        assert places[record.value.decode()] == record.partition
+        assert record.headers in ((), (("n", record.value),))

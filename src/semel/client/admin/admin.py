@@ -16,12 +16,13 @@ from semel.client.argument_lists import as_values
 from semel.client.cluster.cluster import Cluster
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop
+from semel.client.forking import OfOneProcess
 from semel.config import ADMIN, Values
 from semel.environment import MACHINE, Environment
 from semel.net.connection import Connection
 
 
-class AsyncAdmin:
+class AsyncAdmin(OfOneProcess):
     """An admin client for asyncio. `semel.Admin` is the same for blocking code.
 
     >>> import asyncio

@@ -9,12 +9,13 @@ from typing import Any, Self, TypeVar
 
 from semel.client.blocking.loop_thread import LoopThread
 from semel.client.finalizers import Abandonable, Finalizer
+from semel.client.forking import OfOneProcess
 
 T = TypeVar("T")
 Client = TypeVar("Client", bound=Abandonable)
 
 
-class BlockingClient:
+class BlockingClient(OfOneProcess):
     """The base of the blocking clients: a loop thread, and closing.
 
     A client that is dropped without being closed warns (ResourceWarning) and closes itself: see `finalizers`.
@@ -74,6 +75,6 @@ class BlockingClient:
         try:
             self._thread.run(last)
         finally:
-            self._thread.close()
+            self._thread.close()  # refused inside a callback, as the call before: it stays open
             if self._finalizer is not None:
                 self._finalizer.over()

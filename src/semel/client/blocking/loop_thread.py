@@ -73,11 +73,7 @@ class LoopThread:
 
     def _hand_over(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         self.origin.check(self.name)
-        if threading.current_thread() is self._thread:
-            raise Misuse(
-                ErrorCode.INVALID_REQUEST,
-                f"{self.name}: a blocking call inside one of its own callbacks would wait for itself",
-            )
+        self._check_outside()
         with self._gate:
             if self._closing:
                 raise Misuse(ErrorCode.INVALID_REQUEST, f"{self.name} is closed")
@@ -85,10 +81,16 @@ class LoopThread:
             self._awaited.add(future)
             return future
 
+    def _check_outside(self) -> None:
+        if threading.current_thread() is self._thread:
+            why = f"{self.name}: a blocking call inside one of its own callbacks would wait for itself"
+            raise Misuse(ErrorCode.INVALID_REQUEST, why)
+
     def close(self, patience_s: float = 10.0) -> None:
         """Stop the loop. Tasks that still run are cancelled first, and get `patience_s` to end."""
         if self.origin.lost:
             return
+        self._check_outside()
         with self._gate:
             first, self._closing = not self._closing, True
         if first:

@@ -9,6 +9,7 @@ times that a broker asks for are kept.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -30,6 +31,7 @@ from semel.wire.messages.security import SaslHandshakeRequest
 #: Responses to ApiVersions that were read before, by version and bytes, and how many are kept.
 _VERSIONS: dict[tuple[int, bytes], Any] = {}
 _MOST_VERSIONS = 16
+_PORT = re.compile(r"[0-9]{1,5}")
 #: The last versions that name topics. Later ones use topic ids, which callers do not fill in.
 LAST_VERSION_BY_NAME = {
     ApiKey.PRODUCE: 12,
@@ -339,7 +341,12 @@ def read_address(text: str) -> tuple[str, int]:
     >>> read_address("broker-1:9092"), read_address("[::1]:9093")
     (('broker-1', 9092), ('::1', 9093))
     """
-    host, sign, port = text.rpartition(":")
-    if not sign or not port.isdigit() or not host:
-        raise ConfigError(f"bootstrap.servers: expected host:port, found '{text}'")
-    return host.strip("[]"), int(port)
+    if "://" in text:
+        raise ConfigError(f"bootstrap.servers: '{text}': name host:port alone, and the protocol in security.protocol")
+    host, _, port = text.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    name = host[1:-1] if in_brackets else host
+    # A port above 65535 would become another one on the way to the system.
+    if not name or (":" in name and not in_brackets) or not _PORT.fullmatch(port) or not 0 < int(port) <= 65535:
+        raise ConfigError(f"bootstrap.servers: expected host:port (an IPv6 host as [::1]:9092), found '{text}'")
+    return name, int(port)

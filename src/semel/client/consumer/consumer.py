@@ -28,6 +28,7 @@ from semel.client.consumer.positions import ConsumerPositions
 from semel.client.consumer.subscription import Subscription
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop, keep_task
+from semel.client.forking import OfOneProcess
 from semel.client.group.member import Callback, RebalanceListener
 from semel.client.offset_arguments import PartitionLike, as_partitions
 from semel.client.offset_requests import READ_COMMITTED, READ_UNCOMMITTED
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncConsumer:
+class AsyncConsumer(OfOneProcess):
     """A consumer for asyncio. `semel.Consumer` is the same for blocking code.
 
     >>> import asyncio, semel

@@ -272,6 +272,17 @@ class Fetcher:
             except KafkaError as error:
                 self._errors.append(error)
                 self._later(partition)
+            else:
+                # Records may be skipped by this, or read twice: that must not happen without a word.
+                policy = self._positions.reset_policy
+                end = "beginning" if policy == "earliest" else "end"
+                logger.warning(
+                    "%s: the log does not have offset %d (any more): auto.offset.reset=%s, so reading goes on at its %s",
+                    partition,
+                    offset,
+                    policy,
+                    end,
+                )
         elif code.retriable:
             what = f"{partition} cannot be read"
             self._cluster.wait_warnings.begin(partition, what, code.meaning, after_s=_PASSING_S)

@@ -11,6 +11,9 @@ from semel.errors import ErrorCode, InvalidRecord, Refused, error_for
 from semel.records.batch import Batch
 from semel.records.columns import from_arrow, partition_column
 
+#: Other columns of a table are left alone.
+SENT_COLUMNS = ("key", "value", "headers")
+
 
 def check_rows(rows: object) -> None:
     """Refuse anything that is not a table of records. Column types are checked when the columns are encoded."""
@@ -19,7 +22,7 @@ def check_rows(rows: object) -> None:
     names = rows.schema.names
     if "value" not in names:
         raise InvalidRecord(ErrorCode.INVALID_RECORD, f"there is no column 'value' among {names}")
-    for name in ("key", "value", "headers"):
+    for name in SENT_COLUMNS:
         if names.count(name) > 1:
             raise InvalidRecord(ErrorCode.INVALID_RECORD, f"there are {names.count(name)} columns '{name}'")
 
@@ -73,5 +76,26 @@ def _by_partition(
         yield keyless_partition if partition_count > 1 else 0, rows
         return
     targets = partition_column(rows.column("key"), partition_count, keyless_partition)
+    rows = _that_can_be_picked(rows)
     for number in pc.unique(targets).to_pylist():
         yield number, rows.filter(pc.equal(targets, number))
+
+
+def _that_can_be_picked(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """The columns that are sent, of types of which Arrow can pick rows. Of views (Polars gives them) it cannot."""
+    columns = {name: rows.column(name) for name in SENT_COLUMNS if name in rows.schema.names}
+    return pa.table({name: column.cast(_without_views(column.type)) for name, column in columns.items()})
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind

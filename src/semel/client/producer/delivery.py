@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.client.arguments import as_wait_s
-from semel.client.forking import Origin
-from semel.errors import ErrorCode, KafkaError, RequestTimedOut
+from semel.client.forking import OfOneProcess, Origin
+from semel.errors import ErrorCode, KafkaError, Misuse, RequestTimedOut
 from semel.machines.producing.accumulator import ProducerBatch
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Deliveries:
     def __init__(self, origin: Origin) -> None:
         self.lock = threading.Lock()
         self.origin = origin
+        #: The thread of the loop that sends.
+        self._thread = threading.get_ident()
         self._waiters: dict[ProducerBatch, list[Callable[[], object]]] = {}
 
     def when_done(self, batch: ProducerBatch, callback: Callable[[], object]) -> None:
@@ -68,6 +70,12 @@ class Deliveries:
             except Exception:
                 _log.warning("a callback that waited for a delivery failed", exc_info=True)
 
+    def check_wait(self, wait_s: float | None) -> None:
+        """Refuse to wait in the thread that sends: it would wait for itself, and the producer would stand still."""
+        if threading.get_ident() == self._thread and wait_s != 0:
+            why = "result() inside a callback of the producer, or on its event loop, would wait for itself"
+            raise Misuse(ErrorCode.INVALID_REQUEST, f"{why}: await the delivery, or add a callback")
+
     async def wait_async(self, batch: ProducerBatch) -> None:
         if batch.done:
             return
@@ -82,7 +90,7 @@ class Deliveries:
         await done
 
 
-class Delivery:
+class Delivery(OfOneProcess):
     """One record that is being sent. Wait with `result()` in a thread, with `await` on a loop, or add a callback."""
 
     __slots__ = ("_batch", "_deliveries", "_position")
@@ -97,9 +105,13 @@ class Delivery:
         return self._batch.done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait up to `timeout` seconds. Returns the place of the record, or raises why it was not written."""
+        """Wait up to `timeout` seconds. Returns the place of the record, or raises why it was not written.
+
+        On the event loop of an asyncio producer use `await` instead.
+        """
         wait_s = as_wait_s(timeout)
         if not self._batch.done:
+            self._deliveries.check_wait(wait_s)
             event = threading.Event()
             self._deliveries.when_done(self._batch, event.set)
             if not event.wait(wait_s):
@@ -111,6 +123,8 @@ class Delivery:
     def exception(self, timeout: float | None = None) -> KafkaError | None:
         """As `result`, but return the error instead of raising it; None if the record was delivered."""
         wait_s = as_wait_s(timeout)
+        if not self._batch.done:
+            self._deliveries.check_wait(wait_s)
         try:
             self.result(wait_s)
         except KafkaError as error:
@@ -148,7 +162,7 @@ class Delivery:
         return f"<Delivery to {self._batch.partition}: {'done' if self._batch.done else 'on its way'}>"
 
 
-class BatchDelivery:
+class BatchDelivery(OfOneProcess):
     """Many records that are being sent, from `send_arrow`: one wait for all of them."""
 
     __slots__ = ("_batches", "_deliveries")
@@ -170,6 +184,7 @@ class BatchDelivery:
         deadline = None if wait_s is None else time.monotonic() + wait_s
         for batch in self._batches:
             if not batch.done:
+                self._deliveries.check_wait(wait_s)
                 event = threading.Event()
                 self._deliveries.when_done(batch, event.set)
                 if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):

@@ -29,6 +29,7 @@ from semel.client.arguments import (
 from semel.client.cluster.cluster import Cluster
 from semel.client.delegation import method_of
 from semel.client.finalizers import drop
+from semel.client.forking import OfOneProcess
 from semel.client.producer.config import parse_config
 from semel.client.producer.delivery import BatchDelivery, Delivery
 from semel.client.producer.routing import Routing
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class AsyncProducer:
+class AsyncProducer(OfOneProcess):
     """A producer for asyncio. `semel.Producer` is the same for blocking code.
 
     >>> import asyncio
