@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client.consumer": {
         "errors", "config", "environment", "wire", "records", "machines", "net", "client.cluster", "client.group",
         "client.arguments", "client.argument_lists", "client.offset_arguments", "client.offset_requests",
-        "client.delegation", "client.finalizers",
+        "client.delegation", "client.finalizers", "client.forking",
     },
     "client.producer": {
         "errors", "config", "environment", "wire", "records", "machines", "net", "client.cluster", "client.arguments",
@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client.admin": {
         "errors", "config", "environment", "wire", "machines", "net", "client.cluster", "client.arguments",
         "client.argument_lists", "client.offset_arguments", "client.offset_requests", "client.delegation",
-        "client.finalizers",
+        "client.finalizers", "client.forking",
     },
     # Checks of what a caller hands over, and requests that several clients send: they know no client.
     "client.arguments": {"errors", "machines"},

@@ -152,7 +152,7 @@ def test_an_offset_deleted_under_the_reader_is_reset_by_policy(
         assert take(consumer, 4) == [b"6", b"7", b"8", b"9"]
     told = [row.getMessage() for row in caplog.records if row.name == "semel.client.consumer.fetcher"]
     assert told == [
-        f"{name}-0: the log does not have offset 2 (any more): auto.offset.reset=earliest, so reading goes on at its "
+        f"{name}-0: offset 2 is not in the log (any more): auto.offset.reset=earliest, so reading goes on at its "
         "beginning"
     ]
 

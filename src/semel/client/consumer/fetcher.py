@@ -277,7 +277,7 @@ class Fetcher:
                 policy = self._positions.reset_policy
                 end = "beginning" if policy == "earliest" else "end"
                 logger.warning(
-                    "%s: the log does not have offset %d (any more): auto.offset.reset=%s, so reading goes on at its %s",
+                    "%s: offset %d is not in the log (any more): auto.offset.reset=%s, so reading goes on at its %s",
                     partition,
                     offset,
                     policy,
