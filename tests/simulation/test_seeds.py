@@ -10,10 +10,14 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from semel.cli.simulate import simulate
 from semel.simulation.ablations import ABLATIONS, look_for, removed
 from semel.simulation.coverage import Coverage
 from semel.simulation.faults import FAULTS
@@ -140,6 +144,32 @@ def test_the_command_plays_a_seed_and_says_how_it_went() -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 4 ok" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_seeds_come_to_the_same_in_several_processes() -> None:
+    def said(processes: str) -> list[str]:
+        program = [sys.executable, "-m", "semel", "simulate", "--seeds", "0..3", "--duration", "2", "--coverage"]
+        done = subprocess.run([*program, "--processes", processes], capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "4 seeds, 0 failed" in done.stdout
+        return [line for line in done.stdout.splitlines() if line.startswith(("faults:", "kinds of", "table "))]
+
+    alone = said("1")
+    assert len(alone) > 5
+    assert said("2") == alone
+
+
+def test_a_process_of_seeds_that_is_killed_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*args: object, **options: object) -> Iterator[object]:
+        raise BrokenProcessPool("a child process terminated abruptly")
+        yield
+
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setattr("semel.simulation.seeds.play_all", dies)
+    done = CliRunner().invoke(simulate, ["--seeds", "0..3"])
+    assert done.exit_code == 1
+    assert "was killed" in done.output and "--processes" in done.output
 
 
 def test_a_workload_that_does_not_exist_is_named() -> None:

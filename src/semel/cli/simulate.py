@@ -6,8 +6,14 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from semel.simulation.play import Plan
+    from semel.simulation.seeds import Played
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -26,6 +32,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--no-shrink", is_flag=True, help="Do not look for the smallest set of faults that still fails.")
 @click.option("--coverage", is_flag=True, help="Name the kinds of faults and the cells of state tables never taken.")
 @click.option("--replays", type=click.IntRange(0), default=0, help="Play each seed again so often, and compare.")
+@click.option("--processes", type=click.IntRange(1), help="How many seeds at the same time; by default one per core.")
 @click.pass_context
 def simulate(
     context: click.Context,
@@ -42,6 +49,7 @@ def simulate(
     no_shrink: bool,
     coverage: bool,
     replays: int,
+    processes: int | None,
 ) -> None:
     """Run brokers and clients in a simulated world with faults.
 
@@ -53,7 +61,8 @@ def simulate(
         os.execve(sys.executable, [sys.executable, "-m", "semel", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
     from semel.simulation.coverage import Coverage
     from semel.simulation.faults import FAULTS, Strike
-    from semel.simulation.runs import FAULTS_PER_MINUTE, command, draw_plan, run, shrink
+    from semel.simulation.runs import FAULTS_PER_MINUTE, command, draw_plan, shrink
+    from semel.simulation.seeds import play_all
     from semel.simulation.workloads import WORKLOADS
 
     for given, known, what in ((workloads, WORKLOADS, "workload"), (faults, FAULTS, "fault")):
@@ -66,30 +75,35 @@ def simulate(
     played = requests = failures = 0
     struck: Counter[str] = Counter()
     covered = Coverage()
-    number = first
-    while number <= last or (hours is not None and simulated_s < hours * 3600):
-        plan = draw_plan(
-            number,
-            workloads=workloads,
-            duration_s=duration,
-            durability=durability,
-            faults=faults,
-            faults_per_minute=faults_per_minute,
-            brokers=brokers,
-        )
-        if strikes is not None:
-            plan.strikes = [Strike.parse(text.replace("_", " ")) for text in strikes.split()]
-        with covered:
-            result = run(plan)
+
+    def plans() -> Iterator[Plan]:
+        # What is simulated meanwhile decides whether there is a next one.
+        number = first
+        while number <= last or (hours is not None and simulated_s < hours * 3600):
+            plan = draw_plan(
+                number,
+                workloads=workloads,
+                duration_s=duration,
+                durability=durability,
+                faults=faults,
+                faults_per_minute=faults_per_minute,
+                brokers=brokers,
+            )
+            if strikes is not None:
+                plan.strikes = [Strike.parse(text.replace("_", " ")) for text in strikes.split()]
+            yield plan
+            number += 1
+
+    at_once = processes or (1 if first == last and hours is None else len(os.sched_getaffinity(0)))
+    for one in _all_played(play_all(plans(), processes=at_once, replays=replays)):
+        result = one.result
+        plan, number = result.plan, result.plan.seed
+        covered.add(one.cells)
         played += 1
         simulated_s += result.simulated_s
         cpu_s += result.cpu_s
         requests += result.requests
         struck += result.struck
-        for _ in range(replays):
-            again = run(plan)
-            if again.trace_hash != result.trace_hash:
-                result.violations.append(f"a replay was different: {result.trace_hash} and {again.trace_hash}")
         if result.violations:
             failures += 1
             click.echo(f"seed {number} FAILED after {result.simulated_s:.1f} simulated seconds:")
@@ -110,7 +124,6 @@ def simulate(
                 f"{played} seeds, {failures} failed, {simulated_s / 3600:.2f} simulated hours, "
                 f"{simulated_s / max(cpu_s, 0.001):.0f} simulated seconds per CPU second"
             )
-        number += 1
     took_s = time.monotonic() - began
     click.echo(
         f"{played} seeds, {failures} failed; {simulated_s / 3600:.2f} simulated hours in {cpu_s:.0f} CPU seconds and "
@@ -119,12 +132,25 @@ def simulate(
     )
     click.echo("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(struck.items())))
     if coverage:
-        never = sorted(FAULTS.keys() - struck.keys())
+        possible = {kind.name for kind in FAULTS.values() if kind.may_strike(brokers, durability or "fsync")}
+        never = sorted(possible - struck.keys())
         click.echo(f"kinds of faults that never struck: {', '.join(never) or 'none'}")
         for line in covered.report():
             click.echo(line)
     if failures:
         context.exit(1)
+
+
+def _all_played(coming: Iterator[Played]) -> Iterator[Played]:
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        yield from coming
+    except BrokenProcessPool:
+        raise click.ClickException(
+            "a process that played seeds was killed, perhaps for want of memory. The seeds that were not told of are "
+            "not played; --processes says how many processes there are"
+        ) from None
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -6,11 +6,15 @@ While it is entered, every look into a state table is counted. That is done from
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any
 
 from semel.machines import state_pages
 from semel.machines.table import StatePage, StateTable, title_of
 from semel.simulation.unreached import UNREACHED
+
+#: A cell in a form that another process understands: the name of its table, the state and the event.
+Cell = tuple[str, str, str]
 
 
 class Coverage:
@@ -35,6 +39,21 @@ class Coverage:
 
     def __exit__(self, *exc_info: object) -> None:
         StateTable.step = self._step  # type: ignore[method-assign]
+
+    @property
+    def cells(self) -> frozenset[Cell]:
+        """What was taken, for a `Coverage` in another process."""
+        names = {id(page.table): page.name for page in self.pages}
+        return frozenset(
+            (names[table], state.name, event.name) for table, state, event in self._taken if table in names
+        )
+
+    def add(self, cells: Iterable[Cell]) -> None:
+        """Count what another one counted."""
+        tables = {page.name: page.table for page in self.pages}
+        for name, state, event in cells:
+            table = tables[name]
+            self._taken.add((id(table), table.states[state], table.events[event]))
 
     def never_taken(self, page: StatePage) -> list[str]:
         """The cells of a table that say something, and that no event has met."""
