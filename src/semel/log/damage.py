@@ -5,7 +5,14 @@ from __future__ import annotations
 from uuid import UUID
 
 from semel.errors import ErrorCode, Refused
-from semel.log.checkpoints import EXPECTED_FILES, MANIFEST, PARTITION_METADATA, RECOVERY_POINTS, topic_id_text
+from semel.log.checkpoints import (
+    EXPECTED_FILES,
+    HIGH_WATERMARKS,
+    MANIFEST,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    topic_id_text,
+)
 
 
 class DamagedLog(Refused):
@@ -82,16 +89,38 @@ def missing_segment(path: str, size_bytes: int) -> MissingFiles:
     )
 
 
-def missing_partition(directory: str, end_offset: int | None = None) -> MissingFiles:
+def missing_log(path: str) -> MissingFiles:
+    return MissingFiles(
+        path,
+        "its indexes are there",
+        "Restore the file from a copy or a replica; to go on without its records instead, stop the broker, remove the "
+        "indexes, and start again.",
+    )
+
+
+def missing_partition(
+    directory: str, end_offset: int | None = None, how: str = "was safely on disk"
+) -> MissingFiles:
     had = "it was there when the broker last stopped"
     if end_offset is not None:
-        had = f"everything below offset {end_offset} was safely on disk"
+        had = f"everything below offset {end_offset} {how}"
     return MissingFiles(
         directory,
         had,
         "Restore the directory from a copy or a replica; to go on without its records instead, stop the broker, remove "
-        f"its line from the data directory's {RECOVERY_POINTS} (the second line of that file counts the lines), and "
-        "start again.",
+        f"its line from the data directory's {RECOVERY_POINTS} and {HIGH_WATERMARKS} (the second line of such a file "
+        "counts the lines), and start again.",
+    )
+
+
+def short_log(directory: str, end_offset: int, committed: int) -> MissingFiles:
+    """Of a replica that once had more."""
+    return MissingFiles(
+        f"{directory}: the end of the log",
+        f"it ends at offset {end_offset}, yet everything below offset {committed} was committed",
+        "Restore the directory from a copy or a replica; to go on without these records instead, stop the broker, "
+        f"remove its line from the data directory's {HIGH_WATERMARKS} (the second line of that file counts the lines), "
+        "and start again.",
     )
 
 

@@ -18,6 +18,7 @@ from semel.config import Values
 from semel.environment import MACHINE
 from semel.log import checkpoints, damage, manifest, recovery
 from semel.log.checkpoints import LeaderEpochs
+from semel.log.file_names import INDEX_SUFFIX, LOG_SUFFIX
 from semel.log.files import Files
 from semel.log.partition_log import DEFAULT_PRODUCER_ID_EXPIRATION_MS, PartitionLog
 
@@ -41,6 +42,7 @@ def open_partition_log(
     expected: manifest.Marks | None = None,
     before: manifest.Marks | None = None,
     is_replicated: bool = False,
+    committed_is_there: bool = False,
     chance: Random = MACHINE.chance,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
@@ -51,6 +53,8 @@ def open_partition_log(
     `is_replicated`: there are other replicas, so the high watermark is where the checkpoint has it, not at the end. And
     the topics are not this broker's: one may have been deleted and created again while it was away, so a log with
     records that does not say whose they are is damaged.
+    `committed_is_there`: of a replica, everything below the high watermark that was written down: the machine did not
+    go down since.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)
@@ -58,14 +62,22 @@ def open_partition_log(
         raise damage.missing_partition(path)
     if fresh and recovery_point:
         raise damage.missing_partition(path, recovery_point)
+    parent = os.path.dirname(path)
+    name = (topic, partition)
+    high_watermark = None
+    if is_replicated:
+        high_watermark = checkpoints.read_offsets(files, parent, checkpoints.HIGH_WATERMARKS).get(name, 0)
+    committed = high_watermark if committed_is_there and high_watermark is not None else 0
+    if fresh and committed:
+        raise damage.missing_partition(path, committed, "was committed")
     if fresh:
         files.make_directory(path)
         first = checkpoints.encode_leader_epochs([(0, 0)])
         files.write_into(f"{path}/{checkpoints.LEADER_EPOCH_CHECKPOINT}", first, 0)
-    elif expected is None:
-        expected = manifest.read_expected(files, path)
-    parent = os.path.dirname(path)
-    name = (topic, partition)
+    else:
+        if committed_is_there:
+            _refuse_without_log(files, path)
+        expected = manifest.read_expected(files, path) if expected is None else expected
     if fresh:
         # A topic of the same name may have lived and died here.
         for checkpoint in checkpoints.OF_PARTITIONS:
@@ -105,11 +117,12 @@ def open_partition_log(
         if expected is not None:
             manifest.write_expected(files, path, expected)
         raise
+    if loaded.end_offset < committed:
+        for segment in loaded.segments:
+            segment.close()
+        raise damage.short_log(path, loaded.end_offset, committed)
     if expected is not None:
         manifest.remove_expected(files, path)
-    high_watermark = None
-    if is_replicated:
-        high_watermark = checkpoints.read_offsets(files, parent, checkpoints.HIGH_WATERMARKS).get(name, 0)
     log = PartitionLog(path, topic, partition, files, config, loaded, chance, high_watermark=high_watermark)
     log.producer_id_expiration_ms = producer_id_expiration_ms
     log.flusher.is_created = fresh
@@ -134,6 +147,14 @@ def open_partition_log(
     for repair in loaded.repairs:
         logger.warning("%s-%d: %s", topic, partition, repair)
     return log
+
+
+def _refuse_without_log(files: Files, directory: str) -> None:
+    """The log file of a segment is made before its indexes."""
+    names = files.names(directory)
+    left = sorted(name for name in names if name.endswith(INDEX_SUFFIX))
+    if left and not any(name.endswith(LOG_SUFFIX) for name in names):
+        raise damage.missing_log(f"{directory}/{left[0].removesuffix(INDEX_SUFFIX)}{LOG_SUFFIX}")
 
 
 def _has_epochs(files: Files, directory: str, epochs: LeaderEpochs) -> bool:

@@ -165,7 +165,9 @@ def lower_checkpoints(log: PartitionLog, offset: int) -> None:
     """Promise no more than `offset`, durably and before anything is cut: a start that finds less than was promised
     takes the log for damaged."""
     name = _name(log)
-    limits = {checkpoints.RECOVERY_POINTS: offset, checkpoints.CLEANER_OFFSETS: offset}
+    limits = dict.fromkeys(
+        (checkpoints.RECOVERY_POINTS, checkpoints.CLEANER_OFFSETS, checkpoints.HIGH_WATERMARKS), offset
+    )
     if offset < log.log_start_offset:
         limits[checkpoints.LOG_START_OFFSETS] = offset
     for checkpoint, most in limits.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.machines.controller.elections import first_state, next_state, without_unclean
+from semel.machines.controller.elections import first_state, next_state, without_damaged, without_unclean
 from semel.machines.controller.image import Broker, Image
 from semel.machines.replication.values import PartitionState
 
@@ -103,3 +103,34 @@ def test_a_new_partition_is_led_by_the_first_that_lives() -> None:
     assert first_state((3, 1, 2), image((1, 2, 3))) == PartitionState(3, 0, (3, 1, 2), 10)
     assert first_state((3, 1, 2), image((1, 2))) == PartitionState(1, 0, (1, 2), 10)
     assert first_state((3, 1), image(())) == PartitionState(-1, 0, (3, 1), -1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # A leader with damaged files: another is elected, and it is not eligible itself.
+        (state(1, (1, 2, 3)), PartitionState(-1, 6, (2, 3), -1)),
+        (state(1, (1, 2)), PartitionState(-1, 6, (2,), -1)),
+        (state(1, (1,), (3,)), PartitionState(-1, 6, (), -1, (3,))),
+        # A follower.
+        (state(2, (2, 1, 3)), PartitionState(2, 5, (2, 3), 10)),
+        (state(2, (2,), (1,)), PartitionState(2, 5, (2,), 10)),
+        (state(2, (2, 3)), None),
+        # Nobody else has what is committed.
+        (state(1, (1,)), None),
+        (state(-1, (1,)), None),
+        (state(-1, (), (1,)), None),
+    ],
+)
+def test_e11_a_broker_with_damaged_files_leaves_to_whoever_has_everything(
+    before: PartitionState, after: PartitionState | None
+) -> None:
+    assert without_damaged(before, 1, NEEDED) == after
+
+
+def test_e11_another_is_elected_then() -> None:
+    for before, leader in ((state(1, (1, 2, 3)), 2), (state(1, (1,), (3,)), 3)):
+        left = without_damaged(before, 1, NEEDED)
+        assert left is not None
+        after = elected(left, image((1, 2, 3)))
+        assert after is not None and after.leader == leader and 1 not in (*after.isr, *after.elr)

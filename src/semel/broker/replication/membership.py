@@ -23,6 +23,7 @@ from semel.broker.replication.admission import Admissions
 from semel.broker.replication.certificates import Certificates
 from semel.broker.replication.controlling import Controlling
 from semel.broker.replication.coordinators import Coordinators
+from semel.broker.replication.damaged import DamagedReplicas
 from semel.broker.replication.feeding import Feeds
 from semel.broker.replication.fetching import LeaderFetcher
 from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listener
@@ -111,6 +112,7 @@ class Membership:
         self.admissions = Admissions(broker, self)
         self._topics = LocalTopics(broker, self)
         self._controlling = Controlling(self)
+        self._damaged = DamagedReplicas(broker, self)
         #: Users, quotas, access rules: what all brokers share besides topics.
         self.shared = Shared(broker, self)
         self.certificates = Certificates(self)
@@ -235,6 +237,10 @@ class Membership:
         """Know what is so now: something was refused because what we knew was old."""
         await self.reader.load()
         self.image = self.reader.image()
+        self._event.set()
+
+    def look_again(self) -> None:
+        """At what this broker has to lead and to follow."""
         self._event.set()
 
     async def changed(self) -> None:
@@ -464,8 +470,8 @@ class Membership:
                 replicas = topic.assignment.partitions[partition.index]
                 try:
                     replica = LocalReplica(self, partition, replicas)
-                except Refused as error:
-                    logger.error("%s has no role: %s", partition, error)
+                except Refused:
+                    self._damaged.cannot_open(partition)
                     continue
                 partition.replica = replica
                 replica.assigned(replicas, topic.needed(partition.index))

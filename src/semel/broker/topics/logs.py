@@ -163,6 +163,7 @@ class TopicLogs:
             before=self._manifest_before.of_partition(partition.directory.name),
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
+            committed_is_there=not self._machine_went_down,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.epochs_need_fsync = promises_fsync or not self._is_replicated
@@ -263,6 +264,23 @@ class TopicLogs:
                 "%s is no replica that the cluster has here: it is set aside as %s. Remove it when nobody needs it",
                 directory.name, aside,
             )
+
+    async def set_aside(self, partition: Partition) -> Path | None:
+        """Rename what is left of a partition, so that it begins anew. Returns the new name, if there was something."""
+        whose = (partition.topic.name, partition.index)
+        self._manifest.partitions.pop(partition.directory.name, None)
+        self._manifest_before.partitions.pop(partition.directory.name, None)
+        self._forget_recovery_points(lambda key: key == whose)
+        aside = None
+        if self.files.exists(partition.directory):
+            aside = self._renamed(partition.directory, "stray")
+            await asyncio.wrap_future(self.files.in_background(partial(self._move, partition.directory, aside)))
+        self._forget_offsets(lambda key: key == whose)
+        return aside
+
+    def _move(self, directory: Path, aside: Path) -> None:
+        self.files.rename(directory, aside)
+        self.files.sync_directory(self.directory)
 
     def _may_be_of(self, directory: Path, wanted: UUID) -> bool:
         """Whether a directory is to be opened as one of this topic's. If nothing says whose it is, it is not, unless

@@ -14,6 +14,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 from semel.broker.data_directory import OF_A_CLUSTER, partition_directories
 from semel.broker.stored.metadata_store import PRODUCER_ID_BLOCK, TOPICS, LocalMetadataStore
@@ -202,6 +203,12 @@ class TopicRegistry:
         self._logs.forget(partition)
         partition.wake_watchers()
         await self._logs.remove_partition(partition)
+
+    async def set_aside(self, partition: Partition) -> Path | None:
+        """A replica is made anew: what is left of its files goes to another name, which is returned."""
+        place = await self._logs.set_aside(partition)
+        partition.release()  # only now: until then nobody opens it
+        return place
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str] | None = None) -> Topic:
         """Create a topic at once, or refuse as Kafka does. Clients' topics are created by `create_all`."""

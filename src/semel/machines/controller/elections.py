@@ -91,3 +91,11 @@ def without_unclean(state: PartitionState, broker: int, needed: int) -> Partitio
     if state.leader != broker:
         return left
     return left._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1, leader_broker_epoch=-1)
+
+
+def without_damaged(state: PartitionState, broker: int, needed: int) -> PartitionState | None:
+    """A broker whose files are damaged leaves the set, and is not eligible either (E11); None where it is not in it, or
+    where nobody else has what is committed."""
+    if not {*state.isr, *state.elr} - {broker}:
+        return None
+    return without_unclean(state, broker, needed)
