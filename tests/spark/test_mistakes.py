@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 import semel
 from semel.errors import Disconnected
-from semel.spark import NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start, transaction
+from semel.spark import DataLost, NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start, transaction
 from semel.spark.source_options import OptionError
 from tests.spark.stage import Stage
 
@@ -295,6 +295,22 @@ def test_a_row_that_cannot_be_written_ends_the_query_at_once(
         assert "try again" not in str(error).lower()
     assert [step for step, _ in stage.steps] == [Step.BEGUN]
     assert stage.values() == []
+
+
+def test_what_the_source_finds_out_while_it_runs_is_told_in_one_sentence(stage: Stage) -> None:
+    """It plans in a process of Spark's, whose errors come as a text with a stack."""
+    frame = stage.source(startingOffsets='{"payments": {"0": 5}}')
+    says = "the source: startingOffsets says nothing of payments-1: name every partition that is read"
+    with pytest.raises(StreamingQueryException) as failed:
+        stage.run(frame)
+    for error in (failed.value, stage.query.exception()):
+        assert str(error).startswith(f"PipelineMistake: {says}")
+        assert isinstance(error.__cause__, PipelineMistake) and str(error.__cause__).startswith(says)
+    stage.put("payments", [(None, b"0"), (None, b"1")])
+    with pytest.raises(StreamingQueryException) as failed:
+        stage.run(stage.source(startingOffsets='{"payments": {"0": 99, "1": -2}}'))  # the checkpoint has begun nothing
+    assert isinstance(failed.value.__cause__, DataLost)
+    assert str(failed.value).startswith("DataLost: payments-0 ends at ")
 
 
 @pytest.mark.semel(**{"auto.create.topics.enable": "false"})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import semel
+from semel.machines.values import TopicPartition
 from semel.spark import transaction
 from semel.spark.user_transaction import Transaction, _open
 from tests.spark.stage import Stage
@@ -148,3 +149,34 @@ def test_the_next_run_of_a_query_follows_its_new_arguments(stage: Stage) -> None
     assert [t._side.transaction.timeout_ms for t in seen] == [600_000, 7000]
     assert len(_open) == 1, "what the first run had open is closed"
     assert len(stage.values()) == 9
+
+
+def test_blocks_without_rows_go_on_with_or_without_a_write(stage: Stage) -> None:
+    """A filter that takes nothing is no reason to fail, and the next batch needs the progress of this one."""
+    kept: list[TopicPartition | None] = []
+
+    def each(rows: Any, batch_id: int) -> None:
+        with block(stage, batch_id) as t:
+            if batch_id != 1:
+                t.write(rows.where("value = 'none'" if batch_id == 0 else "true"), topic="ledger")
+        kept.append(next(iter(_open.values())).writing._committed.marker_at)
+
+    run(stage, each, maxOffsetsPerTrigger=2)
+    assert kept == [TopicPartition("ledger", 0)] * len(kept) and len(kept) > 2
+    assert 0 < len(stage.values()) < 6
+    stage.put_numbers(2)
+
+    def nothing(rows: Any, batch_id: int) -> None:
+        with block(stage, batch_id):
+            pass
+
+    run(stage, nothing)  # after a restart too it is known where the progress is kept
+
+
+def test_a_block_that_has_nowhere_to_keep_its_progress_says_what_to_give(stage: Stage) -> None:
+    def each(rows: Any, batch_id: int) -> None:
+        with block(stage, batch_id):
+            pass
+
+    with pytest.raises(Exception, match=r"the block has written to no topic.*give transaction\(\) the query's source"):
+        run(stage, each)

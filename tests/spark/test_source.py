@@ -9,12 +9,15 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import semel
-from semel.spark.range_reader import DataLost, SmallRanges
+from semel.spark import Step, batch_transaction, source
+from semel.spark.range_reader import DataLost, OffsetRange, SmallRanges
 from semel.spark.source import SemelStreamReader
-from semel.spark.source_options import SourceOptions
+from semel.spark.source_options import OptionError, SourceOptions
 from tests.spark.stage import Stage
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -257,9 +260,13 @@ def test_a_mistake_in_the_options_reaches_the_user_in_words(stage: Stage) -> Non
         read(stage, subscribe="events", startingOfset="earliest").collect()
 
 
-def recreate(stage: Stage, topic: str) -> None:
+def delete(stage: Stage, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
     admin.delete_topics([topic])[topic].result(20)
+
+
+def recreate(stage: Stage, topic: str) -> None:
+    delete(stage, topic)
     stage.create_topics(**{topic: 1})
 
 
@@ -311,6 +318,60 @@ def test_a_topic_of_a_pattern_that_is_gone_is_a_loss(stage: Stage) -> None:
         reader.latestOffset(start, reader.getDefaultReadLimit())
     lenient, _ = stream(stage, subscribePattern="events.*", failOnDataLoss=False)
     assert lenient.latestOffset(start, lenient.getDefaultReadLimit()) == start
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"subscribe": "events,payments"}, {"assign": '{"events": [0], "payments": [0]}'}],
+    ids=["subscribe", "assign"],
+)
+def test_a_topic_that_is_deleted_while_it_is_read_is_a_loss(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    monkeypatch.setattr(source, "_GONE_PATIENCE_MS", 100)
+    monkeypatch.setattr(source, "_JUST_NOW_S", 0.0)
+    stage.create_topics(events=1, payments=1)
+    for topic in ("events", "payments"):
+        stage.put(topic, [(None, b"old")] * 3)
+    reader, _ = stream(stage, **given)
+    lenient, _ = stream(stage, failOnDataLoss=False, **given)
+    start, end = reader.initialOffset(), lenient.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert end == {"events": {"0": 3}, "payments": {"0": 3}}
+    delete(stage, "payments")
+    stage.put("events", [(None, b"new")])
+    says = "payments-0 was read up to {}, and is gone: was the topic deleted. Set failOnDataLoss=false to go on without"
+    with pytest.raises(DataLost, match=says.format(3)):
+        reader.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(DataLost, match=says.format(0)):
+        reader.partitions(start, end)  # planned before it was deleted
+    later = lenient.latestOffset(end, ReadAllAvailable())
+    assert later == {"events": {"0": 4}, "payments": {"0": 3}}
+    assert lenient.partitions(start, end) == [OffsetRange("events", 0, 0, 3)]
+    assert lenient.partitions(end, later) == [OffsetRange("events", 0, 3, 4)]
+    with pytest.raises(OptionError, match="topic 'payments' is gone: it was there at load"):
+        stream(stage, **given)[0].initialOffset()
+
+
+def test_a_query_goes_on_without_a_topic_that_was_deleted_if_that_is_allowed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets of a deleted topic cannot be committed: to try would hold up the micro-batch for minutes."""
+    monkeypatch.setattr(batch_transaction, "_ASK_AGAIN_S", 0.0)
+    stage.create_topics(payments=1, gone=1, ledger=1)
+    for topic in ("payments", "gone"):
+        stage.put(topic, [(None, topic.encode())])
+    reader = stage.spark.readStream.format("semel").option("subscribePattern", "payments|gone")
+    reader = reader.option("kafka.bootstrap.servers", stage.bootstrap_servers).option("startingOffsets", "earliest")
+    frame = reader.option("failOnDataLoss", "false").load().select("key", "value")
+    query = stage.start(frame, trigger={"processingTime": "100 milliseconds"})
+    try:
+        until(lambda: len(stage.values()) == 2, within_s=100, what="both topics to be copied")
+        delete(stage, "gone")
+        stage.put("payments", [(None, b"more")])
+        until(lambda: len(stage.values()) == 3, within_s=60, what="the next batch")
+    finally:
+        query.stop()
+    assert Step.RETRYING not in [step for step, _ in stage.steps]
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])

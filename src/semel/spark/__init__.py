@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .adoption import adopt as adopt
     from .batch_transaction import Step as Step
     from .dead_letters import DeadLetters as DeadLetters
+    from .hopeless import SourceFailed as SourceFailed
     from .load import Load as Load
     from .load import write as write
     from .pipeline import register as register
@@ -43,6 +44,7 @@ _HOMES = {
     "NotExactlyOnce": "semel.spark.preflight",
     "PipelineMistake": "semel.spark.preflight",
     "RowRefused": "semel.machines.pipeline.claims",
+    "SourceFailed": "semel.spark.hopeless",
     "Step": "semel.spark.batch_transaction",
     "Transaction": "semel.spark.user_transaction",
     "adopt": "semel.spark.adoption",

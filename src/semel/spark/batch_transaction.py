@@ -8,7 +8,8 @@ numbers of the one before, and its tasks claim their places anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -43,9 +44,17 @@ _FEW_ROWS_BYTES = 128 << 20
 #: After a failure, how long an output topic is looked for that no broker has.
 _TOPIC_MS = 2_000
 
+#: After this time a topic of a source may have been deleted.
+_ASK_AGAIN_S = 5.0
+
 #: The message for a pipeline that has no partition on the output's cluster to store its progress in.
 WHERE_TO_KEEP_PROGRESS = (
     "the source has no offsets on this cluster: give marker_topic, a topic whose partition 0 keeps the progress"
+)
+#: The same, where a block of one's own has written nothing before.
+_NOTHING_NAMED = (
+    "the block has written to no topic, so there is no place for its progress: give transaction() the query's source, "
+    "or marker_topic, a topic whose partition 0 keeps the progress"
 )
 
 
@@ -103,12 +112,15 @@ class BatchTransaction:
         self._loop, self._client, self._claims, self._settings = loop, client, claims, settings
         self._transaction = client.transaction
         self._committed: PipelineProgress | None = None
-        self._topics_seen: dict[str, bool] = {}
+        #: Topics of the sources that are here, and when that was asked.
+        self._topics_seen: dict[str, float] = {}
         self._identity: ProducerIdentity | None = None
         self._writes = 0
         self._most_rows: int | None = None
         self._has_failed = False
         self._sequences: dict[tuple[str, int], int] = {}
+        #: The first topic that was written to since `begin`, also if there were no rows for it.
+        self._first_topic: str | None = None
         #: What was written since `begin`, as acknowledged by the brokers.
         self.rows = self.size_bytes = 0
         #: How large a row was on average in the last transaction. None if that is not known, or if it failed.
@@ -118,7 +130,7 @@ class BatchTransaction:
         """Take an identity, and decide whether the batch runs. Raises `MarkerConflict` if it may not."""
         fresh = self._transaction.identity is None
         self._identity = self._wait(self._client.begin())
-        self._writes, self._sequences, self._most_rows = 0, {}, batch.most_rows
+        self._writes, self._sequences, self._most_rows, self._first_topic = 0, {}, batch.most_rows, None
         self.rows = self.size_bytes = 0
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId has settled a commit that was left half-finished.
@@ -154,6 +166,7 @@ class BatchTransaction:
             self._partition_count(topic) if topic else None,
         )
         self._writes += 1
+        self._first_topic = self._first_topic or topic
         self._claims.begin_epoch(plan.epoch, self._sequences)
         try:
             reports = self._write_here(frame, plan) if self._is_small(plan) else self._run_tasks(frame, plan)
@@ -197,21 +210,23 @@ class BatchTransaction:
         rows = kafka_columns(frame, plan.topic)
         return rows.coalesce(self._settings.writers) if self._settings.writers else rows
 
-    def add_progress(self, batch: Batch) -> dict[TopicPartition, int]:
-        """Put the source offsets and the marker into the transaction. Returns the offsets."""
-        source_ends = self._source_ends(batch.offsets)
-        progress = source_ends or self._place_for(batch.marker)
+    def add_progress(self, batch: Batch) -> PipelineProgress:
+        """Put the source offsets and the marker into the transaction. Returns what is the progress with them."""
+        begins = batch.begins().among(self._settings.sources_here)
+        source_ends = self._source_ends(batch.offsets, begins)
+        place = None if source_ends else self._place_for_marker()
+        progress = source_ends if place is None else {place: batch.marker.batch_id}
         # From the checkpoint, not from the progress: the audit is to find out whether the two agree.
-        begins = batch.begins().among(self._settings.sources_here) if source_ends else {}
         self._wait(
             self._client.commit_offsets(
-                progress, batch.marker, of_sources=bool(source_ends), sequences=self._sequences, begins=begins,
+                progress, batch.marker, of_sources=place is None, sequences=self._sequences, begins=begins,
                 rows=self.rows,
             )
         )
-        return progress
+        before = self._committed.offsets if self._committed else {}
+        return PipelineProgress({**before, **source_ends}, batch.marker, place)
 
-    def commit(self, batch: Batch, progress: dict[TopicPartition, int]) -> None:
+    def commit(self, batch: Batch, progress: PipelineProgress) -> None:
         """Make it all visible."""
         age_ms, timeout_ms = self._transaction.age_ms(self._client.now_ms), self._transaction.timeout_ms
         if age_ms > _NEAR_TIMEOUT * timeout_ms:
@@ -224,8 +239,7 @@ class BatchTransaction:
         self._has_failed = False
         is_known = self.rows and not self._settings.producer.codec  # of compressed rows nobody knows the size
         self.row_bytes = self.size_bytes / self.rows if is_known else None
-        before = self._committed.offsets if self._committed else {}
-        self._committed = PipelineProgress({**before, **progress}, batch.marker)
+        self._committed = progress
 
     def abort(self, batch: Batch) -> None:
         """Try to abort. What counts is the new epoch of the next attempt: it fences all tasks of this one."""
@@ -238,6 +252,7 @@ class BatchTransaction:
                 log.warning("could not abort, InitProducerId will: %s", error)
         self._transaction.forget_identity()
         self._committed = None
+        self._topics_seen.clear()
 
     def stop_if_another_driver_took_over(self, error: Exception, batch: Batch) -> None:
         """Stop if another driver fenced this one. If both went on, they would fence each other for ever."""
@@ -262,23 +277,37 @@ class BatchTransaction:
             )
         return len(self._wait(self._client.topic(topic)).partitions)
 
-    def _source_ends(self, offsets: BatchOffsets) -> dict[TopicPartition, int]:
-        """The source offsets to commit: the ends of the sources that are on this cluster."""
+    def _source_ends(
+        self, offsets: BatchOffsets, begins: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """The source offsets to commit: the ends of the sources that are on this cluster.
+
+        Offsets of a deleted topic cannot be committed. A topic of which something was read was there just now. Another
+        one is asked for again after a while.
+        """
         ends = offsets.among(self._settings.sources_here)
-        return {where: end for where, end in ends.items() if self._exists(where.topic)}
+        was_read = {where.topic for where, end in ends.items() if begins.get(where) != end}
+        asked_since = time.monotonic() - _ASK_AGAIN_S
+        unsure = {
+            where.topic
+            for where in ends
+            if self._topics_seen.get(where.topic, -1.0) < (0.0 if where.topic in was_read else asked_since)
+        }
+        if unsure:
+            now, here = time.monotonic(), self._wait(self._client.existing_topics(unsure))
+            for topic in unsure - here:
+                self._topics_seen.pop(topic, None)
+            self._topics_seen.update(dict.fromkeys(here, now))
+        return {where: end for where, end in ends.items() if where.topic in self._topics_seen}
 
-    def _place_for(self, marker: BatchMarker) -> dict[TopicPartition, int]:
-        """No source is on this cluster: commit the batch id in an output partition, to carry the marker."""
-        topic = self._settings.marker_topic or next((name for name, _ in self._sequences), None)
-        if topic is None:
-            raise PipelineMistake(WHERE_TO_KEEP_PROGRESS)
-        return {TopicPartition(topic, 0): marker.batch_id}
-
-    def _exists(self, topic: str) -> bool:
-        """Whether the topic still exists: offsets of a deleted topic cannot be committed."""
-        if topic not in self._topics_seen:
-            self._topics_seen[topic] = self._wait(self._client.has_topic(topic))
-        return self._topics_seen[topic]
+    def _place_for_marker(self) -> TopicPartition:
+        """No source is on this cluster: an output partition in which the batch id is committed, to carry the marker."""
+        topic = self._settings.marker_topic or self._first_topic or next((name for name, _ in self._sequences), None)
+        if topic is not None:
+            return TopicPartition(topic, 0)
+        if self._committed is None or self._committed.marker_at is None:
+            raise PipelineMistake(WHERE_TO_KEEP_PROGRESS if self._settings.sources_here else _NOTHING_NAMED)
+        return self._committed.marker_at  # a block that writes nothing this time
 
 
 def run_batch(

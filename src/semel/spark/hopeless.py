@@ -12,7 +12,13 @@ from pathlib import PurePath
 
 from semel.machines.pipeline.claims import RowRefused
 
+from .preflight import PipelineMistake
 from .range_reader import DataLost
+
+
+class SourceFailed(RuntimeError):
+    """The source could not find out what there is to read: the brokers are away, or refuse it. A restart goes on."""
+
 
 #: Errors of Python that say that the code or the row is wrong. Not OSError and RuntimeError: they may pass.
 CODING_ERRORS = (
@@ -33,6 +39,10 @@ _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILI
 _ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<why>.*))?$", re.MULTILINE)
 #: What `DataLost` says of records that are gone for good. Of a log that gives nothing for long it says another thing.
 _DATA_LOST = re.compile(r"\bsemel\.spark\.range_reader\.DataLost: (?P<why>(?!.*: nothing came from ).*)")
+
+#: How Spark names an error of a Python source that plans.
+_SOURCE_FAILED = "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR"
+_OUR_ERROR = re.compile(r"^semel(?:\.\w+)*\.(?P<type>\w+): (?P<why>.*)", re.MULTILINE)
 
 #: A frame of our own package, which may fail for reasons that pass.
 _OURS = re.compile(r"[/\\]semel[/\\](spark|client|records|wire|machines|config|net)[/\\]")
@@ -91,6 +101,23 @@ def data_lost_in(text: str) -> str | None:
     """
     found = _DATA_LOST.search(text)
     return found["why"].strip() if found else None
+
+
+def source_failure(text: str) -> Exception | None:
+    """What our source said when it planned a micro-batch, within Spark's words. It runs in a process of Spark's.
+
+    >>> source_failure(f"[{_SOURCE_FAILED}] Traceback\\nsemel.spark.source_options.OptionError: startingOffsets says")
+    PipelineMistake('the source: startingOffsets says')
+    """
+    if _SOURCE_FAILED not in text:
+        return None
+    if lost := data_lost_in(text):
+        return DataLost(lost)
+    found = list(_OUR_ERROR.finditer(text))
+    if not found:
+        return None
+    kind, why = found[-1]["type"], found[-1]["why"].strip()
+    return PipelineMistake(f"the source: {why}") if kind == "OptionError" else SourceFailed(f"the source: {why}")
 
 
 def failed_function(name: str, error: Exception) -> RowRefused:

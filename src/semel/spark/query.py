@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from .callbacks import BatchCallback
 from .frames import StreamingSource
+from .hopeless import source_failure
 from .measures import Measures, lags_of
 
 #: How often a query that is to stop is looked at.
@@ -91,7 +92,7 @@ class PipelineQuery(StreamingQuery):
             return None
 
     def _with_cause(self, error: StreamingQueryException) -> StreamingQueryException:
-        failure: Any = self._callback.failure
+        failure: Any = self._callback.failure or source_failure(str(error))
         if failure is not None:
             captured: Any = error
             sentence = f"{type(failure).__name__}: {failure}"

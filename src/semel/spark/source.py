@@ -7,6 +7,7 @@ records are not taken for data loss: only the log start offset decides that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -59,6 +60,13 @@ _HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 #: How long `load()` waits for a topic: not all brokers may know it yet.
 _TOPIC_PATIENCE_MS = 2_000
+
+#: How long a topic that was read is looked for until it counts as deleted. A broker that was just restarted, or has
+#: just become the controller, may not know it for a moment.
+_GONE_PATIENCE_MS = 10_000
+
+#: What was heard of a topic so lately need not be asked again.
+_JUST_NOW_S = 1.0
 
 #: The pauses between questions for an end of a log that lies before what was read.
 _ASK_AGAIN_S = (0.2, 0.5, 1.0, 0.0)
@@ -178,6 +186,8 @@ class _RangeReader:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        #: Topics that are to be read and were deleted.
+        self._gone: set[str] = set()
 
     def _offsets_at(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Offsets by timestamp, or by -2 and -1 for the start and the end of the log. -1 if no record is that young."""
@@ -195,8 +205,16 @@ class _RangeReader:
         return {place: answer.offset for place, answer in found.items()}
 
     def _partitions_of_topics(self) -> list[TopicPartition]:
+        """What is to be read, as far as it is there: `_gone` are the topics that are not."""
         loop, cluster = cluster_of(self._options.client_settings)
-        return loop.run(_wanted_partitions(cluster, self._options))
+        return loop.run(_wanted_partitions(cluster, self._options, self._gone))
+
+    def _all_partitions(self) -> list[TopicPartition]:
+        """What is to be read. No topic may be missing: nothing says yet where reading is to begin."""
+        places = self._partitions_of_topics()
+        if self._gone:
+            raise OptionError(f"topic '{min(self._gone)}' is gone: it was there at load(). Correct what is to be read")
+        return places
 
     def _resolve(self, bound: Bound, places: list[TopicPartition]) -> SparkOffsets:
         """The offset of a bound for each partition."""
@@ -251,7 +269,7 @@ class SemelBatchReader(_RangeReader, DataSourceReader):
     def partitions(self) -> list[OffsetRange | SmallRanges]:
         """The ranges between the starting and the ending offsets."""
         with _without_stack():
-            places = self._partitions_of_topics()
+            places = self._all_partitions()
             for bound in (self._options.start, self._options.end):
                 self._refuse_beyond_the_end(bound, places)
             start, end = self._resolve(self._options.start, places), self._resolve(self._options.end, places)
@@ -275,10 +293,11 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         self._until: SparkOffsets | None = None
         self._topic_ids: dict[str, uuid.UUID] = {}
         self._last_batch_at: float | None = None
+        self._told_gone: set[str] = set()
 
     def initialOffset(self) -> SparkOffsets:
         """Where a query with a new checkpoint starts."""
-        return self._resolve(self._options.start, self._partitions_of_topics())
+        return self._resolve(self._options.start, self._all_partitions())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """maxOffsetsPerTrigger, if it is given."""
@@ -322,19 +341,25 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         return behind
 
     def _refuse_what_is_gone(self, start: SparkOffsets, ends: Mapping[TopicPartition, int]) -> None:
-        """A topic of the pattern that was deleted: what was not read of it is lost."""
-        pattern = self._options.pattern
-        if pattern is None or not self._options.fail_on_data_loss:
-            return
+        """A topic that was deleted: what was not read of it is lost."""
         loop, cluster = cluster_of(self._options.client_settings)
+        pattern = self._options.pattern
         for place in places_of(start):
-            if place in ends or not pattern.fullmatch(place.topic):
+            if place in ends:
                 continue
-            if loop.run(find_topic(cluster, place.topic, patience_ms=_TOPIC_PATIENCE_MS)) is None:
-                raise DataLost(
-                    f"{place} was read up to {start[place.topic][str(place.partition)]}, and is gone: was the topic "
-                    "deleted? Set failOnDataLoss=false to go on without it."
-                )
+            is_gone = place.topic in self._gone
+            if pattern is not None and self._options.fail_on_data_loss and pattern.fullmatch(place.topic):
+                is_gone = loop.run(find_topic(cluster, place.topic, patience_ms=_TOPIC_PATIENCE_MS)) is None
+            if is_gone:
+                self._tell_gone(place, start[place.topic][str(place.partition)])
+
+    def _tell_gone(self, place: TopicPartition, since: int) -> None:
+        words = f"{place} was read up to {since}, and is gone: was the topic deleted?"
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{words} Set failOnDataLoss=false to go on without it.")
+        if place.topic not in self._told_gone:
+            self._told_gone.add(place.topic)
+            log.warning("%s Reading goes on without it", words)
 
     def _refuse_recreated(self) -> None:
         """A topic with another id is another topic: its offsets say nothing of what was read."""
@@ -373,8 +398,15 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         self._until = self._latest()
 
     def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
-        """The ranges of one micro-batch."""
-        return self._ranges(start, end)
+        """The ranges of one micro-batch. Those of a topic that was deleted meanwhile are lost."""
+        begins = by_place(start)
+        unread = [place for place, until in by_place(end).items() if begins.get(place, 0) < until]
+        loop, cluster = cluster_of(self._options.client_settings)
+        gone = loop.run(_topics_that_are_gone(cluster, {place.topic for place in unread}))
+        for place in unread:
+            if place.topic in gone:
+                self._tell_gone(place, begins.get(place, 0))
+        return self._ranges(start, {topic: ends for topic, ends in end.items() if topic not in gone})
 
 
 def _moved_back(place: TopicPartition, end: int, start: int) -> str:
@@ -384,20 +416,39 @@ def _moved_back(place: TopicPartition, end: int, start: int) -> str:
     )
 
 
-async def _wanted_partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
-    if options.assigned is not None:
-        return list(options.assigned)
-    names, patience_ms = options.topics, cluster.config["default.api.timeout.ms"]  # a broker may be down for a while
+async def _wanted_partitions(cluster: Cluster, options: SourceOptions, gone: set[str]) -> list[TopicPartition]:
+    """The partitions to read. `gone` is changed: the topics that are not there, and are waited for only once."""
+    patience_ms = cluster.config["default.api.timeout.ms"]  # a broker may be down for a while
     if options.pattern is not None:
         await cluster.refresh_retrying(None, timeout_ms=patience_ms)
-        names = tuple(sorted(name for name in cluster.metadata.topics if options.pattern.fullmatch(name)))
+        names = [name for name in sorted(cluster.metadata.topics) if options.pattern.fullmatch(name)]
     else:
+        names = list(dict.fromkeys(options.topics or [place.topic for place in options.assigned or ()]))
         await cluster.refresh_retrying(names, timeout_ms=patience_ms)
-    found = []
+    counts: dict[str, int] = {}
     for name in names:
-        topic = await cluster.topic(name)
-        found += [TopicPartition(name, number) for number in range(len(topic.partitions))]
-    return found
+        topic = cluster.metadata.topics.get(name)
+        if topic is None and name not in gone:
+            topic = await find_topic(cluster, name, patience_ms=_GONE_PATIENCE_MS)
+        if topic is None:
+            gone.add(name)
+        else:
+            gone.discard(name)
+            counts[name] = len(topic.partitions)
+    if options.assigned is not None:
+        return [place for place in options.assigned if place.partition < counts.get(place.topic, 0)]
+    return [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+
+
+async def _topics_that_are_gone(cluster: Cluster, names: Iterable[str]) -> set[str]:
+    """Those of the topics that were deleted. Brokers are asked only if that is not known from just now."""
+    now = asyncio.get_running_loop().time()
+    old = [name for name in names if now - cluster.metadata.fetched_at.get(name, -_JUST_NOW_S) >= _JUST_NOW_S]
+    if not old:
+        return set()
+    await cluster.refresh_retrying(old, timeout_ms=cluster.config["default.api.timeout.ms"])
+    missing = [name for name in old if name not in cluster.metadata.topics]
+    return {name for name in missing if await find_topic(cluster, name, patience_ms=_GONE_PATIENCE_MS) is None}
 
 
 __all__ = ["DataLost", "OffsetRange", "SemelDataSource"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -138,10 +138,10 @@ class TransactionClient:
         """An output topic and its partitions."""
         return await self._cluster.topic(name, allow_auto_create=True)
 
-    async def has_topic(self, name: str) -> bool:
-        """Whether the topic is on this cluster: only then can offsets for it be committed."""
-        await self._cluster.refresh_metadata((name,))
-        return name in self._cluster.metadata.topics
+    async def existing_topics(self, names: Iterable[str]) -> set[str]:
+        """Which of these topics are on this cluster: only for them can offsets be committed."""
+        await self._cluster.refresh_retrying(names, timeout_ms=self._deadline_ms)
+        return {*names} & self._cluster.metadata.topics.keys()
 
     async def _ask(self, send: Send) -> Any:
         return await self._cluster.request_retrying(

@@ -11,9 +11,9 @@ from semel import Broker
 from semel.client.blocking.cluster import BlockingCluster
 from semel.client.cluster.cluster import Cluster, Controller, Coordinator, Leader
 from semel.config import ConfigError
-from semel.errors import Disconnected, Misuse, RequestTimedOut, UnsupportedVersion
+from semel.errors import Disconnected, KafkaError, Misuse, RequestTimedOut, UnsupportedVersion
 from semel.net.connection import Connection
-from semel.testing.fault_proxy import Cut, FaultProxy, Mute, Way, nth_only
+from semel.testing.fault_proxy import Cut, Fault, FaultProxy, Mute, Passing, Way, nth_only
 from semel.wire.apis import ApiKey
 from semel.wire.error_codes import error_codes
 from semel.wire.messages.admin import CreateTopicsRequest
@@ -44,6 +44,28 @@ def test_a_request_finds_its_way_by_node_coordinator_leader_and_controller(boots
         question = FindCoordinatorRequest(key=name, coordinator_keys=[name])
         for target in (Leader(name, 0), Controller(), cluster.leader(name, 0), None):
             assert not list(error_codes(cluster.request_retrying(question, to=target)))
+
+
+def test_a_topic_that_is_not_there_is_told_also_if_the_last_question_had_no_time_left(
+    bootstrap: str, name: str
+) -> None:
+    answers = 0
+
+    def mute_after_the_first(passing: Passing) -> Fault | None:
+        nonlocal answers
+        if passing.way is not Way.RESPONSE or passing.api_key != ApiKey.METADATA:
+            return None
+        answers += 1
+        return Mute() if answers > 2 else None  # the first is that of connect()
+
+    with (
+        FaultProxy(bootstrap, mute_after_the_first) as proxy,
+        BlockingCluster({"bootstrap.servers": proxy.bootstrap_servers}) as cluster,
+    ):
+        cluster.connect()
+        with pytest.raises(KafkaError, match="topic .* is not there after 1500 ms"):
+            cluster.topic(name, timeout_ms=1500)
+    assert answers > 2
 
 
 def test_a_request_without_an_answer_is_sent_again_on_a_new_connection(bootstrap: str, name: str) -> None:

@@ -426,6 +426,7 @@ class Cluster:
         deadline = loop.time() + timeout_ms / 1000
         limit = limit or f"{timeout_ms:g} ms"
         tries = 0
+        was_answered = False  # the last request has so little time left that it may get no answer
         while True:
             fetched_at = self.metadata.fetched_at.get(name)
             if fetched_at is not None and loop.time() - fetched_at < self.config["metadata.max.age.ms"] / 1000:
@@ -435,8 +436,9 @@ class Cluster:
                 await self.refresh_metadata(
                     (name,), allow_auto_create=allow_auto_create, timeout_ms=left_ms, limit=limit
                 )
+                was_answered = True
             except Retriable:
-                if loop.time() >= deadline:
+                if loop.time() >= deadline and not was_answered:
                     raise
             if name in self.metadata.topics:
                 return self.metadata.topics[name]

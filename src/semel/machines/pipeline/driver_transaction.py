@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from semel.errors import AuthenticationFailed, ErrorCode, KafkaError, error_for
-from semel.machines.pipeline.batch_marker import BatchMarker
+from semel.machines.pipeline.batch_marker import BatchMarker, is_source_offset
 from semel.machines.transactions import requests
 from semel.machines.transactions.requests import NO_IDENTITY, GroupMetadata, OffsetAndMetadata, Send
 from semel.machines.values import ProducerIdentity, TopicPartition
@@ -57,6 +57,8 @@ class PipelineProgress:
 
     offsets: Mapping[TopicPartition, int]
     marker: BatchMarker | None
+    #: Where the marker is, if its offset is no source's.
+    marker_at: TopicPartition | None = None
 
 
 def is_worth_another_try(error: Exception) -> bool:
@@ -134,16 +136,20 @@ class DriverTransaction:
         _raise_for(group.error_code, what)
         offsets: dict[TopicPartition, int] = {}
         marker: BatchMarker | None = None
+        marker_at: TopicPartition | None = None
         for topic in group.topics:
             for row in topic.partitions:
                 _raise_for(row.error_code, what)
                 if row.committed_offset < 0:
                     continue
-                offsets[TopicPartition(topic.name, row.partition_index)] = row.committed_offset
+                place = TopicPartition(topic.name, row.partition_index)
+                of_source = is_source_offset(row.metadata)
+                if of_source:
+                    offsets[place] = row.committed_offset
                 found = BatchMarker.from_metadata(row.metadata)
                 if found is not None and (marker is None or found.batch_id > marker.batch_id):
-                    marker = found
-        return PipelineProgress(offsets, marker)
+                    marker, marker_at = found, None if of_source else place
+        return PipelineProgress(offsets, marker, marker_at)
 
     # --- what goes into the transaction ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from semel.machines.pipeline.batch_marker import BatchMarker
+from semel.machines.pipeline.batch_marker import BatchMarker, is_source_offset
 from semel.machines.pipeline.driver_transaction import PipelineProgress
 from semel.machines.values import TopicPartition
 from semel.records.batch import Batch, read_records
@@ -41,7 +41,10 @@ def from_record(value: bytes | None) -> PipelineProgress:
         for topic, partitions in found["offsets"].items()
         for partition, offset in partitions.items()
     }
-    return PipelineProgress(offsets, BatchMarker.from_metadata(found["marker"]))
+    marker = BatchMarker.from_metadata(found["marker"])
+    if is_source_offset(found["marker"]):
+        return PipelineProgress(offsets, marker)
+    return PipelineProgress({}, marker, next(iter(offsets), None))
 
 
 class ProgressFinder:

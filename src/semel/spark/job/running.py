@@ -21,7 +21,7 @@ from semel.machines.pipeline.driver_transaction import DriverFenced
 
 from ..adoption import Adoption, adopt
 from ..batch_transaction import Observer
-from ..hopeless import data_lost_in
+from ..hopeless import SourceFailed
 from ..pipeline import start
 from ..preflight import PipelineMistake
 from ..range_reader import DataLost
@@ -36,7 +36,7 @@ _TOO_SLOW_TO_START = "Python worker failed to connect back"
 
 
 #: Errors that say what happened; what they were caused by says less.
-_OURS = (PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused, DataLost)
+_OURS = (PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused, DataLost, SourceFailed)
 
 
 class Exit(IntEnum):
@@ -214,9 +214,6 @@ def _tell(error: Exception, file: PipelineFile, screen: Screen, signals: _Signal
         return Exit.FENCED
     if isinstance(cause, (MarkerConflict, RowRefused, DataLost)):
         screen.say(file.hide(f"stuck: {cause}"))
-        return Exit.STUCK
-    if lost := data_lost_in(str(error)):  # the planner of the source says it, in a process of Spark's
-        screen.say(file.hide(f"stuck: {lost}"))
         return Exit.STUCK
     screen.say(file.hide(f"failed: {cause if isinstance(cause, _OURS) else sentence_of(error)}"))
     return Exit.FAILED
