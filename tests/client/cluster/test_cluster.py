@@ -63,7 +63,7 @@ def test_a_topic_that_is_not_there_is_told_also_if_the_last_question_had_no_time
         BlockingCluster({"bootstrap.servers": proxy.bootstrap_servers}) as cluster,
     ):
         cluster.connect()
-        with pytest.raises(KafkaError, match="topic .* is not there after 1500 ms"):
+        with pytest.raises(KafkaError, match=r"topic .* is not there after 1500 ms"):
             cluster.topic(name, timeout_ms=1500)
     assert answers > 2
 
