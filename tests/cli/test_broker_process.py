@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from semel.cli.broker import take_turns_often, tidy_memory
+from semel.log.checkpoints import CLEAN_SHUTDOWN
 
 #: A collection stops every thread for as long as it looks: some milliseconds for so many objects.
 MOST_LOOKED_AT = 50_000
@@ -99,3 +100,55 @@ def test_a_start_that_cannot_use_a_file_names_the_option_and_what_to_do(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("semel broker: " + why.format(tmp_path)) and "Errno" not in ended.stderr
+
+
+@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["terminal", "nohup"])
+def test_a_terminal_that_closes_stops_a_broker_cleanly_unless_nohup_started_it(
+    prefix: list[str], tmp_path: Path
+) -> None:
+    command = [*prefix, sys.executable, "-m", "semel", "broker", "start"]
+    options = ["--data", str(tmp_path), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        if prefix:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert (tmp_path / CLEAN_SHUTDOWN).exists()
+
+
+#: Runs a broker without a standard output, as where its caller has closed it, and stops it once it is ready.
+WITHOUT_OUTPUT = """
+import signal, sys
+import semel.cli.broker as command
+
+command._tell_about_security = lambda broker: signal.raise_signal(signal.SIGTERM)
+sys.stdout = None
+command.run("127.0.0.1:0", sys.argv[1], None, [], "warning")
+"""
+#: Runs a broker that is interrupted while it starts.
+INTERRUPTED = """
+import signal, sys
+from semel.broker.server import BrokerServer
+from semel.cli.broker import run
+
+async def start(server):
+    signal.raise_signal(signal.SIGINT)
+
+BrokerServer.start = start
+run("127.0.0.1:0", sys.argv[1], None, [], "warning")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [(WITHOUT_OUTPUT, 0, ""), (INTERRUPTED, 130, "semel broker: stopped before it was ready\n")],
+    ids=["no output", "interrupted"],
+)
+def test_a_broker_ends_without_a_traceback(program: str, code: int, said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, said)

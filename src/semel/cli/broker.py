@@ -107,7 +107,7 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         tidy_memory()
         take_turns_often()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _stopping_signals():
             loop.add_signal_handler(number, broker.spawn_stop)
         with suppress(OSError):  # where the output goes to may be full: that is no reason not to serve
             print(
@@ -129,10 +129,20 @@ def run(listen: str | None, data: str | None, config_file: str | None, sets: Seq
         _fail(f"cannot use {error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except Refused as refusal:
         _fail(str(refusal), code=1)
-    with suppress(OSError):
-        sys.stdout.flush()
+    except KeyboardInterrupt:  # while it was starting: the next start recovers what this one did not
+        print("semel broker: stopped before it was ready", file=sys.stderr)
+        os._exit(130)
+    if sys.stdout is not None:  # it is, where the caller has closed it
+        with suppress(OSError):
+            sys.stdout.flush()
     # The logs are closed and the clean-shutdown file is written: skip the interpreter's slow exit.
     os._exit(0 if broker.fatal_error is None else 1)
+
+
+def _stopping_signals() -> list[signal.Signals]:
+    """What stops a broker cleanly. A terminal that closes sends SIGHUP, unless `nohup` keeps it from the broker."""
+    closing = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    return [signal.SIGTERM, signal.SIGINT, *closing]
 
 
 def _tell_about_security(broker: BrokerServer) -> None:
@@ -202,7 +212,10 @@ def _command() -> Any:
     @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="One setting; may be repeated.")
     @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
     def start(listen: str, data: str, config_file: str, sets: tuple[str, ...], log_level: str) -> None:
-        """Start a broker. It prints one line when it is ready and stops cleanly on SIGTERM or Ctrl-C."""
+        """Start a broker. It prints one line when it is ready and stops cleanly on SIGTERM or Ctrl-C.
+
+        So it does when its terminal closes; `nohup` keeps it running.
+        """
         run(listen, data, config_file, sets, log_level)
 
     return broker
