@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import semel
 from semel.machines.values import TopicPartition
+from semel.spark import PipelineMistake, Step
 from semel.spark.checkpoint import Checkpoint
 from tests.spark.stage import Stage
 
@@ -97,3 +99,48 @@ def test_offsets_are_found_wherever_a_local_checkpoint_is(
         through_hadoop = Checkpoint(spark, place)
         monkeypatch.setattr(through_hadoop, "_local_folder", None)
         assert through_hadoop.offsets(7) == found.offsets(7)
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "removed", "says"),
+    [
+        ("commits/1", ["commits/1"], "Batch 1 is then run again, and not written twice"),
+        ("offsets/1", ["offsets/1", "commits/1"], "remove it, commits/1 and .1.crc beside it. Batch 1 is then planned"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_told_and_the_way_that_is_named_works(
+    spark: Any, semel_broker: semel.Broker, tmp_path: Path, cut_off: str, removed: list[str], says: str
+) -> None:
+    stage = Stage(spark, semel_broker.bootstrap_servers, tmp_path)
+    stage.create_topics(payments=2, ledger=3)
+    checkpoint = Path(stage.checkpoint)
+    values = []
+    for _ in range(2):
+        values += stage.put_numbers(4)
+        stage.run(stage.source())
+    path = checkpoint / cut_off
+    whole, checksum = path.read_bytes(), path.with_name(".1.crc")
+    for damage in (b"", whole[:2], whole[:20], whole.replace(b'"', b"'")):  # with its checksum, and without
+        path.write_bytes(damage)
+        with pytest.raises(PipelineMistake) as refused:
+            stage.run(stage.source())
+        assert f"{cut_off} is damaged" in str(refused.value) and says in str(refused.value)
+        checksum.unlink(missing_ok=True)
+    for name in removed:
+        (checkpoint / name).unlink()
+    assert stage.run(stage.source()) == [(Step.SKIPPED, 1)]
+    stage.put_numbers(4)
+    stage.run(stage.source())
+    assert sorted(stage.values()) == sorted(values + values[:4])
+
+
+def test_a_checkpoint_of_which_a_part_is_gone_is_refused(
+    spark: Any, semel_broker: semel.Broker, tmp_path: Path
+) -> None:
+    stage = Stage(spark, semel_broker.bootstrap_servers, tmp_path)
+    stage.create_topics(payments=2, ledger=3)
+    stage.put_numbers(4)
+    stage.run(stage.source())
+    shutil.rmtree(Path(stage.checkpoint) / "offsets")
+    with pytest.raises(PipelineMistake, match=r"commits says that batch 0 is done, and there is no .*/offsets/0: b"):
+        stage.run(stage.source())

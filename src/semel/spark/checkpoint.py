@@ -185,8 +185,43 @@ class Checkpoint:
         """The query's id and the next batch that Spark will run; None if the directory is new."""
         if not self._exists("metadata"):
             return None
-        last = max(self._batches("offsets"), default=-1)
-        return self.query_id(), last + 1 if last < 0 or last in self._batches("commits") else last
+        begun, done = self._batches("offsets"), self._batches("commits")
+        last = max(begun, default=-1)
+        self._refuse_damage(last, max(done, default=-1))
+        return self.query_id(), last + 1 if last < 0 or last in done else last
+
+    def _refuse_damage(self, last_begun: int, last_done: int) -> None:
+        """Refuse what Spark would fail at in words of its own: files that a power failure or a full disk cut off."""
+        if last_done > last_begun:
+            raise CheckpointUnreadable(
+                f"{self.location}/commits says that batch {last_done} is done, and there is no {self.location}/offsets/"
+                f"{last_done}: bring back the whole directory, as it was"
+            )
+        if last_done >= 0 and not self._is_whole(f"commits/{last_done}"):
+            raise CheckpointUnreadable(
+                f"{self.location}/commits/{last_done} is damaged, as by a power failure: remove it, and "
+                f".{last_done}.crc beside it. Batch {last_done} is then run again, and not written twice"
+            )
+        if last_begun >= 0 and not self._is_whole(f"offsets/{last_begun}"):
+            also = f", commits/{last_begun}" if last_begun == last_done else ""
+            raise CheckpointUnreadable(
+                f"{self.location}/offsets/{last_begun} is damaged, as by a power failure: remove it{also} and "
+                f".{last_begun}.crc beside it. Batch {last_begun} is then planned anew; if it was committed with other "
+                "offsets, start() says how to go on"
+            )
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether a file of Spark's logs has its checksum, and its first two lines: a version, and JSON."""
+        try:
+            lines = self._read(name).splitlines()
+            return lines[0].startswith("v") and isinstance(json.loads(lines[1]), dict)
+        except (IndexError, ValueError):
+            return False
+        except Exception as error:
+            java = getattr(error, "java_exception", None)
+            if java is None or not str(java.getClass().getName()).endswith(".ChecksumException"):
+                raise
+            return False
 
     def is_begun(self, batch_id: int) -> bool:
         """Whether Spark has written down the offsets of this batch: it may have run."""
