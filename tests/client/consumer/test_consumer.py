@@ -19,7 +19,9 @@ from semel.errors import CommitFailed, MemberFenced, Misuse, OffsetOutOfRange, T
 from semel.machines.values import TopicPartition
 from semel.testing.fault_proxy import Cut, FaultProxy, Way, every
 from semel.wire.apis import ApiKey
+from semel.wire.messages.groups import LeaveGroupRequest
 from semel.wire.messages.metadata import MetadataResponse
+from tests.broker.raw import Raw
 from tests.client.witness import Witness
 from tests.support.processes import BrokerProcess
 from tests.support.waiting import until
@@ -441,7 +443,9 @@ def test_a_static_member_that_comes_back_gets_its_partitions_back_and_fences_its
                 until(lambda: again.poll(timeout_ms=50) and False, what="the fence")
 
 
-def test_a_member_that_does_not_poll_loses_its_partitions_and_its_commit_is_refused(bootstrap: str, name: str) -> None:
+def test_a_member_that_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
+    bootstrap: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(bootstrap, name, 1)
     config = {"group_id": name, "enable_auto_commit": False, "heartbeat_interval_ms": 60}
     lost: list[TopicPartition] = []
@@ -455,10 +459,14 @@ def test_a_member_that_does_not_poll_loses_its_partitions_and_its_commit_is_refu
         sleeper.poll(timeout_ms=0)
         until(lambda: lost or sleeper.poll(timeout_ms=50), what="word of the loss")
         assert lost == [TopicPartition(name, 0)]
+    told = [row.getMessage() for row in caplog.records if row.name == "semel.client.group.member"]
+    assert len(told) == 1 and f"group '{name}': nobody called poll() for" in told[0], told
 
 
 @pytest.mark.semel(**{"group.consumer.min.heartbeat.interval.ms": 50, "group.consumer.heartbeat.interval.ms": 50})
-def test_a_member_that_never_polled_again_stays_away_until_it_does(semel_broker: Broker, name: str) -> None:
+def test_a_member_that_never_polled_again_stays_away_until_it_does(
+    semel_broker: Broker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     bootstrap = semel_broker.bootstrap_servers
     fill(bootstrap, name, 1)
     config = {"group_id": name, "group_protocol": "consumer", "max_poll_interval_ms": 200}
@@ -472,7 +480,26 @@ def test_a_member_that_never_polled_again_stays_away_until_it_does(semel_broker:
         until(lambda: states() == ["Empty"], what="its leaving")
         for _ in range(20):
             assert states() == ["Empty"], "it joined again, and nobody polls"
+        assert "max.poll.interval.ms=200: this member leaves" in caplog.text
         take(sleeper, 1)
+
+
+def test_a_member_that_its_group_has_removed_says_so(
+    semel_broker: Broker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(semel_broker.bootstrap_servers, name, 1)
+    config = {"group_id": name, "heartbeat_interval_ms": 60}
+    with reader(semel_broker.bootstrap_servers, **config) as consumer, Raw(semel_broker) as raw:
+        consumer.subscribe(name)
+        take(consumer, 1)
+        member = LeaveGroupRequest.MemberIdentity(member_id=consumer.group_metadata().member_id)
+        raw.ask(LeaveGroupRequest(group_id=name, members=[member]))
+
+        def told() -> bool:
+            consumer.poll(timeout_ms=50)
+            return f"group '{name}' has removed this member: 1 partitions are lost" in caplog.text
+
+        until(told, what="a warning")
 
 
 def test_a_topic_made_after_the_group_and_partitions_added_later_are_read(semel_broker: Broker, name: str) -> None:

@@ -145,6 +145,7 @@ class ClassicGroupMember(GroupMember):
             # A millisecond at least: between two of them the machine would say "wait" again and again.
             await asyncio.sleep(max(0.001, next_ms / 1000 - self._loop.time()))
             if machine.is_alive and self._has_stopped_polling:
+                self._tell_of_stopped_polling()
                 await self._send_ignoring_errors(machine.on_poll_interval_passed())
                 self._notify()
             request = machine.heartbeat_request(self._now_ms())

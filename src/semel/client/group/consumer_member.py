@@ -144,6 +144,7 @@ class ConsumerGroupMember(GroupMember):
 
     async def _step_down(self) -> None:
         """The user has not polled for max.poll.interval.ms: leave the group until the next poll."""
+        self._tell_of_stopped_polling()
         owned = self.machine.owned
         await self._send_ignoring_errors(self._leave_request())
         self.machine.owned = self.machine.lost = owned

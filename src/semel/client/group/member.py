@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ _COORDINATOR_IN_DOUBT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AV
 _LEAVE_TIMEOUT_MS = 5_000
 #: How long a coordinator may be missing before a warning: the first group of a cluster has to wait for one.
 _PASSING_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ class GroupMember(ABC):
         self._last_poll = self._loop.time()
         self._in_poll = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
+        #: The log says why this member has lost its partitions.
+        self._loss_is_told = False
         #: Partitions are being handed over: `poll` returns no records.
         self.handing_over = False
 
@@ -131,6 +136,17 @@ class GroupMember(ABC):
         idle_s = self._loop.time() - self._last_poll
         return not self._in_poll.is_set() and idle_s > self._config["max.poll.interval.ms"] / 1000
 
+    def _tell_of_stopped_polling(self) -> None:
+        self._loss_is_told = bool(self._membership.owned)
+        _log.warning(
+            "group '%s': nobody called poll() for %.1f s, and max.poll.interval.ms=%d: this member leaves until the "
+            "next poll, and others read its partitions from what is committed. Take less at a time "
+            "(max.poll.records), or raise max.poll.interval.ms",
+            self._membership.group_id,
+            self._loop.time() - self._last_poll,
+            self._config["max.poll.interval.ms"],
+        )
+
     # --- handing over ---------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -149,6 +165,14 @@ class GroupMember(ABC):
         """Drop partitions that the group has given away already. Nothing can be committed for them."""
         async with self._hand_over():
             lost = self._membership.lost
+            if lost and not self._loss_is_told:
+                _log.warning(
+                    "group '%s' has removed this member: %d partitions are lost, and others may have read on in them "
+                    "from what is committed (no heartbeat arrived in time, or another has its group.instance.id)",
+                    self._membership.group_id,
+                    len(lost),
+                )
+            self._loss_is_told = False
             self._membership.let_go(lost)
             self._apply(self._membership.owned)
             await _call_listener(self._listener.on_lost or self._listener.on_revoked, lost)
