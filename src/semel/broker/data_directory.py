@@ -127,6 +127,14 @@ def _cannot_write(path: Path, error: OSError) -> ConfigError:
     )
 
 
+def stored_cluster_id(files: Files, path: Path) -> str | None:
+    """The cluster that a directory belongs to; None if it says none that can be read."""
+    try:
+        return read_properties(files.read(path / META_PROPERTIES).decode()).get("cluster.id")
+    except (OSError, ValueError):
+        return None
+
+
 class DataDirectory:
     """A locked data directory and the identity stored in it."""
 
@@ -139,9 +147,12 @@ class DataDirectory:
         new_uuid: Callable[[], UUID],
         *,
         in_zookeeper: bool = False,
+        remedy: str | None = None,
     ) -> None:
-        """`in_zookeeper`: of a cluster, so that Apache Kafka 3.9 in ZooKeeper mode can take the directory over."""
+        """`in_zookeeper`: of a cluster, so that Apache Kafka 3.9 in ZooKeeper mode can take the directory over.
+        `remedy`: what to do in a cluster about a directory with data that does not say whose it is."""
         self.path = path
+        self._remedy = remedy
         self._files = files
         self._new_uuid = new_uuid
         self._lock = lock_directory(files, path)
@@ -163,8 +174,12 @@ class DataDirectory:
             if "cluster.id" in stored and "directory.id" in stored:
                 return stored["cluster.id"], stored["directory.id"]
             cluster_id = stored.get("cluster.id", cluster_id)
-        if cluster_id is None and self._holds_data():
-            raise DamagedStore(path, "is missing or names no cluster.id, but the directory holds data", _NEW_IDENTITY)
+            named = "cluster.id" in stored
+        else:
+            named = False
+        if (cluster_id is None or (self._remedy and not named)) and self._holds_data():
+            what = "is missing or names no cluster.id, but the directory holds data"
+            raise DamagedStore(path, what, self._remedy or _NEW_IDENTITY)
         cluster, directory = cluster_id or new_id(self._new_uuid), new_id(self._new_uuid)
         # Version 0 is that of ZooKeeper mode; Kafka accepts no other there.
         node = (f"broker.id={node_id}", "version=0") if in_zookeeper else (f"node.id={node_id}", "version=1")
@@ -187,7 +202,7 @@ class DataDirectory:
                     raise ValueError(f"{name} is no id")
             return stored
         except ValueError as error:
-            raise DamagedStore(path, f"is damaged: {error}", _NEW_IDENTITY) from None
+            raise DamagedStore(path, f"is damaged: {error}", self._remedy or _NEW_IDENTITY) from None
 
     def _holds_data(self) -> bool:
         """Whether something in it belongs to an identity. Users that were stored before the first start do not."""

@@ -164,16 +164,22 @@ class BrokerServer:
                     raise why from error
             raise
 
-    def _own_directory(self, path: Path, cluster_id: str | None) -> DataDirectory:
+    def _own_directory(self, path: Path, cluster_id: str | None, remedy: str | None = None) -> DataDirectory:
         in_zookeeper = bool(self.settings["zookeeper.connect"])
         self.data = DataDirectory(
-            path, self.node_id, cluster_id, self.files, self.environment.new_uuid, in_zookeeper=in_zookeeper
+            path,
+            self.node_id,
+            cluster_id,
+            self.files,
+            self.environment.new_uuid,
+            in_zookeeper=in_zookeeper,
+            remedy=remedy,
         )
         return self.data
 
     async def _meet_cluster(self, path: Path) -> None:
         """Connect to the cluster's ZooKeeper, and learn to which cluster the data directory belongs."""
-        from semel.broker.replication import joining
+        from semel.broker.replication import joining, older_zookeeper
         from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listener
         from semel.broker.replication.membership import Membership
         from semel.broker.replication.to_zookeeper import open_session
@@ -184,10 +190,14 @@ class BrokerServer:
             joining.ask_for_consent(path, given=self.settings[joining.CONSENT])
             begins_with = self._own_directory(path, self.settings["semel.cluster.id"])
         session = await (self._open_session or open_session)(self.settings)
-        self.cluster = Membership(self, session, door=door)
+        self.cluster = Membership(self, session, path, door=door)
+        if begins_with is None:
+            await older_zookeeper.refuse_without_cluster(session, self, path)
         cluster_id = await self.cluster.prepare(begins_with)
         if begins_with is None:
-            self._own_directory(path, cluster_id)
+            remedy = await older_zookeeper.remedy(session, self.node_id, cluster_id)
+            self._own_directory(path, cluster_id, remedy)
+        await self.cluster.recognise()
 
     async def _open(self, prepare: Callable[[BrokerServer], Awaitable[None]] | None) -> None:
         data = self.data

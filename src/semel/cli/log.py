@@ -16,8 +16,8 @@ from semel.log.tails import CUT_PREFIX
 
 _WIDEST = 60
 _NOT_OF_A_LOG = {
-    ".lock", ".metadata", ".semel_cluster", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, MANIFEST_BEFORE, EXPECTED_FILES,
-    "meta.properties",
+    ".lock", ".metadata", ".semel_cluster", ".semel_life", CLEAN_SHUTDOWN, BOOT_ID, MANIFEST, MANIFEST_BEFORE,
+    EXPECTED_FILES, "meta.properties",
 }
 
 

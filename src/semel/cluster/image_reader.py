@@ -60,10 +60,13 @@ class ImageReader:
         settings_of: Callable[[Mapping[str, str]], tuple[int, bool]],
         changed: Callable[[], None],
         broker_configs: tuple[str, ...] = (),
+        saw: Callable[[str, Stat], None] = lambda path, stat: None,
     ) -> None:
         self._session = session
         self._settings_of = settings_of
         self._changed = changed
+        #: Told every node that was read.
+        self._saw = saw
         self._dirty: dict[Key, None] = {}
         self._wake = asyncio.Event()
         #: One reading at a time: the answer to an older question must not replace that to a newer one.
@@ -206,14 +209,16 @@ class ImageReader:
 
         try:
             # One question for a node that is there: after a failure there are thousands.
-            return await self._session.get(path, fired)
+            found = await self._session.get(path, fired)
         except NoNode:
             if await self._session.exists(path, fired) is None:
                 return None
-        try:
-            return await self._session.get(path)  # it came in between
-        except NoNode:
-            return None  # gone meanwhile: the watch has fired
+            try:
+                found = await self._session.get(path)  # it came in between
+            except NoNode:
+                return None  # gone meanwhile: the watch has fired
+        self._saw(path, found[1])
+        return found
 
     async def _children(self, key: Key, path: str) -> list[str]:
         def fired(event: WatchEvent) -> None:

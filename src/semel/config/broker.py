@@ -218,6 +218,8 @@ BROKER = Table(
         Setting("semel.cluster.join.with.topics", "bool", False,
                 "Consent: a broker that was alone takes its topics into the ZooKeeper of zookeeper.connect, once and "
                 "for good."),
+        Setting("semel.cluster.accept.older.zookeeper", "bool", False,
+                "Consent, for one start: ZooKeeper was restored from an old copy, and what has changed since is lost."),
         Setting("zookeeper.connection.timeout.ms", "int", None,
                 "How long a start waits for ZooKeeper; as long as a session lasts, if it is not given.", 1),
         Setting("zookeeper.set.acl", "bool", False,

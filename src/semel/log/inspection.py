@@ -349,7 +349,15 @@ def _inspect_offsets(inspection: Inspection, data: bytes) -> None:
 
 #: What else lies in a data directory.
 _OF_THE_BROKER = frozenset(
-    (".kafka_cleanshutdown", ".lock", ".semel_boot_id", ".semel_cluster", ".semel_manifest", "meta.properties")
+    (
+        ".kafka_cleanshutdown",
+        ".lock",
+        ".semel_boot_id",
+        ".semel_cluster",
+        ".semel_life",
+        ".semel_manifest",
+        "meta.properties",
+    )
 )
 #: (end of the name, kind of file, function that reads it); None: a log, which is read batch by batch.
 _KINDS: list[tuple[str, str, Callable[[Inspection, bytes], None] | None]] = [

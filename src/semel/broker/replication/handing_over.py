@@ -40,9 +40,11 @@ async def hand_over(membership: Membership, directory_id: str) -> None:
         async with asyncio.timeout(HAND_OVER_WITHIN_S):
             endpoints = membership.registration().endpoints
             event = SayLeaving(membership.broker_id, directory_id, membership.broker_epoch, endpoints)
+            await membership.last_life.begins(membership.broker_epoch + 1)
             for multi in decide(membership.image, event):
                 await membership.session.multi(multi.operations)
             membership.goes_on_as(membership.broker_epoch + 1)
+            await membership.last_life.began()
             # The first look must be at an image that has the others' state of today.
             await membership.read_again()
             while can_be_moved(membership.image, membership.broker_id):

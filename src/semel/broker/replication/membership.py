@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -27,8 +28,10 @@ from semel.broker.replication.damaged import DamagedReplicas
 from semel.broker.replication.feeding import Feeds
 from semel.broker.replication.fetching import LeaderFetcher
 from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listener
+from semel.broker.replication.last_life import LastLife
 from semel.broker.replication.local_topics import ALL_BROKERS_NODE, LocalTopics
 from semel.broker.replication.named_brokers import NamedBrokers
+from semel.broker.replication.older_zookeeper import raise_leader_epochs, refuse_older
 from semel.broker.replication.partition import ReplicatedPartition
 from semel.broker.replication.preferred_leaders import keep_preferred_leaders
 from semel.broker.replication.producer_ids import ClusterProducerIds
@@ -82,6 +85,7 @@ class Membership:
         self,
         broker: BrokerServer,
         session: ZooKeeperSession,
+        directory: Path,
         connect: Callable[[str, int], Any] | None = None,
         door: PeerDoor | None = None,
     ) -> None:
@@ -96,7 +100,9 @@ class Membership:
         self.with_fsync: bool = broker.settings["semel.durability"] == "fsync"
         self._event = asyncio.Event()
         watched = (str(self.broker_id), ALL_BROKERS_NODE)
-        self.reader = ImageReader(session, self._settings_of, self._event.set, watched)
+        self.last_life = LastLife(broker.files, directory)
+        self._is_older_accepted = False
+        self.reader = ImageReader(session, self._settings_of, self._event.set, watched, self.last_life.saw)
         self.image = Image()
         #: How other brokers are reached.
         self.door = door or PeerDoor(broker, inter_broker_listener(broker.settings, broker.listening.listeners))
@@ -288,6 +294,10 @@ class Membership:
         await joining.refuse_amid_joining(session, self.broker_id)
         return decode_cluster_id((await session.get(paths.CLUSTER_ID))[0])
 
+    async def recognise(self) -> None:
+        """Refuse a ZooKeeper that has forgotten what this broker has seen (E12)."""
+        self._is_older_accepted = await refuse_older(self.session, self._broker, self.last_life)
+
     async def load(self) -> None:
         """Read the cluster, and learn which partitions are here, before anything is served."""
         await self.reader.load(strict=True)
@@ -302,7 +312,16 @@ class Membership:
         )
         self._broker.spawn(self.reader.run())
         self._broker.spawn(self.shared.reader.run())
-        if logs.may_lack_writes:
+        if self._is_older_accepted:
+            await raise_leader_epochs(self, self._broker)
+        known = self.reader.life(self.broker_id)
+        is_older_copy = known is not None and self.last_life.is_older_than(known[1])
+        if is_older_copy:
+            logger.warning(
+                "this data directory is older than the last life of broker %d in the cluster: was it restored from a "
+                "copy? It counts for nothing until it has fetched what it lacks", self.broker_id,
+            )
+        if logs.may_lack_writes or is_older_copy:
             await self._leave_uncleanly()
         logs.note_machine()
         await self._register()
@@ -331,6 +350,9 @@ class Membership:
             replica.resign()
         for _, task in self._fetchers.values():
             task.cancel()
+        if self.broker_epoch >= 0:
+            with suppress(OSError):  # it would only have helped to notice an old ZooKeeper
+                await self.last_life.write_down()
         self.feeds.close()
         self.peers.close()
         await self.session.close()
@@ -369,6 +391,8 @@ class Membership:
                     "with that one, or choose another node.id"
                 )
             version = None if known is None else known[1]
+            broker_epoch = 0 if version is None else version + 1
+            await self.last_life.begins(broker_epoch)
             stale = self.broker_id in self.reader.registrations
             event = Register(self.broker_id, registration, broker.data.directory_id, version, stale)
             try:
@@ -376,8 +400,9 @@ class Membership:
                 await self.session.multi(multi.operations)
             except MultiRefused:
                 continue
-            self.broker_epoch = 0 if version is None else version + 1
+            self.broker_epoch = broker_epoch
             break
+        await self.last_life.began()
         await self.reader.load()
         logger.info("broker %d is registered, epoch %d", self.broker_id, self.broker_epoch)
 
@@ -520,5 +545,6 @@ class Membership:
                 checkpoint_at += CHECKPOINT_S
                 try:
                     self._broker.topics.checkpoint_high_watermarks()
+                    await self.last_life.write_down()
                 except OSError as error:
-                    logger.error("high watermarks cannot be written: %s", error)
+                    logger.error("high watermarks and changes in ZooKeeper cannot be noted: %s", error)

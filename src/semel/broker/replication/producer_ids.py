@@ -63,7 +63,8 @@ class ClusterProducerIds:
                 except BadVersion:
                     continue  # another broker has claimed this block
                 break
-        except ZooKeeperError as error:
+            await self._membership.last_life.claimed(block.end)
+        except (ZooKeeperError, OSError) as error:
             # Perhaps it was claimed: then its ids are lost, and none is given out twice.
             logger.warning("no block of producer ids: %s", error or type(error).__name__)
         else:
