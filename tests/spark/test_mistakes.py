@@ -7,12 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 
 import semel
+from semel.cli.pipeline import pipeline
 from semel.errors import Disconnected
-from semel.spark import DataLost, NotExactlyOnce, PipelineMistake, RowRefused, Step, register, start, transaction
+from semel.spark import (
+    DataLost,
+    MarkerConflict,
+    NotExactlyOnce,
+    PipelineMistake,
+    RowRefused,
+    Step,
+    register,
+    start,
+    transaction,
+)
 from semel.spark.source_options import OptionError
 from tests.spark.stage import Stage
 
@@ -228,6 +241,25 @@ def test_a_pipeline_without_a_place_for_its_progress_is_refused(stage: Stage) ->
         stage.spark.readStream.format("rate").load().selectExpr("cast(value as string) as value", "'ledger' as topic")
     )
     refuses(stage, rows, "give marker_topic", topic=None)
+
+
+def test_the_offsets_of_a_consumer_group_are_not_overwritten(stage: Stage) -> None:
+    """A pipeline that has the name of another program's group would make that program skip or repeat records."""
+    stage.put("payments", [(b"key", b"value")])
+    group = {"bootstrap.servers": stage.bootstrap_servers, "group.id": stage.transactional_id}
+    consumer = confluent_kafka.Consumer(group)
+    consumer.commit(offsets=[confluent_kafka.TopicPartition("payments", 1, 7)], asynchronous=False)
+    consumer.close()
+    says = rf"'{stage.transactional_id}' has offsets of another program \(payments-1 at 7\).*semel pipeline forget"
+    for adopt in (False, True):
+        with pytest.raises(MarkerConflict, match=says) as refused:
+            stage.start(stage.source(), adopt=adopt)
+    command = re.search(r"delete them: semel (pipeline forget \S+)", str(refused.value))
+    assert command is not None
+    words = [*command.group(1).split()[1:], "--bootstrap", stage.bootstrap_servers, "--yes"]
+    assert CliRunner().invoke(pipeline, words).exit_code == 0
+    stage.run(stage.source())
+    assert stage.values() == [b"value"]
 
 
 def test_options_that_only_a_batch_has_are_refused_by_start(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -242,3 +243,33 @@ def test_an_id_that_nobody_knows_and_an_output_that_is_not_there(driver: Driver)
 def test_brokers_that_are_away_are_told_in_a_sentence() -> None:
     result = CliRunner().invoke(pipeline, ["audit", "ledger", "--bootstrap", "127.0.0.1:1"])
     assert result.exit_code == 1 and "no answer from 127.0.0.1:1" in result.output
+
+
+def commit_as_a_consumer(driver: Driver, *, transactional: bool) -> None:
+    """Another program has the pipeline's name as its group.id."""
+    bootstrap, place = dict(driver.settings)["bootstrap.servers"], confluent_kafka.TopicPartition("payments", 0, 1)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "pipeline"})
+    if transactional:
+        producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "stranger"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce("ledger", b"the stranger's")
+        producer.send_offsets_to_transaction([place], consumer.consumer_group_metadata(), 20)
+        producer.commit_transaction(20)
+    else:
+        consumer.commit(offsets=[place], asynchronous=False)
+    consumer.close()
+
+
+def test_offsets_that_another_program_commits_in_the_group_are_told_and_are_no_micro_batch(driver: Driver) -> None:
+    three_batches_and_an_abort(driver)
+    for transactional in (True, False):
+        commit_as_a_consumer(driver, transactional=transactional)
+    code, said = audit(driver)
+    assert code == 0 and "'pipeline': 3 committed, 2 aborted" in said
+    assert "another program has committed offsets in the group of this name, 2 times, last payments-0 at 1" in said
+    found = json.loads(audit(driver, "--json")[1])
+    assert [entry["rows_in_log"] for entry in found["entries"] if entry["outcome"] == "committed"] == [2, 2, 1]
+    bootstrap = dict(driver.settings)["bootstrap.servers"]
+    status = CliRunner().invoke(pipeline, ["status", "pipeline", "--bootstrap", bootstrap]).output
+    assert "another program has committed offsets in the group of this name (payments-0)" in status

@@ -147,6 +147,9 @@ def status(transactional_id: str, brokers: Brokers, as_json: bool) -> None:
             "transaction": _transaction(admin, transactional_id),
             "sources": _sources(admin, sources),
             "sources_elsewhere": bool(committed) and not sources,
+            "offsets_of_others": sorted(
+                str(where) for where, at in committed.items() if BatchMarker.from_metadata(at.metadata) is None
+            ),
         }
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -272,6 +275,11 @@ def _tell(found: Mapping[str, Any]) -> None:
         click.echo(
             f"a transaction is open: {transaction['state']} for {duration(transaction['open_ms'])} of at most "
             f"{duration(transaction['timeout_ms'])}, writing {', '.join(transaction['partitions']) or 'nothing yet'}"
+        )
+    if others := found["offsets_of_others"]:
+        click.echo(
+            f"another program has committed offsets in the group of this name ({', '.join(others)}): a consumer with "
+            "this group.id? It overwrites the pipeline's progress: give it a group of its own"
         )
     if found["sources_elsewhere"]:
         click.echo("its sources are not on this cluster: the query's checkpoint says how far they were read")

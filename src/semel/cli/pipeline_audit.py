@@ -22,6 +22,7 @@ from semel.client.cluster.cluster import Leader
 from semel.errors import ErrorCode, Refused, error_for
 from semel.machines.groups import records as group_records
 from semel.machines.internal_topics import partition_for
+from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.ledger import End, Entry, History, Ledger, OffsetCommit, Written, make_ledger
 from semel.machines.pipeline.progress_record import from_record
 from semel.machines.values import TopicPartition
@@ -57,7 +58,8 @@ def audit(cluster: BlockingCluster, transactional_id: str, outputs: tuple[str, .
         raise click.ClickException(f"there is no {OFFSETS} at these brokers that this user may read: nothing to audit")
     place = TopicPartition(OFFSETS, partition_for(transactional_id, partitions[OFFSETS]))
     events, whole_from = _from_offsets_log(cluster, place, transactional_id)
-    producers |= {event.producer[0] for event in events if isinstance(event, OffsetCommit) and event.producer}
+    own = [event for event in events if isinstance(event, OffsetCommit) and BatchMarker.from_metadata(event.metadata)]
+    producers |= {event.producer[0] for event in own if event.producer}
     chosen = sorted({topic for topic in topics if topic != OFFSETS} | set(outputs))
     written: list[Written] = []
     thinned: dict[str, str] = {}

@@ -17,6 +17,7 @@ from semel.machines.pipeline.batch_marker import (
     is_to_be_adopted,
     refuse_first_batch_of_another,
     refuse_foreign_checkpoint,
+    refuse_group_of_another,
 )
 from semel.machines.pipeline.driver_transaction import PipelineProgress
 
@@ -124,6 +125,7 @@ def adopt_checkpoint(
     """Store the progress of a checkpoint that has none on the broker."""
     query_id, batch_id = checkpoint.next_batch() or (None, 0)
     committed = side.loop.run(side.client.progress())
+    refuse_group_of_another(committed.marker, committed.of_others, side.transaction.transactional_id, batch_id)
     is_begun = checkpoint.is_begun(batch_id)
     if batch_id == 0 and is_begun and committed.marker is None:
         if repeat:

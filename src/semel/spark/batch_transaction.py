@@ -15,7 +15,13 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from semel.client.blocking.loop_thread import LoopThread
-from semel.machines.pipeline.batch_marker import BatchMarker, BatchVerdict, MarkerConflict, judge_batch
+from semel.machines.pipeline.batch_marker import (
+    BatchMarker,
+    BatchVerdict,
+    MarkerConflict,
+    judge_batch,
+    refuse_group_of_another,
+)
 from semel.machines.pipeline.claims import RowRefused, WriteReport, check_reports
 from semel.machines.pipeline.driver_transaction import DriverFenced, PipelineProgress, is_worth_another_try
 from semel.machines.values import ProducerIdentity, TopicPartition
@@ -135,6 +141,9 @@ class BatchTransaction:
         if fresh or self._committed is None:
             # Only now is the marker stable: InitProducerId has settled a commit that was left half-finished.
             self._committed = self._wait(self._client.progress())
+        refuse_group_of_another(
+            self._committed.marker, self._committed.of_others, self._transaction.transactional_id, batch.marker.batch_id
+        )
         here = self._settings.sources_here
         return judge_batch(
             self._committed.marker,

@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.errors import Retriable
-from semel.machines.pipeline.batch_marker import forget_command, refuse_foreign_checkpoint
+from semel.machines.pipeline.batch_marker import (
+    forget_command,
+    refuse_foreign_checkpoint,
+    refuse_group_of_another,
+)
 
 from .adoption import adopt_checkpoint, refuse_a_begun_first_batch
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
@@ -205,11 +209,13 @@ def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forge
     except Retriable:
         return  # a commit is not settled yet: the first batch settles it, and then reads the progress
     query_id, batch_id = checkpoint.next_batch() or (None, 0)
+    name = side.transaction.transactional_id
+    refuse_group_of_another(progress.marker, progress.of_others, name, batch_id, forget)
     refuse_foreign_checkpoint(
         progress.marker,
         query_id,
         batch_id,
-        side.transaction.transactional_id,
+        name,
         progress.offsets,
         lambda: checkpoint.where_batch_begins(batch_id),
         forget,

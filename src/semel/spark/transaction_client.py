@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -82,7 +83,8 @@ class TransactionClient:
             answer = await self._cluster.request(Coordinator(send.coordinator, send.key), send.message)
         found = self.transaction.on_progress(answer)
         if found.marker is None and self._progress_topic is not None:
-            return await self._progress_topic.read()
+            kept = await self._progress_topic.read()
+            return replace(kept, of_others=found.of_others)
         return found
 
     async def add_partition(self, topic: str, partition: int) -> None:

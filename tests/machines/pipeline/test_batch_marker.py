@@ -13,6 +13,7 @@ from semel.machines.pipeline.batch_marker import (
     fingerprint_of,
     is_to_be_adopted,
     judge_batch,
+    refuse_group_of_another,
 )
 from semel.machines.values import TopicPartition
 
@@ -124,3 +125,12 @@ def test_foreign_metadata_is_no_marker() -> None:
 def test_the_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
     assert fingerprint_of(['{"a":{"0":1,"1":2}}']) == fingerprint_of(['{"a":{"1":2,"0":1}}'])
     assert fingerprint_of(['{"a":{"0":1}}']) != fingerprint_of(['{"a":{"0":2}}'])
+
+
+def test_a_group_with_offsets_of_another_program_is_left_alone() -> None:
+    refuse_group_of_another(DONE, {SOURCE: 70}, "id", 0)  # some of the pipeline's own are left
+    refuse_group_of_another(None, {}, "id", 0)
+    with pytest.raises(MarkerConflict, match=r"group 'id' has offsets of another program \(payments-0 at 70\)"):
+        refuse_group_of_another(None, {SOURCE: 70}, "id", 0)
+    with pytest.raises(MarkerConflict, match=r"semel pipeline forget id, then start\(..., adopt=True\), because"):
+        refuse_group_of_another(None, {SOURCE: 70}, "id", 3)

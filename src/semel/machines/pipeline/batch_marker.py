@@ -181,6 +181,30 @@ def refuse_first_batch_of_another(committed: BatchMarker | None, *, is_begun: bo
         raise MarkerConflict(_begun_by_another(0, ""))
 
 
+def refuse_group_of_another(
+    committed: BatchMarker | None,
+    of_others: Mapping[TopicPartition, int],
+    transactional_id: str,
+    batch_id: int,
+    forget: str = "",
+) -> None:
+    """Raise `MarkerConflict` if the group of this name has offsets, and no marker: they belong to a consumer group.
+
+    The pipeline would overwrite them, and the consumers then skip records or get them twice.
+    """
+    if committed is not None or not of_others:
+        return
+    place = min(of_others)
+    command = forget or forget_command(transactional_id)
+    own = f", then start(..., adopt=True), because the checkpoint is at batch {batch_id}" if batch_id > 0 else ""
+    raise MarkerConflict(
+        f"group '{transactional_id}' has offsets of another program ({place} at {of_others[place]}): a pipeline keeps "
+        "its progress in the group of its own name, and would overwrite them. Give the pipeline a transactional_id "
+        "that no consumer has as its group.id. If that program is to leave the group and nobody needs its offsets, "
+        f"delete them: {command}{own}"
+    )
+
+
 def _begun_by_another(batch_id: int, where: str) -> str:
     return (
         f"batch {batch_id} of this checkpoint was begun and not finished. Whoever ran it before may have written "

@@ -8,7 +8,7 @@ tells the outcome. Works with both transaction protocols.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -59,6 +59,8 @@ class PipelineProgress:
     marker: BatchMarker | None
     #: Where the marker is, if its offset is no source's.
     marker_at: TopicPartition | None = None
+    #: Offsets of the group without a marker: another program has committed them.
+    of_others: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def is_worth_another_try(error: Exception) -> bool:
@@ -137,19 +139,23 @@ class DriverTransaction:
         offsets: dict[TopicPartition, int] = {}
         marker: BatchMarker | None = None
         marker_at: TopicPartition | None = None
+        of_others: dict[TopicPartition, int] = {}
         for topic in group.topics:
             for row in topic.partitions:
                 _raise_for(row.error_code, what)
                 if row.committed_offset < 0:
                     continue
                 place = TopicPartition(topic.name, row.partition_index)
+                found = BatchMarker.from_metadata(row.metadata)
+                if found is None:
+                    of_others[place] = row.committed_offset
+                    continue
                 of_source = is_source_offset(row.metadata)
                 if of_source:
                     offsets[place] = row.committed_offset
-                found = BatchMarker.from_metadata(row.metadata)
-                if found is not None and (marker is None or found.batch_id > marker.batch_id):
+                if marker is None or found.batch_id > marker.batch_id:
                     marker, marker_at = found, None if of_source else place
-        return PipelineProgress(offsets, marker, marker_at)
+        return PipelineProgress(offsets, marker, marker_at, of_others)
 
     # --- what goes into the transaction ---------------------------------------------------------------------------
 

@@ -124,6 +124,12 @@ def make_ledger(history: History) -> Ledger:
         _judge_after_another(before, mine, findings, not_judged)
         before += mine
     _judge_rows(entries, history, findings, not_judged)
+    if others := [event for event in history.events if isinstance(event, OffsetCommit) and _is_of_another(event)]:
+        last = others[-1]
+        not_judged.append(
+            f"another program has committed offsets in the group of this name, {len(others)} times, last {last.place} "
+            f"at {last.offset}: a consumer with this group.id? It overwrites the pipeline's progress"
+        )
     return Ledger(tuple(entries), tuple(findings), tuple(not_judged), _covered(judged))
 
 
@@ -255,10 +261,15 @@ def _transactions(events: Iterable[OffsetCommit | End]) -> Iterable[Entry]:
             commits = pending.pop(event.producer[0], [])
             if commits:
                 yield _entry(commits, COMMITTED if event.commit else ABORTED)
-        elif event.producer is not None and event.offset is not None:
+        elif event.producer is not None and event.offset is not None and not _is_of_another(event):
             pending.setdefault(event.producer[0], []).append(event)
     for commits in pending.values():
         yield _entry(commits, OPEN)
+
+
+def _is_of_another(event: OffsetCommit) -> bool:
+    """Whether an offset was committed by somebody else: the pipeline's have a marker. Who deletes them is not told."""
+    return event.offset is not None and BatchMarker.from_metadata(event.metadata) is None
 
 
 def _entry(commits: list[OffsetCommit], outcome: str) -> Entry:

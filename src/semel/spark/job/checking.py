@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from semel.client.blocking.loop_thread import LoopThread
@@ -18,7 +18,12 @@ from semel.client.cluster.cluster import Cluster
 from semel.client.offset_requests import list_offsets
 from semel.config import CONSUMER
 from semel.errors import Disconnected, ErrorCode, KafkaError, Retriable
-from semel.machines.pipeline.batch_marker import MarkerConflict, forget_command, refuse_foreign_checkpoint
+from semel.machines.pipeline.batch_marker import (
+    MarkerConflict,
+    forget_command,
+    refuse_foreign_checkpoint,
+    refuse_group_of_another,
+)
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
 from semel.machines.values import TopicPartition
 from semel.wire.messages.metadata import MetadataRequest
@@ -263,7 +268,7 @@ async def _look_at_the_coordinators(file: PipelineFile, cluster: Cluster, found:
             progress = transaction.on_progress(answer)
         kept_in = file.arguments.get("marker_topic")
         if progress.marker is None and kept_in is not None and await is_compacted(cluster, kept_in):
-            return await ProgressTopic(cluster, kept_in, name).read()
+            return replace(await ProgressTopic(cluster, kept_in, name).read(), of_others=progress.of_others)
         return progress
     except Retriable as error:
         found.facts.append(("progress", f"cannot be told now: {error}"))
@@ -348,10 +353,12 @@ def _look_at_the_checkpoint(file: PipelineFile, spark: Any, progress: PipelinePr
         known = checkpoint.next_batch()
         query_id, batch_id = known or (None, 0)
         if progress is not None:
+            name = file.transactional_id
+            forget = forget_command(name, file.bootstrap_servers, file.arguments.get("marker_topic"))
+            refuse_group_of_another(progress.marker, progress.of_others, name, batch_id, forget)
             refuse_foreign_checkpoint(
-                progress.marker, query_id, batch_id, file.transactional_id, progress.offsets,
-                lambda: checkpoint.where_batch_begins(batch_id),
-                forget_command(file.transactional_id, file.bootstrap_servers, file.arguments.get("marker_topic")),
+                progress.marker, query_id, batch_id, name, progress.offsets,
+                lambda: checkpoint.where_batch_begins(batch_id), forget,
             )  # fmt: skip
     except (MarkerConflict, CheckpointUnreadable) as error:
         found.mistakes.append(file.mistake("checkpoint", str(error)))
