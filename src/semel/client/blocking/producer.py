@@ -40,7 +40,8 @@ class Producer(BlockingClient):
 
     An argument of the wrong type raises TypeError. Everything else that goes wrong raises a `semel.errors.KafkaError`;
     for a value that makes no sense that is a `Misuse`, such as `InvalidRecord`. Nothing was sent then, and the next
-    correct call works.
+    correct call works. What fails later is told by the deliveries; of those that nobody looks at the log has the number
+    and the reason.
 
     Close it, or use `with`. A producer that is dropped without being closed, or still open at the end of the program,
     still sends what it was given, for up to semel.exit.timeout.ms, and logs how much it could not send. After a fork

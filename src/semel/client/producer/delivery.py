@@ -16,6 +16,7 @@ from typing import Any
 
 from semel.client.arguments import as_wait_s
 from semel.client.forking import OfOneProcess, Origin
+from semel.client.producer.unheard import Witness
 from semel.errors import ErrorCode, KafkaError, Misuse, RequestTimedOut
 from semel.machines.producing.accumulator import ProducerBatch
 
@@ -154,6 +155,7 @@ class Delivery(OfOneProcess):
     def _outcome(self) -> RecordMetadata:
         offset, append_time_ms, error = self._batch.outcome(self._position)
         if error is not None:
+            _note_heard(self._batch)
             raise error
         partition = self._batch.partition
         return RecordMetadata(partition.topic, partition.partition, offset, append_time_ms)
@@ -201,5 +203,12 @@ class BatchDelivery(OfOneProcess):
     def _outcome(self) -> list[RecordMetadata]:
         for batch in self._batches:
             if batch.error is not None:  # set too if the batch was split and one part failed
+                for failed in self._batches:
+                    _note_heard(failed)
                 raise batch.error
         return [Delivery(self._deliveries, batch, 0)._outcome() for batch in self._batches]
+
+
+def _note_heard(batch: ProducerBatch) -> None:
+    if isinstance(batch.witness, Witness):
+        batch.witness.heard = True

@@ -278,6 +278,8 @@ class AsyncProducer(OfOneProcess):
         try:
             unsent, unanswered = await self._sending.stop()
         finally:
+            self._sending.forget_batch = None  # no cycle: what is closed is freed at once
+            self._sending.unheard.close()
             await self._cluster.close()
         if unsent or unanswered:
             _log.warning(

@@ -32,6 +32,7 @@ class Routing:
         self._cluster = cluster
         self._sending = sending
         self.routes: dict[str, TopicRoute] = {}
+        sending.forget_batch = self._forget_batch
 
     def route_of(self, info: TopicMetadata) -> TopicRoute:
         """The route of a topic. It is kept as long as the number of partitions stays the same."""
@@ -45,6 +46,12 @@ class Routing:
         routes = TopicRoutes(info.name, count, self._config["batch.size"], draw, ignore_keys)
         route = self.routes[info.name] = TopicRoute(info, routes, [None] * count)
         return route
+
+    def _forget_batch(self, batch: ProducerBatch) -> None:
+        route = self.routes.get(batch.partition.topic)
+        number = batch.partition.partition
+        if route is not None and number < len(route.open) and route.open[number] is batch:
+            route.open[number] = None
 
     def deadline(self) -> float:
         """When a call that starts now must be over: after max.block.ms."""

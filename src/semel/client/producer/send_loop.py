@@ -14,10 +14,11 @@ from typing import Any
 
 from semel.client.cluster.cluster import Cluster, Coordinator, Target
 from semel.client.producer.delivery import Deliveries
+from semel.client.producer.unheard import UnheardFailures
 from semel.config import Values
 from semel.config.codecs import CODECS
 from semel.errors import ClientClosed, ErrorCode, KafkaError, Misuse, Retriable, error_for
-from semel.machines.producing.accumulator import Accumulator
+from semel.machines.producing.accumulator import Accumulator, ProducerBatch
 from semel.machines.producing.sender import BatchAnswer, Produce, Sender
 from semel.machines.transactions.producer import ProducerState, Send, TransactionManager
 from semel.machines.values import TopicPartition
@@ -61,7 +62,11 @@ class SendLoop:
             retry_backoff_max_ms=values["retry.backoff.max.ms"],
             delivery_timeout_ms=values["delivery.timeout.ms"],
         )
+        #: Of transactions the commit tells.
+        self.unheard = UnheardFailures(cluster.origin, values["client.id"])
         self.deliveries = Deliveries(cluster.origin)
+        #: Gives up what it keeps of a batch that is done.
+        self.forget_batch: Callable[[ProducerBatch], None] | None = None
         self.lock = self.deliveries.lock
         #: The last error of a coordinator, for the message to a caller who waits for it.
         self.coordinator_error = ""
@@ -153,7 +158,7 @@ class SendLoop:
         with self.lock:
             self.sender.give_up(error, sent_too=True)
             finished = self.sender.finished()
-        self.deliveries.announce(finished)
+        self._announce(finished)
 
     def _give_up_all(self, why: str) -> tuple[int, int]:
         """Fail all records that are left. Returns how many were not sent, and how many were sent without a response."""
@@ -165,7 +170,7 @@ class SendLoop:
             perhaps = f"{why} before the broker answered: this record may have been written or not"
             self.sender.give_up(ClientClosed(ErrorCode.UNKNOWN_SERVER_ERROR, perhaps), sent_too=True)
             finished = self.sender.finished()
-        self.deliveries.announce(finished)
+        self._announce(finished)
         return unsent, unanswered
 
     async def stop(self) -> tuple[int, int]:
@@ -218,9 +223,20 @@ class SendLoop:
         if self.sender.stale_leaders and not self._refreshing:
             self._refreshing = True
             self._start(self._find_leaders())
-        self.deliveries.announce(finished)
+        self._announce(finished)
         self._note_change()
         return wake_at
+
+    def _announce(self, finished: list[ProducerBatch]) -> None:
+        """Tell whoever waits for these batches, and see to those that failed."""
+        if self.manager is None or not self.manager.is_transactional:
+            for batch in finished:
+                if batch.error is not None:
+                    self.unheard.watch(batch)
+                    if self.forget_batch is not None:
+                        with self.lock:
+                            self.forget_batch(batch)
+        self.deliveries.announce(finished)
 
     def _leader(self, partition: TopicPartition) -> int | None:
         return self.cluster.metadata.leader(partition.topic, partition.partition)

@@ -52,6 +52,8 @@ class ProducerBatch:
     halves: tuple[ProducerBatch, ProducerBatch] | None = None
     second: Sequence[int] = ()
     parent: ProducerBatch | None = None
+    #: Freed with a batch that failed. The client hears by it that nobody can ask for the outcome any more.
+    witness: object = None
 
     def add(self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int, size_bytes: int) -> int:
         """Add a record. Returns its place in the batch."""
@@ -101,13 +103,16 @@ class ProducerBatch:
         self.builder = None
         if not self.on_wire:
             self.data = None  # a caller that keeps a record's future must not keep the batch's bytes in memory
-        if self.parent is None:
+        parent = self.parent
+        if parent is None:
             return self
-        siblings = self.parent.halves
-        invariant(siblings is not None, "the parent of a half has halves")
-        if not all(half.done for half in siblings or ()):
+        invariant(parent.halves is not None, "the parent of a half has halves")
+        siblings = parent.halves or ()
+        if not all(half.done for half in siblings):
             return None
-        return self.parent.finish(-1, -1, next((half.error for half in siblings or () if half.error), None))
+        for half in siblings:
+            half.parent = None  # no cycle: a batch that nobody holds is freed at once
+        return parent.finish(-1, -1, next((half.error for half in siblings if half.error), None))
 
     def outcome(self, position: int) -> tuple[int, int, KafkaError | None]:
         """Offset, append time and error of the record at `position`."""
