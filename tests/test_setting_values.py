@@ -82,3 +82,9 @@ def test_where_nothing_at_all_would_mean_something_else_it_is_refused(table: Any
 def test_a_number_is_text_where_text_is_wanted() -> None:
     assert PRODUCER.parse({"acks": 1})["acks"] == "1"
     assert CONSUMER.parse({"group.id": 7})["group.id"] == "7"
+
+
+def test_an_empty_value_among_the_allowed_ones_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of nothing, org\.apache\.kafka"):
+        row = next(row for row in BROKER if row.name == "authorizer.class.name")
+        row.read("kafka.security.auth.SimpleAclAuthorizer")

@@ -95,7 +95,8 @@ class Setting:
         if self.choices:
             for item in value if isinstance(value, tuple) else (value,):
                 if self.write(item) not in self.choices:
-                    raise ConfigError(f"{self._said(given)}: must be one of {', '.join(self.choices)}")
+                    allowed = ", ".join(choice or "nothing" for choice in self.choices)
+                    raise ConfigError(f"{self._said(given)}: must be one of {allowed}")
         return value
 
     @property
