@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import confluent_kafka
@@ -500,6 +501,24 @@ def test_a_member_that_its_group_has_removed_says_so(
             return f"group '{name}' has removed this member: 1 partitions are lost" in caplog.text
 
         until(told, what="a warning")
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_whose_brokers_have_lost_the_group_joins_again(protocol: str, name: str) -> None:
+    """As after a loss of the data, or where a broker is set up anew at its old address."""
+    settings = {"group.initial.rebalance.delay.ms": 0}
+    with Broker(settings=settings) as broker:
+        bootstrap = broker.bootstrap_servers
+        fill(bootstrap, name, 3)
+        consumer = reader(bootstrap, group_id=name, group_protocol=protocol, heartbeat_interval_ms=1_000)
+        consumer.subscribe(name)
+        take(consumer, 3)
+    with Broker(listen=bootstrap, settings=settings), consumer:
+        fill(bootstrap, name, 2)
+        with suppress(CommitFailed):  # unless a heartbeat was first
+            consumer.commit()
+        assert take(consumer, 2) == [b"0", b"1"]
+        consumer.commit()
 
 
 def test_a_topic_made_after_the_group_and_partitions_added_later_are_read(semel_broker: Broker, name: str) -> None:

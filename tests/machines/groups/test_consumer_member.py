@@ -94,7 +94,9 @@ def test_a_topic_known_only_by_its_id_waits_for_its_name() -> None:
     assert machine.wanted({}) == frozenset()
 
 
-@pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND]
+)
 def test_a_fenced_member_loses_everything_and_joins_again_under_its_own_id(code: ErrorCode) -> None:
     machine = member(0)
     machine.heartbeat_request(1_000)
@@ -134,6 +136,15 @@ def test_a_coordinator_that_moved_is_asked_again_later() -> None:
     assert machine.on_response(answer(code=ErrorCode.NOT_COORDINATOR), 1_000, 100) is ErrorCode.NOT_COORDINATOR
     assert machine.owned == {P0}
     assert machine.heartbeat_request(1_100) is not None
+
+
+def test_a_group_that_a_new_member_cannot_make_is_an_error() -> None:
+    """A classic group has the name. A member hears the same code where the brokers have lost its group."""
+    machine = ConsumerMembership("readers", "me")
+    machine.subscribe(["ledger"])
+    machine.heartbeat_request(0)
+    machine.on_response(answer(code=ErrorCode.GROUP_ID_NOT_FOUND), 0, 100)
+    assert machine.state is ConsumerMembershipState.FAILED
 
 
 def test_a_double_of_a_static_member_ends_it() -> None:

@@ -71,6 +71,13 @@ class OffsetCommitter:
                 why = f"{error.why}. The group is rebalancing: poll(), then commit what is still assigned"
                 raise CommitFailed(error.code, why) from error
             raise
+        except Misuse as error:
+            member = self._subscription.member
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND or member is None:
+                raise
+            # The brokers have lost the group, and for a member that is as if the group had removed it.
+            member.on_commit_refused(ErrorCode.UNKNOWN_MEMBER_ID, committed_as)
+            raise CommitFailed(error.code, error.why) from error
 
     def commit_soon(
         self,

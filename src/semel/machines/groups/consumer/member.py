@@ -184,7 +184,7 @@ class ConsumerMembership:
                 self.target = frozenset(
                     (row.topic_id, number) for row in response.assignment.topic_partitions for number in row.partitions
                 )
-        elif code in _FENCED:
+        elif code in _FENCED or self._has_lost_its_group(code):
             self.fence()
         elif code.retriable:
             self._say_all_again(now_ms + backoff_ms)
@@ -194,6 +194,10 @@ class ConsumerMembership:
             self.lost |= self.owned
             self._step(ConsumerMembershipEvent.FAIL)
         return code
+
+    def _has_lost_its_group(self, code: ErrorCode) -> bool:
+        """Whether the brokers have forgotten the group, as after a loss of their data. A join makes it again."""
+        return code is ErrorCode.GROUP_ID_NOT_FOUND and self.state is ConsumerMembershipState.MEMBER
 
     def on_no_answer(self, now_ms: int, backoff_ms: int) -> None:
         """No answer: it is unknown whether the heartbeat arrived."""
