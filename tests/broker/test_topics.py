@@ -308,6 +308,16 @@ def test_a_topic_falls_back_to_the_brokers_setting(semel_broker: Broker, topic: 
         ]
 
 
+def test_all_settings_are_described_where_none_is_named(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    row = DescribeConfigsRequest.DescribeConfigsResource
+    for kind, name in ((2, topic), (4, "1"), (32, "group")):
+        asked = [row(resource_type=kind, resource_name=name, configuration_keys=keys) for keys in (None, [])]
+        every, none = (raw.ask(DescribeConfigsRequest(resources=[one])).results[0].configs for one in asked)
+        assert len(every) > 2
+        assert none == every
+
+
 def test_the_brokers_settings_can_be_read(raw: Raw) -> None:
     row = DescribeConfigsRequest.DescribeConfigsResource(resource_type=4, resource_name="1", configuration_keys=None)
     found = {one.name: one for one in raw.ask(DescribeConfigsRequest(resources=[row])).results[0].configs}

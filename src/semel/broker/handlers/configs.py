@@ -51,7 +51,8 @@ def describe_configs(
     answered = set()
     for resource in request.resources:
         yield
-        keys = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
+        # Whoever names none wants all, as in Kafka.
+        keys = frozenset(resource.configuration_keys) if resource.configuration_keys else None
         asked = (resource.resource_type, resource.resource_name, keys)
         if asked in answered:
             continue
