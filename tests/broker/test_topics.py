@@ -314,7 +314,7 @@ def test_all_settings_are_described_where_none_is_named(raw: Raw, topic: str) ->
     for kind, name in ((2, topic), (4, "1"), (32, "group")):
         asked = [row(resource_type=kind, resource_name=name, configuration_keys=keys) for keys in (None, [])]
         every, none = (raw.ask(DescribeConfigsRequest(resources=[one])).results[0].configs for one in asked)
-        assert len(every) > 2
+        assert len(every) > 1
         assert none == every
 
 
