@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import semel
-from semel.spark import Step, batch_transaction, source
-from semel.spark.range_reader import DataLost, OffsetRange, SmallRanges
+from semel.spark import Step, batch_transaction, range_reader, source
+from semel.spark.range_reader import DataLost, OffsetRange, SeveralRanges
 from semel.spark.source import SemelStreamReader
 from semel.spark.source_options import OptionError, SourceOptions
 from tests.spark.stage import Stage
@@ -208,8 +208,43 @@ def test_a_stream_takes_a_fair_share_of_each_partition(stage: Stage) -> None:
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert end == {"events": {"0": 18, "1": 2}}
     [task] = reader.partitions(start, end)  # there is little to read
-    assert isinstance(task, SmallRanges)
+    assert isinstance(task, SeveralRanges)
     assert [(r.partition, r.start, r.end) for r in task.ranges] == [(0, 0, 18), (1, 0, 2)]
+
+
+def test_on_one_machine_there_are_no_more_tasks_than_run_at_once(stage: Stage) -> None:
+    stage.create_topics(events=5)
+    for partition in range(5):
+        stage.put("events", [(None, b"%d" % number) for number in range(200)], partition=partition)
+    frame = read(stage, subscribe="events")
+    assert frame.rdd.getNumPartitions() == stage.spark.sparkContext.defaultParallelism == 2
+    assert frame.count() == 1000
+    order = {}
+    for row in frame.select("partition", "offset").collect():
+        order.setdefault(row.partition, []).append(row.offset)
+    assert order == {partition: list(range(200)) for partition in range(5)}
+    assert read(stage, subscribe="events", minPartitions=5).rdd.getNumPartitions() == 5
+
+
+def test_the_first_fetch_of_the_next_range_is_sent_before_the_last_one_is_decoded(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.create_topics(events=3)
+    for partition in range(3):
+        stage.put("events", [(None, b"%d" % partition)], partition=partition)
+    reader, _ = stream(stage, subscribe="events")
+    fetch, asked = range_reader._fetch, []
+
+    def noted(cluster: Any, wanted: OffsetRange, *arguments: Any) -> Any:
+        asked.append(wanted.partition)
+        return fetch(cluster, wanted, *arguments)
+
+    monkeypatch.setattr(range_reader, "_fetch", noted)
+    rows = reader.read(SeveralRanges(tuple(OffsetRange("events", partition, 0, 1) for partition in range(3))))
+    seen = []
+    for part in rows:
+        seen.append((part.column("value").to_pylist(), list(asked)))
+    assert seen == [([b"0"], [0, 1]), ([b"1"], [0, 1, 2]), ([b"2"], [0, 1, 2])]
 
 
 def test_a_stream_waits_for_enough_records_but_not_for_ever(stage: Stage) -> None:

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.machines.values import TopicPartition
-from semel.spark.range_reader import OffsetRange, SmallRanges
+from semel.spark.range_reader import OffsetRange, SeveralRanges
 from semel.spark.source_plan import (
     FEW_RECORDS,
+    MANY_RECORDS,
     as_spark,
     ends_not_before,
     ends_within_limit,
-    join_small_ranges,
+    join_ranges,
     places_of,
     split_ranges,
     unread_spans,
@@ -55,12 +56,35 @@ def test_little_is_read_by_one_task_and_every_offset_is_read_once(
     waiting: dict[TopicPartition, tuple[int, int]],
 ) -> None:
     ranges = [OffsetRange(p.topic, p.partition, since, until) for p, (since, until) in waiting.items() if until > since]
-    tasks = [task.ranges if isinstance(task, SmallRanges) else (task,) for task in join_small_ranges(ranges)]
+    tasks = [task.ranges if isinstance(task, SeveralRanges) else (task,) for task in join_ranges(ranges)]
     assert [one for task in tasks for one in task] == ranges
     sizes = [sum(one.end - one.start for one in task) for task in tasks]
     assert all(size <= FEW_RECORDS for size, task in zip(sizes, tasks, strict=True) if len(task) > 1)
     if sum(sizes) <= FEW_RECORDS:
         assert len(tasks) <= 1
+
+
+@given(waiting_maps, st.integers(1, 8))
+def test_on_one_machine_tasks_are_no_more_than_run_at_once_and_have_about_the_same(
+    waiting: dict[TopicPartition, tuple[int, int]], most_tasks: int
+) -> None:
+    ranges = [OffsetRange(p.topic, p.partition, since, until) for p, (since, until) in waiting.items() if until > since]
+    tasks = [task.ranges if isinstance(task, SeveralRanges) else (task,) for task in join_ranges(ranges, most_tasks)]
+    read = [one for task in tasks for one in task]
+    assert sorted(read, key=ranges.index) == ranges  # each once
+    assert all(list(task) == sorted(task, key=ranges.index) for task in tasks)
+    assert len(tasks) <= most_tasks
+    sizes = sorted(sum(one.end - one.start for one in task) for task in tasks)
+    if sizes and len(tasks) == most_tasks:
+        assert sizes[-1] - sizes[0] <= max(FEW_RECORDS, *(one.end - one.start for one in read), 0)
+
+
+def test_tasks_that_take_long_are_left_to_spark_to_spread() -> None:
+    ranges = [OffsetRange("a", number, 0, MANY_RECORDS) for number in range(3)]
+    assert join_ranges(ranges, 2) == ranges
+    ranges[2].end = 101  # now it is what two tasks are worth, at most
+    ranges[1].end = MANY_RECORDS - 101
+    assert join_ranges(ranges, 2) == [ranges[0], SeveralRanges((ranges[1], ranges[2]))]
 
 
 def test_what_was_read_never_moves_back_and_never_vanishes() -> None:

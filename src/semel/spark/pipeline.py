@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,8 +64,22 @@ def register(spark: Any) -> None:
     """Make `spark.readStream.format("semel")` and `spark.read.format("semel")` known to a session."""
     if not hasattr(spark, "dataSource"):
         raise PipelineMistake(f"register() takes a SparkSession, not {type(spark).__name__}")
-    spark.dataSource.register(SemelDataSource)
+    spark.dataSource.register(_source_for(spark))
     _hide_secrets(spark)
+
+
+def _source_for(spark: Any) -> type[SemelDataSource]:
+    """The source with what its planner cannot ask for: on one machine, how many tasks run at once.
+
+    More tasks for little data only cost time there. On a cluster executors come and go.
+    """
+    if not re.match(r"local(\[|$)", str(spark.sparkContext.master)):
+        return SemelDataSource
+
+    class OnOneMachine(SemelDataSource):
+        most_tasks = int(spark.sparkContext.defaultParallelism)
+
+    return OnOneMachine
 
 
 def _hide_secrets(spark: Any) -> None:

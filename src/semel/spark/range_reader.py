@@ -1,15 +1,16 @@
-"""Read one range of offsets in a task: fetch, drop aborted records, decode into Arrow columns.
+"""Read ranges of offsets in a task: fetch, drop aborted records, decode into Arrow columns.
 
-The next fetch is sent before the columns of the last one are decoded.
+The next fetch is sent before the columns of the last one are decoded, also that of the next range.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -44,47 +45,81 @@ class OffsetRange(InputPartition):
 
 
 @dataclass
-class SmallRanges(InputPartition):
-    """What one task reads if there is little: several ranges, one after the other."""
+class SeveralRanges(InputPartition):
+    """What one task reads if each range has little: several of them, one after the other."""
 
     ranges: tuple[OffsetRange, ...]
 
 
-def read_range(wanted: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """The visible records of a range, as Arrow record batches."""
+def read_ranges(wanted: Sequence[OffsetRange], options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The visible records of ranges, one range after the other, as Arrow record batches."""
     loop, cluster = cluster_of(options.client_settings)
-    place = TopicPartition(wanted.topic, wanted.partition)
-    verify = bool(cluster.config["check.crcs"])
-    position = wanted.start
-    moved_at = time.monotonic()
-    coming = _ask(loop, cluster, wanted, position, options) if position < wanted.end else None
+    readers = [_RangeReader(loop, cluster, one, options) for one in wanted]
     try:
-        while coming is not None:
-            row = coming.result()
-            code = ErrorCode.of(row.error_code)
-            if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                position = _after_loss(loop, cluster, place, position, wanted.end, options)
-                batches: list[Batch] = []
-            elif code is not ErrorCode.NONE:
-                raise error_for(code, f"reading {place} at {position}: {code.meaning}")
-            else:
-                batches = split(row.records, partial_tail=True) if row.records else []
-                if not batches and (time.monotonic() - moved_at) * 1000 > options.poll_timeout_ms:
-                    raise DataLost(
-                        f"{place}: nothing came from offset {position} on for {options.poll_timeout_ms} ms, but the "
-                        f"range goes up to {wanted.end} (last stable offset: {row.last_stable_offset}). Is the ending "
-                        "offset beyond the log, or has a transaction been open all this time?"
-                    )
-            since = position
+        for reader, following in zip_longest(readers, readers[1:]):
+            yield from reader.read(following)
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+class _RangeReader:
+    """Reads one range, with one fetch on its way."""
+
+    def __init__(self, loop: LoopThread, cluster: Cluster, wanted: OffsetRange, options: SourceOptions) -> None:
+        self._loop, self._cluster, self._wanted, self._options = loop, cluster, wanted, options
+        self._place = TopicPartition(wanted.topic, wanted.partition)
+        self._verify = bool(cluster.config["check.crcs"])
+        self._position = wanted.start
+        self._coming: Future[Any] | None = None
+
+    def ask(self) -> None:
+        """Send the next fetch, unless one is on its way or all has come."""
+        if self._coming is None and self._position < self._wanted.end:
+            fetch = _fetch(self._cluster, self._wanted, self._position, self._options.isolation_level)
+            self._coming = asyncio.run_coroutine_threadsafe(fetch, self._loop.loop)
+
+    def cancel(self) -> None:
+        """Wait no longer for the fetch that is on its way."""
+        if self._coming is not None:
+            self._coming.cancel()
+
+    def read(self, following: _RangeReader | None) -> Iterator[pa.RecordBatch]:
+        """Read the range. When its last fetch has come, the first one of the `following` range is sent."""
+        moved_at = time.monotonic()
+        self.ask()
+        while self._coming is not None:
+            row, self._coming = self._coming.result(), None
+            since = self._position
+            batches = self._batches(row, moved_at)
             if batches:
-                position, moved_at = batches[-1].next_offset, time.monotonic()
-            coming = _ask(loop, cluster, wanted, position, options) if position < wanted.end else None
-            columns = _columns(batches, row, wanted, since, options, verify) if batches else None
+                self._position, moved_at = batches[-1].next_offset, time.monotonic()
+            self.ask()
+            if self._coming is None and following is not None:
+                following.ask()
+            columns = _columns(batches, row, self._wanted, since, self._options, self._verify) if batches else None
             if columns is not None and columns.num_rows:
                 yield columns
-    finally:
-        if coming is not None:
-            coming.cancel()
+
+    def _batches(self, row: Any, moved_at: float) -> list[Batch]:
+        """The batches of an answer, or an error that says why there are none."""
+        code = ErrorCode.of(row.error_code)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._position = _after_loss(
+                self._loop, self._cluster, self._place, self._position, self._wanted.end, self._options
+            )
+            return []
+        if code is not ErrorCode.NONE:
+            raise error_for(code, f"reading {self._place} at {self._position}: {code.meaning}")
+        batches = split(row.records, partial_tail=True) if row.records else []
+        waited_ms = (time.monotonic() - moved_at) * 1000
+        if not batches and waited_ms > self._options.poll_timeout_ms:
+            raise DataLost(
+                f"{self._place}: nothing came from offset {self._position} on for {self._options.poll_timeout_ms} ms, "
+                f"but the range goes up to {self._wanted.end} (last stable offset: {row.last_stable_offset}). Is the "
+                "ending offset beyond the log, or has a transaction been open all this time?"
+            )
+        return batches
 
 
 def _columns(
@@ -121,10 +156,6 @@ def _after_loss(
             f"{place}: offset {position} is gone, {what} Set failOnDataLoss=false to read on from what is left."
         )
     return left if left > position else end
-
-
-def _ask(loop: LoopThread, cluster: Cluster, wanted: OffsetRange, position: int, options: SourceOptions) -> Future[Any]:
-    return asyncio.run_coroutine_threadsafe(_fetch(cluster, wanted, position, options.isolation_level), loop.loop)
 
 
 async def _fetch(cluster: Cluster, wanted: OffsetRange, position: int, isolation: int) -> Any:

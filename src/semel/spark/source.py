@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ from semel.machines.values import TopicPartition
 
 from .connections import RESTART_PATIENCE_MS, cluster_of, connect
 from .limits import find_topic
-from .range_reader import DataLost, OffsetRange, SmallRanges, read_range
+from .range_reader import DataLost, OffsetRange, SeveralRanges, read_ranges
 from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions, kafka_mistake
 from .source_plan import (
     SparkOffsets,
@@ -47,7 +46,7 @@ from .source_plan import (
     ends_not_before,
     ends_within_limit,
     is_batch_due,
-    join_small_ranges,
+    join_ranges,
     places_of,
     split_ranges,
     unread_spans,
@@ -84,6 +83,9 @@ _NO_WRITER = (
 class SemelDataSource(DataSource):
     """`format("semel")`: a replacement for Spark's Kafka source, for batch and streaming queries."""
 
+    #: A read of little is cut into no more tasks than these. None: a task for each partition.
+    most_tasks: int | None = None
+
     @classmethod
     def name(cls) -> str:
         """The name for `format`."""
@@ -99,12 +101,12 @@ class SemelDataSource(DataSource):
     def reader(self, schema: Any) -> DataSourceReader:
         """The reader of a batch query."""
         with _without_stack():
-            return SemelBatchReader(SourceOptions.parse(self.options, streaming=False))
+            return SemelBatchReader(SourceOptions.parse(self.options, streaming=False), self.most_tasks)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """The reader of a streaming query."""
         with _without_stack():
-            return SemelStreamReader(SourceOptions.parse(self.options))
+            return SemelStreamReader(SourceOptions.parse(self.options), self.most_tasks)
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
         """Refused: Spark would write in parts, which cannot be one transaction."""
@@ -184,8 +186,8 @@ async def _partition_count(cluster: Cluster, topic: str, bootstrap_servers: str)
 class _RangeReader:
     """Common to both readers: offsets are looked up on the driver, ranges are read in the tasks."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, options: SourceOptions, most_tasks: int | None = None) -> None:
+        self._options, self._most_tasks = options, most_tasks
         #: Topics that are to be read and were deleted.
         self._gone: set[str] = set()
 
@@ -238,7 +240,7 @@ class _RangeReader:
         found = loop.run(list_offsets(cluster, dict.fromkeys(places, LATEST), isolation_level=0, timeout_ms=timeout_ms))
         return {place: answer.offset for place, answer in found.items()}
 
-    def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
+    def _ranges(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SeveralRanges]:
         new = [place for place in places_of(end) if str(place.partition) not in start.get(place.topic, {})]
         beginnings = self._offsets_at(dict.fromkeys(new, EARLIEST))  # a new partition is read from its beginning
         ranges = []
@@ -252,21 +254,21 @@ class _RangeReader:
                 ranges.append(OffsetRange(place.topic, place.partition, since, until))
         if self._options.max_records_per_partition or self._options.min_partitions:
             return [*split_ranges(ranges, self._options.max_records_per_partition, self._options.min_partitions)]
-        return join_small_ranges(ranges)
+        return join_ranges(ranges, self._most_tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read what one task is to read, as Arrow record batches. Runs in the task."""
-        if isinstance(partition, SmallRanges):
-            return chain.from_iterable(read_range(one, self._options) for one in partition.ranges)
+        if isinstance(partition, SeveralRanges):
+            return read_ranges(partition.ranges, self._options)
         if not isinstance(partition, OffsetRange):
             return iter(())  # for a batch without ranges Spark makes up a partition, and runs a task
-        return read_range(partition, self._options)
+        return read_ranges((partition,), self._options)
 
 
 class SemelBatchReader(_RangeReader, DataSourceReader):
     """The reader of a batch query."""
 
-    def partitions(self) -> list[OffsetRange | SmallRanges]:
+    def partitions(self) -> list[OffsetRange | SeveralRanges]:
         """The ranges between the starting and the ending offsets."""
         with _without_stack():
             places = self._all_partitions()
@@ -287,8 +289,10 @@ class SemelBatchReader(_RangeReader, DataSourceReader):
 class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a streaming query. Spark plans one micro-batch after the other."""
 
-    def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(options)
+    def __init__(
+        self, options: SourceOptions, most_tasks: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(options, most_tasks)
         self._clock = clock
         self._until: SparkOffsets | None = None
         self._topic_ids: dict[str, uuid.UUID] = {}
@@ -397,7 +401,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         """Fix the end of an availableNow run."""
         self._until = self._latest()
 
-    def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SmallRanges]:
+    def partitions(self, start: SparkOffsets, end: SparkOffsets) -> list[OffsetRange | SeveralRanges]:
         """The ranges of one micro-batch. Those of a topic that was deleted meanwhile are lost."""
         begins = by_place(start)
         unread = [place for place, until in by_place(end).items() if begins.get(place, 0) < until]

@@ -7,10 +7,13 @@ from itertools import pairwise
 
 from semel.machines.values import TopicPartition
 
-from .range_reader import OffsetRange, SmallRanges
+from .range_reader import OffsetRange, SeveralRanges
 
 #: A task costs more than to read so many records.
 FEW_RECORDS = 100
+
+#: To read so many records takes so long that a task more or less makes no difference.
+MANY_RECORDS = 100_000
 
 #: Offsets as Spark's Kafka source stores them in the checkpoint: {"topic": {"0": 42}}.
 SparkOffsets = dict[str, dict[str, int]]
@@ -101,23 +104,41 @@ def split_ranges(
     return finer
 
 
-def join_small_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange | SmallRanges]:
+def join_ranges(ranges: Iterable[OffsetRange], most_tasks: int | None = None) -> list[OffsetRange | SeveralRanges]:
     """Ranges that together have few records become one task.
 
-    >>> join_small_ranges([OffsetRange("t", 0, 0, 60), OffsetRange("t", 1, 0, 40), OffsetRange("t", 2, 0, 101)])
-    [SmallRanges(ranges=(OffsetRange(topic='t', partition=0, start=0, end=60), \
+    With `most_tasks` so do others, until there are no more tasks than that, each with about as many records. But not if
+    they would have many: tasks that take long are better spread while they run.
+
+    >>> join_ranges([OffsetRange("t", 0, 0, 60), OffsetRange("t", 1, 0, 40), OffsetRange("t", 2, 0, 101)])
+    [SeveralRanges(ranges=(OffsetRange(topic='t', partition=0, start=0, end=60), \
 OffsetRange(topic='t', partition=1, start=0, end=40))), OffsetRange(topic='t', partition=2, start=0, end=101)]
     """
     groups: list[list[OffsetRange]] = []
-    records = 0
+    records = total = 0
     for one in ranges:
         records += one.end - one.start
+        total += one.end - one.start
         if groups and records <= FEW_RECORDS:
             groups[-1].append(one)
         else:
             groups.append([one])
             records = one.end - one.start
-    return [group[0] if len(group) == 1 else SmallRanges(tuple(group)) for group in groups]
+    if most_tasks is not None and most_tasks < len(groups) and total <= most_tasks * MANY_RECORDS:
+        groups = _shared_out(groups, most_tasks)
+    return [group[0] if len(group) == 1 else SeveralRanges(tuple(group)) for group in groups]
+
+
+def _shared_out(groups: list[list[OffsetRange]], tasks: int) -> list[list[OffsetRange]]:
+    """The largest first, each to the task that has least so far."""
+    sizes = [sum(one.end - one.start for one in group) for group in groups]
+    given: list[list[int]] = [[] for _ in range(tasks)]
+    loads = [0] * tasks
+    for number in sorted(range(len(groups)), key=lambda number: -sizes[number]):
+        least = loads.index(min(loads))
+        given[least].append(number)
+        loads[least] += sizes[number]
+    return [[one for number in sorted(numbers) for one in groups[number]] for numbers in given]
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
