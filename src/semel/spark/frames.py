@@ -68,7 +68,7 @@ def keeps_state(frame: Any) -> bool:
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         name = node.nodeName()
         if name == "Join":
-            if all(child.isStreaming() for child in _children(node)):
+            if all(child.isStreaming() for child in children_of(node)):
                 return True
         elif name not in _STATELESS and node.isStreaming():
             return True
@@ -102,10 +102,11 @@ def constant_in(frame: Any, column: str) -> Any:
 
 def _nodes(plan: Any) -> Iterator[Any]:
     yield plan
-    for child in _children(plan):
+    for child in children_of(plan):
         yield from _nodes(child)
 
 
-def _children(node: Any) -> list[Any]:
+def children_of(node: Any) -> list[Any]:
+    """The children of a plan node."""
     children = node.children()
     return [children.apply(index) for index in range(children.size())]

@@ -24,6 +24,7 @@ from .adoption import adopt_checkpoint, refuse_a_begun_first_batch
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
 from .callbacks import BatchCallback, require_callbacks
 from .checkpoint import Checkpoint
+from .column_needs import needed_columns
 from .dead_letters import DeadLetters
 from .driver_side import DriverSide
 from .frames import StreamingSource, adds_no_rows, keeps_state
@@ -181,6 +182,7 @@ def start(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe,
             adds_no_rows=not targets.functions and adds_no_rows(frame),
             parts=Parts(max(producer.rows_bytes, _SMALLEST_PART)),
+            needed_columns=None if targets.functions else needed_columns(frame),
         )  # fmt: skip
         callback = BatchCallback(sink)
         if metrics_port is not None:

@@ -26,6 +26,7 @@ from semel.records.batch import Batch, split
 from semel.records.columns import to_arrow
 from semel.wire.messages.fetch import FetchRequest
 
+from .column_needs import only_needed, told_columns
 from .connections import cluster_of
 from .source_options import EARLIEST, SourceOptions
 
@@ -52,12 +53,17 @@ class SeveralRanges(InputPartition):
 
 
 def read_ranges(wanted: Sequence[OffsetRange], options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """The visible records of ranges, one range after the other, as Arrow record batches."""
+    """The visible records of ranges, one range after the other, as Arrow record batches.
+
+    Columns that the query does not look at are null, if the driver has told the task which these are.
+    """
     loop, cluster = cluster_of(options.client_settings)
     readers = [_RangeReader(loop, cluster, one, options) for one in wanted]
+    needed = told_columns()
     try:
         for reader, following in zip_longest(readers, readers[1:]):
-            yield from reader.read(following)
+            for rows in reader.read(following):
+                yield only_needed(rows, needed)
     finally:
         for reader in readers:
             reader.cancel()

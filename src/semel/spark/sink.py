@@ -14,6 +14,7 @@ from semel.machines.pipeline.batch_marker import BatchMarker, fingerprint_of
 
 from .batch_transaction import Batch, BatchTransaction, Observer, run_batch
 from .checkpoint import Checkpoint, records_between
+from .column_needs import told_to_tasks
 from .parts import Parts
 
 #: Writes a micro-batch into the open transaction.
@@ -34,16 +35,18 @@ class ExactlyOnceSink:
         observer: Observer,
         parts: Parts,
         adds_no_rows: bool = False,
+        needed_columns: frozenset[str] | None = None,
     ) -> None:
         self._transaction, self._checkpoint, self._body = transaction, checkpoint, body
         self._attempts, self._keeps_state, self._observer = attempts, keeps_state, observer
-        self._adds_no_rows, self._parts = adds_no_rows, parts
+        self._adds_no_rows, self._parts, self._needed_columns = adds_no_rows, parts, needed_columns
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write one micro-batch."""
         def write() -> None:
             self._parts.choose(frame.sparkSession, self._transaction.row_bytes)
-            self._body(self._transaction, frame)
+            with told_to_tasks(frame.sparkSession, self._needed_columns):
+                self._body(self._transaction, frame)
 
         def compute_only() -> None:
             """Do not write, but compute: the next batch needs this one's state and event time."""
