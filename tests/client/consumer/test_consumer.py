@@ -504,6 +504,17 @@ def test_a_member_that_its_group_has_removed_says_so(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_last_commit_that_fails_is_told(protocol: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Broker(settings={"group.initial.rebalance.delay.ms": 0}) as broker:
+        fill(broker.bootstrap_servers, name, 3)
+        consumer = reader(broker.bootstrap_servers, group_id=name, group_protocol=protocol)
+        consumer.subscribe(name)
+        take(consumer, 3)
+    consumer.close(timeout_ms=200)
+    assert f"group '{name}': partitions are given up and what was read of them" in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_member_whose_brokers_have_lost_the_group_joins_again(protocol: str, name: str) -> None:
     """As after a loss of the data, or where a broker is set up anew at its old address."""
     settings = {"group.initial.rebalance.delay.ms": 0}

@@ -165,9 +165,20 @@ class OffsetCommitter:
             except KafkaError as error:
                 # The partitions are this member's until it gives them up, whatever its epoch is by now (KIP-848).
                 if error.code is not ErrorCode.STALE_MEMBER_EPOCH or not await self._wait_for_epoch(epoch, deadline):
+                    self._tell_of_lost_commit(str(error))
                     return  # the group has moved on: the next reader starts from the last commit that was accepted
+            except asyncio.CancelledError:
+                self._tell_of_lost_commit("no answer came within the time that close() had.")
+                raise
             else:
                 return
+
+    def _tell_of_lost_commit(self, why: str) -> None:
+        _log.warning(
+            "group '%s': partitions are given up and what was read of them since the last commit is read again: %s",
+            self._config["group.id"],
+            why,
+        )
 
     async def _wait_for_epoch(self, epoch: int, deadline: float) -> bool:
         """Wait until a heartbeat has brought another epoch than this one. Returns False if none comes in time."""
