@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,7 +120,7 @@ def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: seme
     assert all(semel_cluster.is_running(number) for number in semel_cluster.numbers), "and goes on unharmed"
     with pytest.raises(TypeError, match="a topic's name"):
         semel_cluster.leader_of(5)  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError, match=r"nobody leads nowhere-0 after 0\.1 s: broker 1, 2, 3 know no leader"):
+    with pytest.raises(TimeoutError, match=r"nobody leads nowhere-0 after 0\.1 s: brokers that know none: 1, 2, 3"):
         semel_cluster.leader_of("nowhere", within_s=0.1)
     for wrong in (0, 9, True, 1.0, "1", [1]):
         with pytest.raises(ValueError, match="there are 1, 2, 3"):
@@ -131,10 +133,66 @@ def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: seme
         other.leader_of("t")
     other.stop()
     assert not other.data_dir.exists()
+    with pytest.raises(RuntimeError, match="was stopped before"):
+        other.start()
     with pytest.raises(TypeError, match="brokers is a whole number, not str"):
         semel.Cluster(brokers="3")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="settings are a dict of Kafka's names, not list"):
         semel.Cluster(brokers=1, settings=["x"])  # type: ignore[arg-type]
+
+
+def test_data_of_an_earlier_cluster_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Its ZooKeeper was built in and is gone. The brokers would say that ZooKeeper has lost its data."""
+    semel.Cluster(brokers=1, data_dir=tmp_path).start().stop()
+    with pytest.raises(ValueError, match="broker-1 in it belongs to an earlier cluster"):
+        semel.Cluster(brokers=1, data_dir=str(tmp_path))
+    semel.Cluster(brokers=1, data_dir=tmp_path, zookeeper="127.0.0.1:2181")
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_threads_may_restart_kill_and_stop_at_once(cuts: bool) -> None:
+    """Of each broker there is one process at a time, others reach it, and none is left behind."""
+    told: list[str] = []
+
+    def calling(call: Callable[[int], object], broker: int) -> None:
+        try:
+            call(broker)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    with semel.Cluster(brokers=2, cuts=cuts) as cluster:
+        begun: list[int] = []
+        launch = cluster._watchdog.watch
+        cluster._watchdog.watch = lambda pid: (begun.append(pid), launch(pid))[1]  # type: ignore[method-assign]
+        both = [threading.Thread(target=calling, args=(cluster.restart, 1)) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert told == [] and len(begun) == 2
+        assert [alive(pid) for pid in begun] == [False, True]
+        with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
+            producer.send("threads", b"1").result(60)
+        during = threading.Thread(target=calling, args=(cluster.restart, 2))
+        during.start()
+        until(lambda: len(begun) == 3, what="the broker to be starting")
+        cluster.kill(2)
+        during.join()
+        assert told.pop().startswith("broker 2 did not start, it ended with -9")
+        during = threading.Thread(target=calling, args=(cluster.restart, 2))
+        during.start()
+        cluster.stop()
+        during.join()
+    cluster.stop()
+    assert len(told) <= 1 and not any(map(alive, begun))
+
+
+def alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_cluster_that_nobody_stopped_ends_with_the_program_and_leaves_nothing(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,11 +62,14 @@ _OF_CUTS = (
 class Cluster:
     """Brokers 1 to `brokers`, each a process of its own; started with `with`, stopped when the block ends.
 
-    Without `data_dir` their data is in a temporary directory, which is removed afterwards. `settings` are for every
+    Without `data_dir` their data is in a temporary directory, which is removed afterwards. With a `zookeeper` of yours
+    a new cluster can go on with an earlier one's `data_dir`; the built-in one forgets all. `settings` are for every
     broker, under Kafka's names. New topics have three replicas (as many as there are brokers, if fewer), and with three
     or more brokers `min.insync.replicas` is 2, so that any one broker may be lost. `ports` are the brokers' ports; free
     ones if not given. With `cuts`, what brokers say to each other and to ZooKeeper goes through this process, where
     `cut` and `heal` act on it; clients connect to the brokers themselves.
+
+    Several threads may use it at once.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class Cluster:
             _check_ports(ports, brokers)
         if zookeeper is not None:
             _zookeeper_servers(zookeeper)
+        if data_dir is not None and zookeeper is None:
+            _check_new(Path(data_dir))
         given = dict(settings or {})
         for name in (*_ITS_OWN, *(_OF_CUTS if cuts else ())):
             if name in given:
@@ -107,7 +113,9 @@ class Cluster:
         self._network = Network() if cuts else None
         #: If this program is killed, its brokers end as well.
         self._watchdog = Watchdog()
-        self._was_started, self._is_running = False, False
+        self._was_started, self._is_running, self._was_stopped = False, False, False
+        #: Whoever stops it a second time waits for the first.
+        self._stopping = threading.Lock()
         self._owner = os.getpid()
         self._temporary: str | None = None
         if data_dir is None:
@@ -126,8 +134,9 @@ class Cluster:
 
         A cluster can be started once. One that is not stopped ends with the program.
         """
-        if self._was_started:
-            raise RuntimeError("the cluster was started before: create a new one, with the same data_dir if you like")
+        if self._was_started or self._was_stopped:
+            before = "started" if self._was_started else "stopped"
+            raise RuntimeError(f"the cluster was {before} before: create a new one")
         self._was_started = self._is_running = True
         atexit.register(self.stop)
         try:
@@ -151,17 +160,25 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        """Stop every broker, then ZooKeeper, and remove a temporary directory. In a forked process: do nothing."""
+        """Stop every broker, then ZooKeeper, and remove a temporary directory. In a forked process: do nothing.
+
+        Once more does nothing.
+        """
         if os.getpid() != self._owner:
             return
+        with self._stopping:
+            if not self._was_stopped:
+                self._was_stopped = True
+                self._stop()
+
+    def _stop(self) -> None:
         atexit.unregister(self.stop)
         self._is_running = False
         if self._network is not None and self._network.cuts:
             # A broker that is cut off from ZooKeeper could not hand over.
             self._network.heal(lambda sender, receiver: True)
         for broker in self._brokers.values():
-            broker.resume()
-            broker.signal(signal.SIGTERM)
+            broker.stop_for_good()
         for broker in self._brokers.values():
             broker.end()
         self._watchdog.close()
@@ -241,16 +258,17 @@ class Cluster:
     def shut_down(self, broker: int) -> None:
         """Stop one broker in order: it hands over what it leads first."""
         found = self._broker(broker, to_run=True)
-        found.resume()
-        found.signal(signal.SIGTERM)
-        found.end()
+        with found.changing:
+            found.stop()
+            found.end()
 
     def restart(self, broker: int) -> None:
         """Start a broker again on its data and port, after stopping it in order if it runs."""
-        self.shut_down(broker)
-        found = self._broker(broker)
-        found.launch()
-        found.wait()
+        found = self._broker(broker, to_run=True)
+        with found.changing:
+            self.shut_down(broker)
+            found.launch()
+            found.wait()
 
     def cut(self, a: Place, b: Place, *, one_way: bool = False) -> None:
         """Lose what `a` and `b` say to each other; with `one_way` only what `a` says to `b`.
@@ -283,7 +301,7 @@ class Cluster:
         return self._network
 
     def _place(self, place: Place) -> Place:
-        if place == ZOOKEEPER or (place in self._brokers and not isinstance(place, bool)):
+        if place == ZOOKEEPER or (type(place) is int and place in self._brokers):
             return place
         raise ValueError(f"{place!r}: there are brokers {', '.join(map(str, self._brokers))}, and {ZOOKEEPER!r}")
 
@@ -296,7 +314,7 @@ class Cluster:
 
     def _must_run(self) -> None:
         if not self._is_running:
-            raise RuntimeError("the cluster was not started" if not self._was_started else "the cluster was stopped")
+            raise RuntimeError("the cluster was stopped" if self._was_stopped else "the cluster was not started")
 
     def _wait_for_leader(self, topic: str, partition: int, within_s: float) -> int:
         deadline = time.monotonic() + within_s
@@ -307,7 +325,7 @@ class Cluster:
                     return leader
             if time.monotonic() > deadline:
                 answering = [str(number) for number, broker in self._brokers.items() if broker.answers]
-                asked = f"broker {', '.join(answering)} know no leader" if answering else "no broker runs"
+                asked = f"brokers that know none: {', '.join(answering)}" if answering else "no broker runs"
                 raise TimeoutError(f"nobody leads {topic}-{partition} after {within_s:g} s: {asked}")
             time.sleep(0.05)
 
@@ -325,6 +343,11 @@ class _BrokerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_paused = False
         self._own: dict[str, object] = {}
+        #: Held by whoever stops or restarts it: of two who restart it at once, the second waits for the first.
+        self.changing = threading.RLock()
+        #: Held for a moment only, where a process begins, and where the end of one is written down.
+        self._lock = threading.Lock()
+        self._is_over = False
         #: In front of the listener that brokers use among themselves.
         self._relay: Relay | None = None
 
@@ -374,6 +397,12 @@ class _BrokerProcess:
             }
 
     def launch(self) -> None:
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the cluster was stopped")
+            self._launch()
+
+    def _launch(self) -> None:
         if self._relay is not None:
             self._relay.open()
         words = [sys.executable, "-m", "semel", "broker", "start"]
@@ -393,7 +422,8 @@ class _BrokerProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while "broker ready on" not in (said := self.output()[self._said_before :]):
             if not self.is_running:
-                raise RuntimeError(f"broker {self.number} did not start:\n{said[-2000:]}")
+                ended = self._process.returncode if self._process is not None else None
+                raise RuntimeError(f"broker {self.number} did not start, it ended with {ended}:\n{said[-2000:]}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"broker {self.number} was not ready within {START_TIMEOUT_S:g} s:\n{said[-2000:]}")
             time.sleep(0.02)
@@ -402,28 +432,43 @@ class _BrokerProcess:
         if self._process is not None and self.is_running:
             self._process.send_signal(number)
 
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait(STOP_TIMEOUT_S)
-        self._shut()
+    def stop(self) -> None:
+        """Ask the process to end in order."""
+        self.resume()
+        self.signal(signal.SIGTERM)
 
-    def _shut(self) -> None:
-        """The process has ended."""
-        if self._process is not None:
-            self._watchdog.forget(self._process.pid)
-        if self._relay is not None:
-            self._relay.shut()
+    def stop_for_good(self) -> None:
+        """The same, and no other process begins."""
+        with self._lock:
+            self._is_over = True
+            self.stop()
+
+    def kill(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+            self._has_ended(process)
 
     def end(self) -> None:
         """Wait for the process to end by itself, and end it if it does not."""
-        if self._process is None:
+        process = self._process
+        if process is None:
             return
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.kill()
-        self._shut()
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+        self._has_ended(process)
+
+    def _has_ended(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            if process is not self._process:
+                return  # another one has begun meanwhile: what follows would be done to that
+            self._watchdog.forget(process.pid)
+            if self._relay is not None:
+                self._relay.shut()
 
     def asked_for_leader(self, topic: str, partition: int) -> int | None:
         """Who leads a partition, as this broker knows it; None if it does not answer or does not know the topic."""
@@ -469,6 +514,16 @@ def _zookeeper_servers(connect: str) -> list[tuple[str, int]]:
             raise ValueError(f"zookeeper={connect!r}: expected for example 127.0.0.1:2181, or None for a built-in one")
         servers.append((host, int(port)))
     return servers
+
+
+def _check_new(data_dir: Path) -> None:
+    """The built-in ZooKeeper begins empty: brokers that have been in a cluster cannot go on with it."""
+    old = next(iter(sorted(data_dir.glob("broker-*/meta.properties"))), None)
+    if old is not None:
+        raise ValueError(
+            f"data_dir={str(data_dir)!r}: {old.parent.name} in it belongs to an earlier cluster, whose ZooKeeper was "
+            "built in and kept nothing. Give an empty directory; or, to keep a cluster, zookeeper='HOST:PORT' always"
+        )
 
 
 def _check_ports(ports: list[int], brokers: int) -> None:

@@ -43,6 +43,9 @@ class Network:
         self._thread.start()
 
     def stop(self) -> None:
+        """Once more does nothing, also if it was never started."""
+        if self._loop.is_closed():
+            return
         if self._thread.is_alive():
             self._run(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
