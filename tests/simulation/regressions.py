@@ -401,4 +401,12 @@ REGRESSIONS: dict[str, Plan] = {
             Strike(10.327, "clock jumps", 2889206921), Strike(16.831, "clock jumps", 2306617203),
         ],
     ),
+    "a broker whose disk was full did not end its stop: the note of its next life could not be written": Plan(
+        600000,
+        ("copying-consumer", "idempotent", "reused-sequences"),
+        10.0,
+        "os",
+        [Strike(5.638, "disk full", 302935287), Strike(5.689, "broker restarted", 3210324804)],
+        brokers=3,
+    ),
 }

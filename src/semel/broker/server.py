@@ -299,7 +299,10 @@ class BrokerServer:
             return
         self._stopping = True
         if self.cluster is not None and self.fatal_error is None:
-            await self.cluster.hand_over()
+            try:
+                await self.cluster.hand_over()
+            except Exception as error:
+                self.handle_failure(error)  # whatever it is, a stop goes on
         self.listening.close()
         self._background.stop()
         if self.cluster is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -248,8 +248,8 @@ class Play:
         begin = world.loop.time()
         striking = [asyncio.ensure_future(faults.strike(self, begin, one)) for one in self.plan.strikes]
         await asyncio.sleep(self.plan.duration_s)
-        for task in striking:
-            await task
+        if not await self._end_of_strikes(striking):
+            return
         await self._heal()
         self.is_ending = True
         await self._end_of_actors()
@@ -271,6 +271,17 @@ class Play:
         if not world.violations:
             for check in checkers.ON_THE_FILES.values():
                 check(self)
+
+    async def _end_of_strikes(self, striking: Sequence[asyncio.Future[None]]) -> bool:
+        """Whether every fault has ended: some wait for a broker that stops or starts."""
+        for strike, task in zip(self.plan.strikes, striking, strict=True):
+            try:
+                async with asyncio.timeout(LIVENESS_S):
+                    await task
+            except TimeoutError:
+                self.world.violated(f"liveness: '{strike}' had not ended after {LIVENESS_S:g} s")
+                return False
+        return True
 
     async def _heal(self) -> None:
         """Everything works again: the network, the disk, the machines. A clock that was set back is as fast again as it

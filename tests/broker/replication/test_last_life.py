@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from semel.broker.replication.last_life import LAST_LIFE, MOST_SEEN, LastLife
 from semel.cluster.session import NoNode, Stat
-from semel.log.files import Files
+from semel.log.files import Buffer, Files
 from semel.machines.znodes import paths
 
 
@@ -118,3 +119,29 @@ def test_the_newest_changes_are_remembered_and_no_nodes_of_sessions(tmp_path: Pa
         assert again.producer_ids_end == 2999
 
     asyncio.run(story())
+
+
+class FullDisk(Files):
+    """Full until somebody makes room."""
+
+    is_full = True
+
+    def replace(self, path: Path, data: Buffer, *, durable: bool = True) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        super().replace(path, data, durable=durable)
+
+
+def test_e12_what_a_full_disk_did_not_take_is_written_later(tmp_path: Path) -> None:
+    async def story() -> None:
+        disk = FullDisk()
+        last_life = LastLife(disk, tmp_path)
+        with pytest.raises(OSError):
+            await last_life.begins(7)  # before ZooKeeper hears of it: then it must not hear of it
+        await last_life.began()  # it has heard: nothing stops for want of this note
+        disk.is_full = False
+        await last_life.write_down()
+
+    asyncio.run(story())
+    again = LastLife(Files(), tmp_path)
+    assert again.broker_epoch == 7 and again.has_begun

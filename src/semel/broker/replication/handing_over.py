@@ -52,8 +52,9 @@ async def hand_over(membership: Membership, directory_id: str) -> None:
     except TimeoutError:
         left = can_be_moved(membership.image, membership.broker_id)
         logger.warning("%d partitions were not handed over within %g s", left, HAND_OVER_WITHIN_S)
-    except ZooKeeperError as error:
-        # Also if we were certified dead: then others lead already.
+    except (ZooKeeperError, OSError) as error:
+        # Also if we were certified dead: then others lead already. Or the disk is full, and the note of the next life
+        # (E12) cannot be written: others lead as soon as our session ends.
         logger.warning("nothing is handed over: %s", error or type(error).__name__)
     else:
         logger.info("broker %d leads nothing that others can lead", membership.broker_id)

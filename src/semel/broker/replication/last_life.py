@@ -88,9 +88,13 @@ class LastLife:
         await self.write_down()
 
     async def began(self) -> None:
-        """ZooKeeper has it."""
+        """ZooKeeper has it. Without this note an old ZooKeeper is noticed one life later: nothing stops because of it,
+        and it is written with the next one."""
         self.has_begun, self._is_written = True, False
-        await self.write_down()
+        try:
+            await self.write_down()
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self.path, error)
 
     def forget(self) -> None:
         """What comes is compared with what this ZooKeeper has."""
@@ -110,7 +114,11 @@ class LastLife:
             self._is_written = True
             body = json.dumps(known).encode()
             data = b"%08x\n" % crc32c(body) + body
-            await asyncio.get_running_loop().run_in_executor(None, self._files.replace, self.path, data)
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self._files.replace, self.path, data)
+            except OSError:
+                self._is_written = False
+                raise
 
     # Comparing
 
