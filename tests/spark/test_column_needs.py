@@ -54,8 +54,10 @@ def test_what_a_query_needs_is_what_its_expressions_and_its_result_refer_to(stag
     assert needed_columns(frame.selectExpr("'x' as value")) == frozenset()
     # Nodes that may look at whole rows, or at more than one source.
     one = udf(lambda key: "x", "string")
+    read(stage).createOrReplaceTempView("another_read")
     for unclear in (
         frame.select(one("key").alias("value")),
+        frame.where("value > (select max(key) from another_read)").select("value"),
         frame.dropDuplicates().select("value"),
         frame.select("value").union(frame.select("key")),
         frame.groupBy("key").count(),

@@ -38,6 +38,8 @@ def needed_columns(frame: Any) -> frozenset[str] | None:
         plan = optimizer.execute(frame._jdf.queryExecution().analyzed())
         needed = set(_ids(plan.output()))
         while plan.nodeName() in _SIMPLE:
+            if not plan.subqueries().isEmpty():
+                return None  # a job of the same query, which may read this package's source as well
             needed.update(_ids(plan.references().toSeq()))
             [plan] = children_of(plan)
         if plan.nodeName() != "StreamingRelationV2" or str(plan.sourceName()).lower() != "semel":
