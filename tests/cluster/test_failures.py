@@ -4,6 +4,8 @@ at the end Kafka's own reader looks at all files."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -305,6 +307,10 @@ def test_an_eligible_broker_leads_after_the_last_in_sync_lost_its_power(
     cluster[first_gone].start()
     until(lambda: register(zookeeper, "eligible").leader == -1, within_s=60, what="nobody to lead")
     assert partitions_of(cluster, "eligible", first_gone)[0].leader_id == -1
+    ask = [sys.executable, "-m", "semel", "cluster", "status", "--bootstrap", cluster[first_gone].address]
+    status = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False).stdout
+    both = ", ".join(map(str, sorted((eligible, last))))
+    assert f"it has all its records on each of brokers {both}, so start one of them" in status, status
     (cluster[last].directory / ".semel_boot_id").write_text("another boot\n")
     cluster[last].start()
     until(lambda: last not in register(zookeeper, "eligible").isr, within_s=60, what="it to leave the set")

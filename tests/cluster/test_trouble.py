@@ -72,7 +72,7 @@ def test_an_open_transaction_whose_coordinator_is_away_is_not_called_hanging(clu
     code, words = told(cluster, "cluster", "status")
     assert code == 1
     assert f"Broker {coordinator} holds replicas and is not running" in words, words
-    assert f"They have all their records on broker {coordinator}" in words, words
+    assert f"it has all its records on broker {coordinator}, so start that" in words, words
     assert json.loads(told(cluster, "cluster", "status", "--json")[1])["offline"][0]["topic"] == "__transaction_state"
     assert "data" in told(cluster, "topic", "list")[1]
 
@@ -83,7 +83,7 @@ def test_an_open_transaction_whose_coordinator_is_away_is_not_called_hanging(clu
     assert (code, "no transaction is open" in words) == (0, True), words
     until(lambda: told(cluster, "cluster", "status")[0] == 0, within_s=60, what="all to be well")
     words = told(cluster, "cluster", "status")[1]
-    assert "All is well." in words and "1 partitions have one replica" in words, words
+    assert "All is well." in words and "1 partition has one replica" in words, words
 
 
 def test_a_coordinator_that_moved_is_found_at_its_new_broker(cluster: semel.Cluster) -> None:

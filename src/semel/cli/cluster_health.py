@@ -10,7 +10,11 @@ from semel.cli.whole_metadata import whole_metadata
 from semel.client.blocking.cluster import BlockingCluster
 from semel.errors import KafkaError
 from semel.wire.messages.configs import DescribeConfigsRequest
-from semel.wire.messages.metadata import DescribeClusterRequest, DescribeClusterResponse
+from semel.wire.messages.metadata import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+)
 
 TOPIC_RESOURCE = 2
 #: A broker that runs answers sooner, also a busy one.
@@ -29,6 +33,7 @@ class Health:
     topics: int = 0
     partitions: int = 0
     brokers: list[dict[str, Any]] = field(default_factory=list)
+    #: These also say who is eligible (KIP-966): not in sync, and may lead without a loss.
     offline: list[dict[str, Any]] = field(default_factory=list)
     under_min_isr: list[dict[str, Any]] = field(default_factory=list)
     under_replicated: list[dict[str, Any]] = field(default_factory=list)
@@ -91,6 +96,7 @@ def look_at(client: BlockingCluster) -> Health:
             misplaced += part.leader_id != part.replica_nodes[0]
             if missing:
                 health.under_replicated.append(row)
+    _add_eligible(client, health.offline)
     health.under_min_isr = _below_min_isr(client, health.under_replicated)
     away = sorted(replicas.keys() - live.keys())
     for broker in sorted(replicas):
@@ -150,6 +156,62 @@ def _below_min_isr(client: BlockingCluster, suspects: list[dict[str, Any]]) -> l
     return [row for row in suspects if len(row["in_sync"]) < min(needed.get(row["topic"], 1), len(row["replicas"]))]
 
 
+def _add_eligible(client: BlockingCluster, offline: list[dict[str, Any]]) -> None:
+    """Who besides those in sync may lead without a loss. A cluster that does not know of this has nobody."""
+    names = sorted({row["topic"] for row in offline})
+    eligible: dict[tuple[str, int], list[int]] = {}
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        asked = names[start : start + ASKED_AT_ONCE]
+        topics = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in asked]
+        cursor: DescribeTopicPartitionsRequest.Cursor | None = None
+        while True:
+            try:
+                answer = client.request(None, DescribeTopicPartitionsRequest(topics=topics, cursor=cursor))
+            except KafkaError:
+                break
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    eligible[topic.name, part.partition_index] = list(part.eligible_leader_replicas or ())
+            if answer.next_cursor is None:
+                break
+            cursor = DescribeTopicPartitionsRequest.Cursor(
+                topic_name=answer.next_cursor.topic_name, partition_index=answer.next_cursor.partition_index
+            )
+    for row in offline:
+        row["eligible"] = eligible.get((row["topic"], row["partition"]), [])
+
+
+def _count(number: int, noun: str = "partition") -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _what_is_offline(health: Health) -> list[str]:
+    """Whom to start, for each set of brokers that may lead without a loss."""
+    groups: dict[tuple[int, ...], int] = {}
+    for row in health.offline:
+        wanted = tuple(sorted({*row["in_sync"], *row["eligible"]}))
+        groups[wanted] = groups.get(wanted, 0) + 1
+    lines = []
+    here = {row["broker"] for row in health.brokers if row["address"] is not None}
+    unclean = "kafka-leader-election --election-type unclean, which loses records"
+    for wanted, number in sorted(groups.items()):
+        has = "it has all its" if number == 1 else "they have all their"
+        begin = f"{_count(number)} {'has' if number == 1 else 'have'} no leader"
+        who = f"broker{'s' if len(wanted) > 1 else ''} {', '.join(map(str, wanted))}"
+        if not wanted:
+            lines.append(f"{begin}, and no broker is known to have all records. What there is is led after {unclean}.")
+        elif {*wanted} <= here:
+            lines.append(f"{begin}: {has} records on {who}. Look at the log there, why it does not lead.")
+        elif len(wanted) == 1:
+            lines.append(f"{begin}: {has} records on {who}, so start that. Only if it is lost for good: {unclean}.")
+        else:
+            lines.append(
+                f"{begin}: {has} records on each of {who}, so start one of them. Only if they are lost for good: "
+                f"{unclean}."
+            )
+    return lines
+
+
 def _brokers(numbers: Sequence[int]) -> str:
     return f"Broker {numbers[0]} is" if len(numbers) == 1 else f"Brokers {', '.join(map(str, numbers))} are"
 
@@ -162,7 +224,8 @@ def advice(
     gone = ", ".join(map(str, away))
     if health.controller is None:
         lines.append(
-            "Nobody is the controller, so nobody elects leaders: is ZooKeeper running, and do the brokers reach it?"
+            "Nobody is the controller, so nobody elects leaders: is ZooKeeper running, and do the brokers reach it? "
+            "Meanwhile nobody takes the place of a broker that ends: start it again."
         )
     if health.silent:
         lines.append(
@@ -188,17 +251,11 @@ def advice(
             "same data. If a machine is lost for good: semel cluster balance "
             + " ".join(f"--remove {broker}" for broker in away)
         )
-    if health.offline:
-        wanted = sorted({broker for row in health.offline for broker in row["in_sync"]})
-        who = f"broker {', '.join(map(str, wanted))}" if wanted else "a broker that held them"
-        lines.append(
-            f"{len(health.offline)} partitions have no leader. They have all their records on {who}: start that first. "
-            "Only if it is lost for good: kafka-leader-election --election-type unclean, which loses records."
-        )
+    lines += _what_is_offline(health)
     if health.under_min_isr:
         lines.append(
-            f"{len(health.under_min_isr)} partitions refuse acks=all until another replica is in sync "
-            "(min.insync.replicas)."
+            f"{_count(len(health.under_min_isr))} {'refuses' if len(health.under_min_isr) == 1 else 'refuse'} acks=all "
+            "until another replica is in sync (min.insync.replicas)."
         )
     lagging = sorted({broker for row in health.under_replicated for broker in row["missing"]} - set(away))
     if lagging:
@@ -210,12 +267,14 @@ def advice(
         lines.append("All is well.")
     if health.is_well and misplaced:
         lines.append(
-            f"{misplaced} partitions are led by another than their first replica, as after a restart. They go back by "
-            "themselves, or by kafka-leader-election --election-type preferred --all-topic-partitions."
+            f"{_count(misplaced)} {'is' if misplaced == 1 else 'are'} led by another than the first replica, as after "
+            "a restart. They go back by themselves, or by kafka-leader-election --election-type preferred "
+            "--all-topic-partitions."
         )
     if single:
         lines.append(
-            f"{single} partitions have one replica: with its broker their records are lost. More replicas: semel "
+            f"{_count(single)} {'has' if single == 1 else 'have'} one replica: with its broker the records are lost. "
+            "More replicas: semel "
             f"cluster balance --replication-factor {min(3, sum(row['address'] is not None for row in health.brokers))}"
         )
     if idle:
