@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +63,22 @@ def test_where_no_zookeeper_is_the_session_says_so_in_time() -> None:
             await KazooSession(f"127.0.0.1:{free_port()}").open(timeout_ms=300)
 
     asyncio.run(story())
+
+
+def test_a_server_that_ends_every_connection_is_not_called_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """So does a ZooKeeper without a quorum, one that lost data, and a port for TLS where none is spoken."""
+    caplog.set_level(logging.WARNING, logger="semel.cluster.zookeeper")
+
+    async def story() -> None:
+        async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        server = await asyncio.start_server(end, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(zk.ConnectionLoss, match="it takes connections and ends each at once"):
+            await KazooSession(f"127.0.0.1:{port}").open(timeout_ms=4000)
+        server.close()
+
+    asyncio.run(story())
+    said = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "semel.cluster.zookeeper"]
+    assert said == ["no session with ZooKeeper"]

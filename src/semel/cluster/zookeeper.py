@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from kazoo.security import Id as KazooId
 from semel.cluster import session as zk
 from semel.cluster.session import EventType, Result, SessionState, Stat, StateListener, Watcher, WatchEvent
 from semel.machines.znodes.operations import ANY_VERSION, OPEN, Acl, Check, Create, Delete, Operation, SetData, owned
+
+logger = logging.getLogger(__name__)
 
 _ERRORS: dict[type[Exception], type[zk.ZooKeeperError]] = {
     exceptions.ConnectionLoss: zk.ConnectionLoss,
@@ -60,6 +63,14 @@ _EVENTS = {
     KazooEventType.CHILD: EventType.CHILDREN,
     KazooEventType.NONE: EventType.NONE,
 }
+#: After so many connections that were taken and ended without a session it is said that somebody refuses us.
+_REFUSED_AFTER = 5
+_REFUSES = (
+    "it takes connections and ends each at once. Either too few of its nodes run, or this is no port of ZooKeeper, or "
+    "one for TLS (zookeeper.ssl.client.enable), or it has lost data that this broker knows of, as if restored "
+    "from an old copy. Its own log says which"
+)
+
 #: What the operations before and after the failed one get.
 _NOT_TO_BLAME = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
 
@@ -83,6 +94,8 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._tls = tls
         #: Why the last attempt to connect failed.
         self.failure: Exception | None = None
+        #: How many connections in a row were taken and have not become a session.
+        self.taken = 0
         self.callback_queue = self.completion_queue = self
 
     def create_connection(self, *, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> Any:
@@ -90,15 +103,26 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
             connection = socket.create_connection(address, timeout)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is None:
-                    return connection
-                return self._tls.wrap_socket(connection, server_hostname=hostname)
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_hostname=hostname)
             except BaseException:
                 connection.close()
                 raise
         except OSError as error:
             self.failure = error
             raise
+        self.failure = None
+        self.taken += 1
+        if self.taken == _REFUSED_AFTER:
+            self.put(lambda: logger.warning("no session with ZooKeeper: %s", _REFUSES))
+        return connection
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no session, in words; empty if that is not known."""
+        if self.failure is not None:
+            return _in_words(self.failure)
+        return _REFUSES if self.taken > 1 else ""
 
     def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
         has_read = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
@@ -162,7 +186,7 @@ class KazooSession:
             await asyncio.wait_for(asyncio.shield(self._connected_once), timeout_s)
         except TimeoutError:
             await self.close()
-            why = f" ({_in_words(self._handler.failure)})" if self._handler.failure is not None else ""
+            why = f" ({self._handler.why_not})" if self._handler.why_not else ""
             raise zk.ConnectionLoss(f"no ZooKeeper answered within {timeout_ms} ms{why}") from None
         await self._create_chroot()
         return self
@@ -189,6 +213,8 @@ class KazooSession:
         self._listeners.append(listener)
 
     def _on_state_in_thread(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._handler.taken = 0
         session_id = self._client._session_id or 0
         self._handler.put(lambda: self._on_state(_STATES[state], session_id))
 
