@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from semel.simulation.disk import ProcessDied
 from semel.simulation.event_loop import BusyLoop, NothingHappens
-from semel.simulation.faults import Strike
+from semel.simulation.faults import FAULTS, Strike
 from semel.simulation.network import Network
+from semel.simulation.play import Play
 from semel.simulation.runs import draw_plan, run
 from semel.simulation.world import BrokerNode, Clients, World
 
@@ -260,6 +263,17 @@ def test_a_seed_played_again_does_the_same_at_the_same_times(seed: int) -> None:
     first, second = run(plan), run(plan)
     assert first.trace_hash == second.trace_hash
     assert first.violations == []
+
+
+def test_a_fault_that_does_not_end_is_a_violation_and_no_endless_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(play: Play, chance: random.Random) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(FAULTS, "cut", replace(FAULTS["cut"], run=never))
+    plan = draw_plan(1, workloads=("idempotent",), duration_s=1)
+    plan.strikes = [Strike(0.5, "cut", 7)]
+    (told,) = run(plan).violations
+    assert "liveness: the fault 0.500:cut:7 did not come to an end" in told
 
 
 def test_another_seed_does_something_else() -> None:

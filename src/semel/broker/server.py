@@ -298,6 +298,13 @@ class BrokerServer:
             await self.stopped.wait()
             return
         self._stopping = True
+        try:
+            await self._stop()
+        finally:
+            # Whatever failed: a broker that is to stop and does not would keep its session and its place.
+            self.stopped.set()
+
+    async def _stop(self) -> None:
         if self.cluster is not None and self.fatal_error is None:
             try:
                 await self.cluster.hand_over()
@@ -331,7 +338,6 @@ class BrokerServer:
         if self._beside is not None:
             self._beside.shutdown(wait=False, cancel_futures=True)
         self.data.unlock()
-        self.stopped.set()
 
     def look_after_data(self) -> None:
         """Stop serving if the data directory was removed or replaced: writes to the removed files would be lost, and

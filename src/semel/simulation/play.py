@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,10 @@ LIVENESS_S = 180.0
 REST_S = 12.0
 #: How far ahead a record's time may be: the default of message.timestamp.after.max.ms.
 MOST_AHEAD_MS = 3_600_000
+
+
+class Stuck(Exception):
+    """A part of the play did not come to an end. It is noted as a violation."""
 
 
 @dataclass(slots=True)
@@ -230,7 +235,19 @@ class Play:
 
     def run(self) -> None:
         """Play it. What must never happen is in `world.violations` afterwards."""
-        self.world.run(self._story())
+        with suppress(Stuck):
+            self.world.run(self._story())
+
+    async def _in_time(self, what: str, work: Awaitable[None]) -> None:
+        """Do a part of the play. One that does not end is a violation, and ends the play."""
+        try:
+            async with asyncio.timeout(LIVENESS_S) as limit:
+                await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.world.violated(f"liveness: {what} did not come to an end within {LIVENESS_S:g} s")
+            raise Stuck from None
 
     async def _story(self) -> None:
         from semel.simulation import checkers, faults, workloads
@@ -239,18 +256,18 @@ class Play:
         # A workload may ask for settings of the broker.
         self.workloads = [workloads.WORKLOADS[name](self) for name in self.plan.workloads]
         for broker in self.brokers:
-            await broker.start()
+            await self._in_time(f"the start of {broker.machine.name}", broker.start())
         watchers = [asyncio.ensure_future(checker(self)) for checker in checkers.WHILE_RUNNING.values()]
         for workload in self.workloads:
-            await workload.prepare()
+            await self._in_time(f"the preparation of {type(workload).__name__}", workload.prepare())
         for actor in self.actors:
             actor.start()
         begin = world.loop.time()
-        striking = [asyncio.ensure_future(faults.strike(self, begin, one)) for one in self.plan.strikes]
+        striking = [(one, asyncio.ensure_future(faults.strike(self, begin, one))) for one in self.plan.strikes]
         await asyncio.sleep(self.plan.duration_s)
-        if not await self._end_of_strikes(striking):
-            return
-        await self._heal()
+        for one, task in striking:
+            await self._in_time(f"the fault {one}", task)
+        await self._in_time("the healing", self._heal())
         self.is_ending = True
         await self._end_of_actors()
         await asyncio.sleep(REST_S)
@@ -267,21 +284,10 @@ class Play:
             task.cancel()
         for broker in self.brokers:
             if broker.is_running:
-                await broker.stop()
+                await self._in_time(f"the stop of {broker.machine.name}", broker.stop())
         if not world.violations:
             for check in checkers.ON_THE_FILES.values():
                 check(self)
-
-    async def _end_of_strikes(self, striking: Sequence[asyncio.Future[None]]) -> bool:
-        """Whether every fault has ended: some wait for a broker that stops or starts."""
-        for strike, task in zip(self.plan.strikes, striking, strict=True):
-            try:
-                async with asyncio.timeout(LIVENESS_S):
-                    await task
-            except TimeoutError:
-                self.world.violated(f"liveness: '{strike}' had not ended after {LIVENESS_S:g} s")
-                return False
-        return True
 
     async def _heal(self) -> None:
         """Everything works again: the network, the disk, the machines. A clock that was set back is as fast again as it

@@ -83,6 +83,7 @@ class World:
         #: What went wrong. The run fails if anything is in it.
         self.violations: list[str] = []
         self.broker_settings = dict(BROKER_SETTINGS)
+        self.is_over = False
         self._zookeeper: SimulatedZooKeeper | None = None
 
     def chance_for(self, whose: str) -> random.Random:
@@ -146,6 +147,8 @@ class World:
         error = context.get("exception")
         if isinstance(error, ProcessDied):
             return
+        if self.is_over and error is None:
+            return  # tasks of the world that the end of its story has left behind
         whose = "the world" if process is None else process.name
         self.violated(f"in {whose}: {context.get('message')}: {type(error).__name__}: {error}")
 
@@ -171,6 +174,7 @@ class World:
                 try:
                     return self.loop.run_until_complete(story)
                 finally:
+                    self.is_over = True
                     asyncio._set_running_loop(self.loop)
                     for machine in self.machines:
                         for process in tuple(machine.processes):
