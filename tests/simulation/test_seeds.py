@@ -160,6 +160,22 @@ def test_seeds_come_to_the_same_in_several_processes() -> None:
     assert said("2") == alone
 
 
+@pytest.mark.timeout(300)
+def test_the_order_of_a_set_does_not_decide_what_happens() -> None:
+    """Else a seed that failed in one process could not be played again in another one."""
+    program = (
+        "from semel.simulation.runs import draw_plan, run; "
+        "print(run(draw_plan(3, workloads=('copying-cooperative', 'guarded', 'wandering'), duration_s=4)).trace_hash)"
+    )
+    surroundings = [os.environ | {"PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], env=each, stdout=subprocess.PIPE, text=True)
+        for each in surroundings
+    ]
+    first, second = (each.communicate(timeout=250)[0] for each in running)
+    assert first == second and first.strip()
+
+
 def test_a_process_of_seeds_that_is_killed_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*args: object, **options: object) -> Iterator[object]:
         raise BrokenProcessPool("a child process terminated abruptly")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from semel.client.cluster.cluster import Cluster
 from semel.client.consumer.fetcher import Fetcher
@@ -20,6 +20,7 @@ from semel.config import Values
 from semel.errors import ErrorCode, KafkaError, Misuse, Retriable
 from semel.machines.reading.fetch_positions import FetchPositions
 from semel.machines.transactions.producer import GroupMetadata
+from semel.machines.values import TopicPartition
 
 
 class Subscription:
@@ -86,7 +87,12 @@ class Subscription:
         # Heartbeats never end. They hold these parts but not the consumer, so that one that is dropped can be freed.
         kind = ConsumerGroupMember if self._config["group.protocol"] == "consumer" else ClassicGroupMember
         positions = self._positions
-        hooks = Hooks(lambda partitions: positions.assign(partitions, with_group=True), before_revoke, self._summon)
+
+        def read(partitions: Iterable[TopicPartition]) -> None:
+            # In order: that of a set is another one in each process, and so would be the requests.
+            positions.assign(sorted(partitions), with_group=True)
+
+        hooks = Hooks(read, before_revoke, self._summon)
         return kind(self._cluster, self._config, hooks)
 
     def _set_member(self, member: GroupMember | None) -> None:
