@@ -346,3 +346,29 @@ def test_a_damaged_partition_is_told_once_and_not_at_every_round_of_retention(
     said = [record.getMessage() for record in caplog.records if "t-0" in record.getMessage()]
     assert len([line for line in said if "offline" in line]) == 1
     assert not [line for line in said if "retention of" in line]
+
+
+def test_a_log_whose_every_file_is_gone_after_a_kill_does_not_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also the file of leader epochs is gone, without which the whole log is read: what was safely on disk still has to
+    be in it."""
+    data, killed = tmp_path / "data", tmp_path / "killed"
+    with Broker(data) as broker, Raw(broker) as raw:
+        raw.create("t", partitions=2)
+        for partition in (0, 1):
+            for _ in range(3):
+                raw.produce("t", batch(b"kept"), partition=partition)
+    with Broker(data):
+        shutil.copytree(data, killed)
+    for name in (killed / "t-0").iterdir():
+        name.unlink()
+    (killed / "t-1" / "leader-epoch-checkpoint").unlink()
+    path = killed / "t-1" / LOG
+    path.write_bytes(path.read_bytes()[:-1])
+    with Broker(killed) as broker, Raw(broker) as raw:
+        for partition in (0, 1):
+            answer = raw.fetch("t", partition=partition, max_wait_ms=0)
+            assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "t-0: every file of the log is missing: everything below offset 3 was safely on disk" in caplog.text
+    assert "in a part of the log that was safely on disk" in caplog.text

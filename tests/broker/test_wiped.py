@@ -107,8 +107,7 @@ def test_a_directory_that_was_not_yet_missed_is_a_storage_error_too(wiped: dict[
 
 
 def test_one_partition_that_was_removed_is_offline_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"log.flush.offset.checkpoint.interval.ms": 50}
-    with Broker(tmp_path, settings=settings) as broker, Raw(broker) as raw:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
         raw.create("t", partitions=2)
         for partition in (0, 1):
             raw.produce("t", batch(), partition=partition)
@@ -118,6 +117,36 @@ def test_one_partition_that_was_removed_is_offline_alone(tmp_path: Path, caplog:
     told = [record.getMessage() for record in caplog.records if "t-0 was removed" in record.getMessage()]
     assert len(told) == 1
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    stays_missing(tmp_path, caplog)
+
+
+def stays_missing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was written to t-0 is gone, so it does not begin anew without a word."""
+    for _ in range(2):
+        caplog.clear()
+        with Broker(path) as broker, Raw(broker) as raw:
+            assert raw.produce("t", batch()).error_code == STORAGE_ERROR
+            assert raw.produce("t", batch(), partition=1).error_code == 0
+        assert f"{path}/t-0 is missing: it was there when the broker last ran" in caplog.text
+    told = "recovery-point-offset-checkpoint"
+    assert told in caplog.text
+    lines = [line for line in (path / told).read_text().splitlines()[2:] if not line.startswith("t 0 ")]
+    (path / told).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
+    with Broker(path) as broker, Raw(broker) as raw:
+        assert raw.produce("t", batch()).base_offset == 0, "as the error says"
+
+
+def test_a_partition_that_was_removed_just_before_a_stop_is_missed_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker(tmp_path) as broker, Raw(broker) as raw:
+        broker.server.look_after_data = lambda: None
+        broker.server.topics.give_up_if_removed = lambda partition: None
+        raw.create("t", partitions=2)
+        for partition in (0, 1):
+            raw.produce("t", batch(), partition=partition)
+        shutil.rmtree(tmp_path / "t-0")
+    stays_missing(tmp_path, caplog)
 
 
 def test_producer_ids_are_not_given_out_again_when_their_file_is_removed(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: How often the broker looks whether its data directory was removed.
 WATCH_INTERVAL_S = 1.0
+#: Of how many partitions it looks each time: some milliseconds of work.
+WATCHED_AT_ONCE = 500
 
 
 class Background:
@@ -35,6 +37,8 @@ class Background:
         #: Partitions that could not be compacted because something in them is unreadable: not tried again.
         self._uncleanable: set[Partition] = set()
         self._unflushed_since: dict[Partition, int] = {}
+        #: Partitions whose files are looked for in the next seconds.
+        self._watched: list[Partition] = []
 
     def start(self) -> None:
         """Start the timers."""
@@ -61,14 +65,25 @@ class Background:
             timer.cancel()
 
     def _watch(self) -> None:
-        """Look every second whether the data directory still exists, and whether there are new certificates."""
+        """Look every second whether the data directory and its logs still exist, and whether there are new
+        certificates."""
         if not self._stopped:
             self._broker.look_after_data()
+            self._look_after_partitions()
             self._broker.listening.look_after_files()
             if self._watching is not None:
                 self._timers.discard(self._watching)
             self._watching = self._broker.loop.call_later(WATCH_INTERVAL_S, self._watch)
             self._timers.add(self._watching)
+
+    def _look_after_partitions(self) -> None:
+        """Whether their files are still there; of very many partitions a part each time."""
+        topics = self._broker.topics
+        if not self._watched:
+            self._watched = [partition for partition in topics.all_partitions() if partition.open_log is not None]
+        for partition in self._watched[-WATCHED_AT_ONCE:]:
+            topics.give_up_if_removed(partition)
+        del self._watched[-WATCHED_AT_ONCE:]
 
     def _every(self, setting: str, work: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
         """Repeat the work, with a pause between its end and its next beginning. The pause is this setting, read again
@@ -186,8 +201,6 @@ class Background:
         return began
 
     async def _checkpoint(self) -> None:
-        async for partition in self._partitions():
-            self._broker.topics.give_up_if_removed(partition)
         try:
             self._broker.topics.checkpoint_recovery_points()
         except OSError as error:

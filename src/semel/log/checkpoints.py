@@ -275,8 +275,14 @@ def take_clean_shutdown_mark(files: Files, data_directory: Path | str) -> bool:
 def machine_went_down(files: Files, data_directory: Path | str) -> bool:
     """Whether the machine was restarted since `note_machine`. Only then can bytes be lost that were written but not
     fsynced. False where that is not known."""
+    path = os.path.join(data_directory, BOOT_ID)
+    return bool(_boot_id(files)) and files.exists(path) and not machine_stayed_up(files, data_directory)
+
+
+def machine_stayed_up(files: Files, data_directory: Path | str) -> bool:
+    """Whether the machine surely was not restarted since `note_machine`: what was written then is there."""
     path, boot_id = os.path.join(data_directory, BOOT_ID), _boot_id(files)
-    return bool(boot_id) and files.exists(path) and not files.read(path).startswith(boot_id)
+    return bool(boot_id) and files.exists(path) and files.read(path).startswith(boot_id)
 
 
 def was_written_with_fsync(files: Files, data_directory: Path | str) -> bool:

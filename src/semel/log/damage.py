@@ -15,6 +15,12 @@ from semel.log.checkpoints import (
 )
 
 
+_GO_ON_WITHOUT_IT = (
+    "to go on without its records instead, stop the broker, remove its line from the data directory's "
+    f"{RECOVERY_POINTS} and {HIGH_WATERMARKS} (the second line of such a file counts the lines), and start again."
+)
+
+
 class DamagedLog(Refused):
     """Stored bytes have changed or are gone, and it is not just a torn tail.
 
@@ -98,19 +104,21 @@ def missing_log(path: str) -> MissingFiles:
     )
 
 
+def missing_segments(directory: str, end_offset: int) -> MissingFiles:
+    return MissingFiles(
+        f"{directory}: every file of the log",
+        f"everything below offset {end_offset} was safely on disk",
+        f"Restore the files from a copy or a replica; {_GO_ON_WITHOUT_IT}",
+    )
+
+
 def missing_partition(
     directory: str, end_offset: int | None = None, how: str = "was safely on disk"
 ) -> MissingFiles:
     had = "it was there when the broker last stopped"
     if end_offset is not None:
-        had = f"everything below offset {end_offset} {how}"
-    return MissingFiles(
-        directory,
-        had,
-        "Restore the directory from a copy or a replica; to go on without its records instead, stop the broker, remove "
-        f"its line from the data directory's {RECOVERY_POINTS} and {HIGH_WATERMARKS} (the second line of such a file "
-        "counts the lines), and start again.",
-    )
+        had = f"everything below offset {end_offset} {how}" if end_offset else "it was there when the broker last ran"
+    return MissingFiles(directory, had, f"Restore the directory from a copy or a replica; {_GO_ON_WITHOUT_IT}")
 
 
 def short_log(directory: str, end_offset: int, committed: int) -> MissingFiles:

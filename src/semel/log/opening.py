@@ -43,6 +43,7 @@ def open_partition_log(
     before: manifest.Marks | None = None,
     is_replicated: bool = False,
     committed_is_there: bool = False,
+    same_boot: bool = False,
     chance: Random = MACHINE.chance,
 ) -> PartitionLog:
     """Open the log, or create it. Raises `DamagedLog` when the files lost something that was once safely there.
@@ -55,12 +56,14 @@ def open_partition_log(
     records that does not say whose they are is damaged.
     `committed_is_there`: of a replica, everything below the high watermark that was written down: the machine did not
     go down since.
+    `same_boot`: the machine surely has not gone down since the last start. Then a directory with a recovery point, be it
+    0, is there unless somebody removed it.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)
     if fresh and expected is not None:
         raise damage.missing_partition(path)
-    if fresh and recovery_point:
+    if fresh and recovery_point is not None and (recovery_point or same_boot):
         raise damage.missing_partition(path, recovery_point)
     parent = os.path.dirname(path)
     name = (topic, partition)
@@ -90,8 +93,9 @@ def open_partition_log(
         epochs = None
     is_rebuilt = epochs is None
     if epochs is None:
-        # Only the batches know which epochs there were: all of them are read.
-        epochs, clean, recovery_point = LeaderEpochs(), False, 0
+        # Only the batches know which epochs there were: all of them are read. What was safely on disk still has to be
+        # there.
+        epochs, clean = LeaderEpochs(), False
     contiguous_from = 0
     if fresh:
         recovery_point = None

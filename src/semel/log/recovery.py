@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from semel.errors import Refused
 from semel.log.checkpoints import LeaderEpochs
-from semel.log.damage import DamagedLog
+from semel.log.damage import DamagedLog, missing_segments
 from semel.log.file_names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -407,6 +407,8 @@ class _Loader:
     def _make_loaded(self, segments: list[Segment], end_offset: int, snapshots: list[int]) -> Loaded:
         safe = self.context.recovery_point or 0
         if end_offset < safe > self.context.log_start_offset:
+            if self.is_fresh:
+                raise missing_segments(self.directory, safe)
             what = f"the log ends there at offset {end_offset}, yet everything below offset {safe} was safely on disk"
             raise DamagedLog(segments[-1].log_path, segments[-1].size_bytes, what)
         if self.is_fresh:

@@ -29,6 +29,7 @@ from semel.log.checkpoints import (
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
     DamagedCheckpoint,
+    machine_stayed_up,
     machine_went_down,
     note_machine,
     read_offsets,
@@ -88,7 +89,7 @@ class TopicLogs:
         #: After a crash: what the last clean stop left. Files may have been written since.
         self._manifest_before = manifest_before or Manifest()
         self._is_replicated = is_replicated
-        self._machine_went_down = False
+        self._machine_went_down = self._same_boot = False
         self._may_lack_writes = False
         self._recovery_points: dict[tuple[str, int], int] = {}
 
@@ -100,6 +101,7 @@ class TopicLogs:
         restore_checkpoints(self.files, self.directory, self._manifest)
         if not self._clean:
             self._machine_went_down = machine_went_down(self.files, self.directory)
+            self._same_boot = machine_stayed_up(self.files, self.directory)
             self._may_lack_writes = self._machine_went_down and not was_written_with_fsync(self.files, self.directory)
         if self._is_replicated:
             self._set_aside_foreign({each.directory.name: each.topic.topic_id for each in partitions if each.is_local})
@@ -164,6 +166,7 @@ class TopicLogs:
             chance=self.environment.chance,
             is_replicated=self._is_replicated,
             committed_is_there=not self._machine_went_down,
+            same_boot=self._same_boot,
         )
         self._manifest.partitions.pop(partition.directory.name, None)  # from here on the log knows better
         log.epochs_need_fsync = promises_fsync or not self._is_replicated
@@ -205,8 +208,7 @@ class TopicLogs:
     def checkpoint_recovery_points(self, partitions: Iterable[Partition]) -> None:
         """Write down how far each log is known to be on disk, so that recovery begins there."""
         for partition in partitions:
-            if partition.open_log is not None:
-                self._recovery_points[partition.topic.name, partition.index] = partition.open_log.flusher.recovery_point
+            self.expect(partition)
         write_offsets(self.files, self.directory, RECOVERY_POINTS, self._recovery_points)
 
     def checkpoint_high_watermarks(self, partitions: Iterable[Partition]) -> None:
@@ -229,6 +231,12 @@ class TopicLogs:
     def are_gone(self, log: PartitionLog) -> bool:
         """Whether a log's files were removed under the running broker."""
         return not self.files.exists(log.segments[-1].log_path)
+
+    def expect(self, partition: Partition) -> None:
+        """The next start has to find the directory of this partition if it is open now, and so much of its log. Known
+        from when the recovery points are written next."""
+        if partition.open_log is not None:
+            self._recovery_points[partition.topic.name, partition.index] = partition.open_log.flusher.recovery_point
 
     def set_aside_strays(self, new: list[tuple[str, int, int]]) -> None:
         """Rename directories that are in the way of new partitions: (topic, first partition, one after the last)."""

@@ -325,6 +325,7 @@ class TopicRegistry:
         if log is not None and log.failed is None and self._logs.are_gone(log):
             why = DirectoryGone(log.directory)
             logger.error("%s-%d is offline: %s", partition.topic.name, partition.index, why.why)
+            self._logs.expect(partition)
             partition.give_up(why)
 
     def _refuse_if_gone(self) -> None:
