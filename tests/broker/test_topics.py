@@ -63,6 +63,7 @@ def topics_of(raw: Raw) -> set[str]:
         ("..", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
         ("a/b", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
         ("x" * 250, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("__cluster_metadata", {}, ErrorCode.INVALID_REQUEST),
         ("none", {"num_partitions": 0}, ErrorCode.INVALID_PARTITIONS),
         ("none", {"num_partitions": -3}, ErrorCode.INVALID_PARTITIONS),
         ("none", {"replication_factor": 3}, ErrorCode.INVALID_REPLICATION_FACTOR),
@@ -287,6 +288,34 @@ def test_wrong_settings_and_mere_questions_change_nothing(raw: Raw, topic: str) 
     assert change(raw, "nowhere", "retention.ms", SET, "5").error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_settings_that_contradict_each_other_are_refused(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    assert change(raw, topic, "max.compaction.lag.ms", SET, "5").error_code == ErrorCode.NONE
+    refused = change(raw, topic, "min.compaction.lag.ms", SET, "6")
+    assert refused.error_code == ErrorCode.INVALID_CONFIG
+    assert refused.error_message == "min.compaction.lag.ms=6 is more than max.compaction.lag.ms=5"
+    assert change(raw, topic, "min.compaction.lag.ms", SET, "5").error_code == ErrorCode.NONE
+
+
+def test_replicas_to_throttle_are_numbers_or_all_of_them(raw: Raw, topic: str) -> None:
+    raw.create(topic)
+    for value in ("*", "0:1", "0:1, 1:2", ""):
+        assert change(raw, topic, "leader.replication.throttled.replicas", SET, value).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "described", "changed"),
+    [("", 17, 42), ("a b", 17, 17), ("x" * 250, 17, 17), ("nowhere", 3, 3)],
+    ids=["empty", "not-legal", "long", "missing"],
+)
+def test_a_topic_that_cannot_be_has_no_settings(raw: Raw, name: str, described: int, changed: int) -> None:
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=2, resource_name=name, configuration_keys=None
+    )
+    assert raw.ask(DescribeConfigsRequest(resources=[resource])).results[0].error_code == described
+    assert change(raw, name, "retention.ms", SET, "5").error_code == changed
+
+
 def test_the_older_request_replaces_all_settings(raw: Raw, topic: str) -> None:
     raw.create(topic, retention_ms="5", segment_bytes="1000000")
     row = AlterConfigsRequest.AlterableConfig(name="retention.ms", value="7")
@@ -329,6 +358,9 @@ def test_resources_with_settings_can_be_listed(raw: Raw, topic: str) -> None:
     raw.create(topic)
     found = raw.ask(ListConfigResourcesRequest(resource_types=[2])).config_resources
     assert topic in {row.resource_name for row in found}
+    for kind in (0, 99, -1):
+        answer = raw.ask(ListConfigResourcesRequest(resource_types=[2, kind]))
+        assert (answer.error_code, answer.config_resources) == (ErrorCode.UNSUPPORTED_VERSION, [])
 
 
 # Metadata
@@ -610,8 +642,11 @@ def test_what_an_earlier_topic_with_a_long_name_left_is_set_aside(tmp_path: Path
         ("retention.ms", "\u0661\u0662"),
         ("retention.ms", "1_000"),
         ("retention.ms", ""),
+        ("leader.replication.throttled.replicas", "x"),
+        ("leader.replication.throttled.replicas", "*,0:1"),
+        ("follower.replication.throttled.replicas", "0:1:2"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_a_value_that_a_setting_cannot_hold_is_refused(raw: Raw, topic: str, name: str, value: str) -> None:
     config = CreateTopicsRequest.CreatableTopicConfig(name=name, value=value)

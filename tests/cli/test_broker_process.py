@@ -89,6 +89,8 @@ def test_a_broker_that_runs_has_done_both_to_its_process(tmp_path: Path) -> None
     [
         ("--config", "{}/none.properties", "--config: cannot read {}/none.properties: No such file or directory;"),
         ("--config", "{}", "--config: cannot read {}: Is a directory; name a properties file"),
+        ("--data", "", "--data is empty: give it a value, or leave it out"),
+        ("--listen", "", "--listen is empty: give it a value, or leave it out"),
         ("--data", "/proc/none", "/proc/none cannot be the data directory: it cannot be made or written"),
     ],
 )

@@ -50,6 +50,10 @@ def start_without_click(arguments: Sequence[str]) -> None:
 def gather_settings(listen: str | None, data: str | None, config_file: str | None, sets: Sequence[str]) -> Values:
     """Settings from the file, then `--set`, then `--listen` and `--data`. Later ones override earlier ones."""
     given: dict[str, object] = {}
+    for option, value in (("--listen", listen), ("--data", data)):
+        if value is not None and not value.strip():
+            # A variable that is not set, perhaps: any other place than the one that was meant would be a surprise.
+            raise ConfigError(f"{option} is empty: give it a value, or leave it out")
     if config_file is not None:
         try:
             given.update(read_properties_file(config_file, "--config"))

@@ -14,6 +14,8 @@ _DAY_MS = 24 * 3600 * 1000
 #: Internal topics are created whole, when they are first needed, so their partitions are limited.
 _INTERNAL_PARTITIONS_MAX = 10_000
 
+_REPLICAS = ("[0-9]+:[0-9]+", "PARTITION:BROKER")
+
 TOPIC = Table(
     "topic",
     [
@@ -74,9 +76,10 @@ TOPIC = Table(
         Setting("segment.ms", "long", _WEEK_MS, "The age at which a segment is rolled.", 1, broker_name="log.roll.ms"),
         Setting("unclean.leader.election.enable", "bool", False, "Whether an out-of-sync replica may lead.",
                 broker_name="unclean.leader.election.enable"),
-        Setting("follower.replication.throttled.replicas", "list", (), "Replicas whose catch-up is throttled."),
+        Setting("follower.replication.throttled.replicas", "list", (), "Replicas whose catch-up is throttled.",
+                items=_REPLICAS),
         Setting("leader.replication.throttled.replicas", "list", (),
-                "Replicas whose serving of catch-up is throttled."),
+                "Replicas whose serving of catch-up is throttled.", items=_REPLICAS),
         Setting("remote.storage.enable", "bool", False, "Tiered storage; not served here.", choices=("false",)),
         Setting("local.retention.bytes", "long", -2, "Local part of retention.bytes under tiered storage.", -2),
         Setting("local.retention.ms", "long", -2, "Local part of retention.ms under tiered storage.", -2),

@@ -67,6 +67,8 @@ class Setting:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    #: What a list may hold, and what it is called: a pattern for each item. `*` alone is every one of them.
+    items: tuple[str, str] | None = None
     #: Whether an empty value is refused: an empty address would mean every address.
     not_empty: bool = False
     #: The broker-wide setting a topic falls back to, under Kafka's name for it.
@@ -92,6 +94,10 @@ class Setting:
                 raise ConfigError(f"{self._said(given)}: must be at most {_plain(most)}")
         if self.not_empty and value in ("", ()):
             raise ConfigError(f"{self.name} is empty: give it a value, or leave it out")
+        if self.items is not None and value != ("*",):
+            pattern, wanted = self.items
+            if not all(re.fullmatch(pattern, item) for item in value):
+                raise ConfigError(f"{self._said(given)}: must be * or a list of {wanted}")
         if self.choices:
             for item in value if isinstance(value, tuple) else (value,):
                 if self.write(item) not in self.choices:

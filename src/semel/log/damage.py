@@ -14,7 +14,6 @@ from semel.log.checkpoints import (
     topic_id_text,
 )
 
-
 _GO_ON_WITHOUT_IT = (
     "to go on without its records instead, stop the broker, remove its line from the data directory's "
     f"{RECOVERY_POINTS} and {HIGH_WATERMARKS} (the second line of such a file counts the lines), and start again."

@@ -56,8 +56,8 @@ def open_partition_log(
     records that does not say whose they are is damaged.
     `committed_is_there`: of a replica, everything below the high watermark that was written down: the machine did not
     go down since.
-    `same_boot`: the machine surely has not gone down since the last start. Then a directory with a recovery point, be it
-    0, is there unless somebody removed it.
+    `same_boot`: the machine surely has not gone down since the last start. Then a directory with a recovery point, also
+    with 0, is there unless somebody removed it.
     """
     path = os.fspath(directory)
     fresh = not files.exists(path)

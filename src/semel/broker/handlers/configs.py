@@ -14,6 +14,7 @@ from semel.broker.configs import (
 )
 from semel.broker.dispatch import Pace
 from semel.broker.stored.dynamic_settings import dynamic_setting, is_of_tls
+from semel.broker.topics.topic import check_topic_name
 from semel.config import GROUP, TOPIC, ConfigError, Setting
 from semel.errors import ErrorCode, Refused
 from semel.wire.messages.configs import (
@@ -63,7 +64,8 @@ def describe_configs(
         results.append(result)
         try:
             if resource.resource_type == TOPIC_RESOURCE:
-                rows = describe_topic_settings(broker.stores.broker_settings, broker.topics.get(resource.resource_name))
+                topic = _topic(broker, resource.resource_name)
+                rows = describe_topic_settings(broker.stores.broker_settings, topic)
             elif resource.resource_type == BROKER_RESOURCE:
                 _check_broker(broker, resource.resource_name)
                 described = describe_broker_settings if resource.resource_name else describe_defaults
@@ -97,6 +99,11 @@ def describe_configs(
         except Refused as error:
             result.error_code, result.error_message = error.code, error.why
     return DescribeConfigsResponse(results=results)
+
+
+def _topic(broker: BrokerServer, name: str) -> Topic:
+    check_topic_name(name)
+    return broker.topics.get(name)
 
 
 def _check_broker(broker: BrokerServer, name: str) -> None:
@@ -263,7 +270,9 @@ async def _try_to_write(change: Coroutine[Any, Any, None], responses: list[Any])
 def _settings_of(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, str], Present]:
     """How to find the row of a resource's setting, the resource's own settings, and how to find the value in force."""
     if resource.resource_type == TOPIC_RESOURCE:
-        topic = broker.topics.get(resource.resource_name)
+        if not resource.resource_name:
+            raise Refused(ErrorCode.INVALID_REQUEST, "what topics have by default are settings of brokers")
+        topic = _topic(broker, resource.resource_name)
         return TOPIC.row, dict(topic.overrides), topic.values.text
     if resource.resource_type == BROKER_RESOURCE:
         _check_broker(broker, resource.resource_name)
@@ -308,7 +317,10 @@ def list_config_resources(
     broker: BrokerServer, request: ListConfigResourcesRequest, call: Call
 ) -> Generator[None, None, ListConfigResourcesResponse]:
     """List everything that has settings. Version 0 asks for client metrics only, and there are none."""
-    wanted = set(request.resource_types) or {TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE}
+    known = {TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE}
+    wanted = set(request.resource_types) or known
+    if not wanted <= known:
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     if call.version == 0:
         wanted = {CLIENT_METRICS_RESOURCE}
     row = ListConfigResourcesResponse.ConfigResource

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from semel.broker.topics.topic import CLUSTER_METADATA
 from semel.errors import ErrorCode
 from semel.log.checkpoints import topic_id_from_text
 from semel.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
@@ -12,8 +13,6 @@ from semel.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResp
 if TYPE_CHECKING:
     from semel.broker.dispatch import Call
     from semel.broker.server import BrokerServer
-
-METADATA_TOPIC = "__cluster_metadata"
 
 
 def describe_quorum(
@@ -28,7 +27,7 @@ def describe_quorum(
             yield
             row = partition_class(partition_index=asked.partition_index, error_message=None)
             partitions.append(row)
-            if (topic.topic_name, asked.partition_index) != (METADATA_TOPIC, 0):
+            if (topic.topic_name, asked.partition_index) != (CLUSTER_METADATA, 0):
                 row.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 row.error_message = row.error_code.meaning
                 continue

@@ -22,7 +22,7 @@ from semel.broker.stored.topics import StoredTopics, TopicChanges, TopicRow, top
 from semel.broker.topics.internal import TRANSACTION_STATE
 from semel.broker.topics.logs import TopicLogs
 from semel.broker.topics.partition import Partition
-from semel.broker.topics.topic import Topic, check_topic_name, flat_name
+from semel.broker.topics.topic import CLUSTER_METADATA, Topic, check_topic_name, flat_name
 from semel.config import TOPIC, ConfigError, Values, topic_values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import topic_id_from_text
@@ -229,6 +229,8 @@ class TopicRegistry:
     ) -> Topic:
         """A topic that could be created now. `planned_names` are the flat names of others that will be created."""
         check_topic_name(name)
+        if name == CLUSTER_METADATA:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"no topic is called {name}: it stands for the cluster's metadata")
         if name in self.topics:
             raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
         # Kafka's metric names cannot tell '.' and '_' apart, so it lets only one of them exist.
@@ -307,9 +309,14 @@ class TopicRegistry:
         try:
             for name in overrides:
                 TOPIC.row(name)
-            return topic_values(self._settings, overrides)
+            values = topic_values(self._settings, overrides)
         except ConfigError as error:
             raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from None
+        least, most = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
+        if least > most:
+            why = f"min.compaction.lag.ms={least} is more than max.compaction.lag.ms={most}"
+            raise Refused(ErrorCode.INVALID_CONFIG, why)
+        return values
 
     # When files are removed under the running broker
 

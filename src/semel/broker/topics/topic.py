@@ -14,6 +14,8 @@ from semel.log.checkpoints import topic_id_text
 if TYPE_CHECKING:
     from semel.broker.topics.partition import Partition
 
+#: A topic in name only: DescribeQuorum asks about it.
+CLUSTER_METADATA = "__cluster_metadata"
 #: Kafka's bound on what one request may create.
 NEW_PARTITIONS_MAX = 10_000
 
