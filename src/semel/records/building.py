@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from semel.errors import invariant
 
+from ._pure import read_varint, read_varlong
 from ._select import build_pairs, write_record
 from .compression import NONE, compress
 from .layout import (
@@ -137,6 +138,16 @@ class BatchBuilder:
             self._max_timestamp = timestamp
         self.record_count = position + 1
         return position
+
+    def mend(self) -> None:
+        """Drop the record whose `append` was interrupted (Ctrl-C): it may be written and not counted."""
+        payload, at, latest = self._payload, 0, self._base_timestamp
+        for _ in range(self.record_count):
+            length, body = read_varint(payload, at, len(payload))
+            delta, _ = read_varlong(payload, body + 1, len(payload))  # after the attributes
+            at, latest = body + length, max(latest, self._base_timestamp + delta)
+        del payload[at:]
+        self._max_timestamp = latest
 
     def set_producer(
         self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool | None = None

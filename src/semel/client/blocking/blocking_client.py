@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -15,6 +16,19 @@ T = TypeVar("T")
 Client = TypeVar("Client", bound=Abandonable)
 
 
+class _Call:
+    """A call of the user's thread that the loop carries out."""
+
+    __slots__ = ("interrupted", "over", "returned")
+
+    def __init__(self) -> None:
+        #: The user's thread does not wait any more. Set by that thread.
+        self.interrupted = False
+        #: It ended well. Set by the loop's thread.
+        self.returned = False
+        self.over = asyncio.Event()
+
+
 class BlockingClient(OfOneProcess):
     """The base of the blocking clients: a loop thread, and closing.
 
@@ -25,6 +39,7 @@ class BlockingClient(OfOneProcess):
 
     def __init__(self, name: str) -> None:
         self._thread = LoopThread(name)
+        self._last_call = _Call()
 
     def _make(self, factory: Callable[[], Client]) -> Client:
         """Create the asyncio client on the loop. If that fails, stop the thread."""
@@ -47,6 +62,40 @@ class BlockingClient(OfOneProcess):
             return function(*arguments)
 
         return self._thread.run(call())
+
+    def _heard(self, work: Callable[[], Coroutine[Any, Any, T]], on_lost: Callable[[], object] | None = None) -> T:
+        """Run what changes something that its caller has to know of.
+
+        If the caller is interrupted (Ctrl-C) and the work ends well all the same, `on_lost` is called, in any thread.
+        The next call begins when this one is over.
+        """
+        call = _Call()
+        try:
+            return self._thread.run(self._carry_out(work, call, on_lost))
+        except Exception:
+            raise
+        except BaseException:
+            # The work goes on until its cancellation arrives, and may even begin only now. So either this side or the
+            # other one sees that both have happened.
+            call.interrupted = True
+            if call.returned and on_lost is not None:
+                on_lost()
+            raise
+
+    async def _carry_out(
+        self, work: Callable[[], Coroutine[Any, Any, T]], call: _Call, on_lost: Callable[[], object] | None
+    ) -> T:
+        before, self._last_call = self._last_call, call
+        try:
+            if before.interrupted:
+                await before.over.wait()
+            result = await work()
+            call.returned = True
+            if call.interrupted and on_lost is not None:
+                on_lost()
+            return result
+        finally:
+            call.over.set()
 
     def __enter__(self) -> Self:
         return self

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from semel.client.argument_lists import as_callback, as_timeout_s
 from semel.client.blocking.blocking_client import BlockingClient
@@ -23,8 +23,6 @@ from semel.machines.values import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-T = TypeVar("T")
 
 
 class Consumer(BlockingClient):
@@ -62,15 +60,9 @@ class Consumer(BlockingClient):
         """Records one by one, without an end. Asking for the next record says that the last one is done."""
         return Records(self)
 
-    def _read(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a poll. If the caller is interrupted, its records reached nobody and are read again."""
-        try:
-            return self._thread.run(work)
-        except KafkaError:
-            raise
-        except BaseException:
-            self._consumer.undelivered = True
-            raise
+    def _records_are_lost(self) -> None:
+        """A poll has taken records, and its caller was interrupted: they are read again."""
+        self._consumer.undelivered = True
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Read these partitions, without a group. A partition may be given as a pair of topic and number."""
@@ -109,11 +101,11 @@ class Consumer(BlockingClient):
 
     def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
         """Return records as soon as there are any, or an empty list after `timeout_ms`."""
-        return self._read(self._consumer.poll(timeout_ms, max_records))
+        return self._heard(lambda: self._consumer.poll(timeout_ms, max_records), self._records_are_lost)
 
     def poll_arrow(self, timeout_ms: float = 1_000, max_bytes: int | None = None) -> pa.Table:
         """Return records as Arrow columns. No Python object is created for any record."""
-        return self._read(self._consumer.poll_arrow(timeout_ms, max_bytes))
+        return self._heard(lambda: self._consumer.poll_arrow(timeout_ms, max_bytes), self._records_are_lost)
 
     def position(self, partition: PartitionLike) -> int:
         """The offset of the next record to be read."""
@@ -218,7 +210,7 @@ class Records(Iterator[ConsumerRecord]):
     def __next__(self) -> ConsumerRecord:
         reader = self._of._consumer
         while (record := reader.next_record()) is None:
-            self._of._read(reader.look_ahead())
+            self._of._heard(reader.look_ahead)  # it takes nothing, so nothing can be lost
         return record
 
 

@@ -91,7 +91,8 @@ class Producer(BlockingClient):
         With `keep_prepared` (two-phase commit) a prepared transaction is kept for `complete_transaction`, and its
         identity is returned.
         """
-        return self._thread.run(self._producer.init_transactions(keep_prepared=keep_prepared))
+        producer = self._producer
+        return self._heard(lambda: producer.init_transactions(keep_prepared=keep_prepared), producer.reached_nobody)
 
     def begin_transaction(self) -> None:
         """Open a transaction."""
@@ -107,19 +108,19 @@ class Producer(BlockingClient):
 
     def prepare_transaction(self) -> ProducerIdentity:
         """Phase one of a two-phase commit (KIP-939): flush, and promise to commit. Store the returned identity."""
-        return self._thread.run(self._producer.prepare_transaction())
+        return self._heard(self._producer.prepare_transaction, self._producer.reached_nobody)
 
     def complete_transaction(self, decided: ProducerIdentity) -> None:
         """Phase two: commit if `decided` is the identity of the prepared transaction, and abort otherwise."""
-        self._thread.run(self._producer.complete_transaction(decided))
+        self._heard(lambda: self._producer.complete_transaction(decided), self._producer.reached_nobody)
 
     def commit_transaction(self) -> None:
         """Wait until every record of the transaction is written, then make all of them visible at once."""
-        self._thread.run(self._producer.commit_transaction())
+        self._heard(self._producer.commit_transaction, self._producer.reached_nobody)
 
     def abort_transaction(self) -> None:
         """Abort the transaction: no read_committed reader will see its records."""
-        self._thread.run(self._producer.abort_transaction())
+        self._heard(self._producer.abort_transaction, self._producer.reached_nobody)
 
     @contextmanager
     def transaction(self) -> Iterator[Producer]:

@@ -139,29 +139,36 @@ class AsyncProducer(OfOneProcess):
         if route is None or route.info is not info:
             route = self._routing.route_of(info)
         with self._lock:
-            if partition is None:
-                partition = route.routes.route(key, len(value) + 20 if value else 20)
-            elif not 0 <= partition < route.routes.partition_count:
-                return None
-            # An open batch belongs to the open transaction, so its partition was checked already.
-            batch = route.open[partition]
-            if batch is not None and (self._manager is None or self._manager.may_write):
-                position = self._accumulator.extend(batch, key, value, fields, timestamp_ms)
-                if position >= 0:
-                    return Delivery(self._deliveries, batch, position)
-            self._sending.check_open()
-            target = route.routes.partitions[partition]
-            if self._manager is not None:
-                self._manager.check_write()
-            appended = self._accumulator.append(target, key, value, fields, timestamp_ms, self._sending.steady_ms())
-            if appended is None:
-                return None
-            if self._manager is not None:
-                self._manager.write(target)
-            batch, position, wake = appended
-            route.open[partition] = batch
-            if wake:
-                self._sending.wake_from_outside()
+            try:
+                if partition is None:
+                    partition = route.routes.route(key, len(value) + 20 if value else 20)
+                elif not 0 <= partition < route.routes.partition_count:
+                    return None
+                # An open batch belongs to the open transaction, so its partition was checked already.
+                batch = route.open[partition]
+                if batch is not None and (self._manager is None or self._manager.may_write):
+                    position = self._accumulator.extend(batch, key, value, fields, timestamp_ms)
+                    if position >= 0:
+                        return Delivery(self._deliveries, batch, position)
+                self._sending.check_open()
+                target = route.routes.partitions[partition]
+                if self._manager is not None:
+                    self._manager.check_write()
+                now_ms = self._sending.steady_ms()
+                appended = self._accumulator.append(target, key, value, fields, timestamp_ms, now_ms)
+                if appended is None:
+                    return None
+                if self._manager is not None:
+                    self._manager.write(target)
+                batch, position, wake = appended
+                route.open[partition] = batch
+                if wake:
+                    self._sending.wake_from_outside()
+            except Exception:
+                raise
+            except BaseException:
+                self._sending.mend()
+                raise
         return Delivery(self._deliveries, batch, position)
 
     async def send(
@@ -226,6 +233,7 @@ class AsyncProducer(OfOneProcess):
     commit_transaction = method_of("_transactions", ProducerTransactions.commit_transaction)
     abort_transaction = method_of("_transactions", ProducerTransactions.abort_transaction)
     abort_after = method_of("_transactions", ProducerTransactions.abort_after)
+    reached_nobody = method_of("_transactions", ProducerTransactions.reached_nobody)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncProducer]:

@@ -102,6 +102,18 @@ class SendLoop:
             self._wake_asked = True
             self._loop.call_soon_threadsafe(self._wake.set)
 
+    def mend(self) -> None:
+        """The caller of `send_now` was interrupted (Ctrl-C) between any two steps. From any thread, with the lock held.
+
+        The record is in its batch whole or not at all, and its caller knows only that it may be. Its neighbours must
+        not suffer: a record that is written and not counted would spoil the batch.
+        """
+        for partition in self.accumulator.mend():
+            if self.manager is not None and self.manager.may_write:
+                self.manager.write(partition)
+        self._wake_asked = True
+        self._loop.call_soon_threadsafe(self._wake.set)
+
     async def wait_for_change(self) -> None:
         """Wait until the machines have been polled again."""
         change: asyncio.Future[None] = self._loop.create_future()

@@ -1,7 +1,8 @@
 """A producer's transactions: what its user calls, around the machine that decides (`machines.transactions.producer`).
 
-Guarantees: every call takes max.block.ms at most, with all that it waits for; a call that timed out or was cancelled
-goes on in the background and can be made again to wait further, or to hear how it ended if it is over by then.
+Guarantees: every call takes max.block.ms at most, with all that it waits for; a call that timed out, was cancelled or
+interrupted goes on in the background and can be made again to wait further, or to hear how it ended if it is over by
+then.
 """
 
 from __future__ import annotations
@@ -34,6 +35,19 @@ _SETTLED = (
 )
 
 
+class _Call:
+    """A call that begins or ends a transaction."""
+
+    __slots__ = ("heard", "lost", "method")
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        #: It returned.
+        self.heard = False
+        #: The thread that waits for the loop was interrupted, and may not have got what was returned.
+        self.lost = False
+
+
 class ProducerTransactions:
     """The part of a producer for transactions: its public methods are methods of the producer."""
 
@@ -41,8 +55,8 @@ class ProducerTransactions:
         self._config = config
         self._sending = sending
         self._manager, self._lock = sending.manager, sending.lock
-        #: The last call whose outcome its caller did not hear: it timed out, or was cancelled.
-        self._unheard: str | None = None
+        #: The last call since the last begin. Its caller may not have heard the outcome.
+        self._last: _Call | None = None
 
     @property
     def identity(self) -> ProducerIdentity | None:
@@ -81,7 +95,12 @@ class ProducerTransactions:
         manager = self._need_manager("begin_transaction")
         with self._lock:
             manager.begin()
-            self._unheard = None
+            self._last = None
+
+    def reached_nobody(self) -> None:
+        """The caller of the last method was interrupted. From any thread."""
+        if self._last is not None:
+            self._last.lost = True
 
     async def send_offsets_to_transaction(
         self,
@@ -104,10 +123,14 @@ class ProducerTransactions:
         """Phase one of a two-phase commit (KIP-939): flush, and promise to commit. Store the returned identity."""
         manager = self._need_manager("prepare_transaction")
         self._sending.check_open()
+        if self._has_ended_unheard("prepare_transaction", manager):
+            return manager.identity
         async with self._within_max_block("prepare_transaction"):
             await self._sending.flush()
         with self._lock:
             manager.prepare()
+            self._last = _Call("prepare_transaction")
+            self._last.heard = True
         return manager.identity
 
     async def complete_transaction(self, decided: ProducerIdentity) -> None:
@@ -173,16 +196,25 @@ class ProducerTransactions:
 
     async def _wait_for_outcome(self, method: str, manager: TransactionManager) -> None:
         self._sending.wake()
-        self._unheard = method
+        call = self._last = _Call(method)
         await self._wait_until(lambda: manager.state in _SETTLED)
-        self._unheard = None
+        call.heard = True
 
     def _has_ended_unheard(self, method: str, manager: TransactionManager) -> bool:
         """Whether this is the second call of a method that has ended well since its first call gave up waiting."""
-        if self._unheard != method or manager.state not in (ProducerState.READY, ProducerState.PREPARED):
+        last = self._last
+        if last is None or (last.heard and not last.lost):
             return False
-        self._unheard = None
-        return True
+        if manager.state not in (ProducerState.READY, ProducerState.PREPARED):
+            return False
+        if last.method == method:
+            last.heard, last.lost = True, False
+            return True
+        if {last.method, method} == {"commit_transaction", "abort_transaction"}:
+            did = "committed" if method == "abort_transaction" else "aborted"
+            why = f"{method}() came too late: {last.method}(), which was not waited for, has {did} the transaction"
+            raise Misuse(ErrorCode.INVALID_TXN_STATE, why)
+        return False
 
     async def _wait_until(self, reached: Callable[[], bool]) -> None:
         while not reached():

@@ -64,6 +64,12 @@ class ProducerBatch:
         self.record_count += 1
         return position
 
+    def mend(self) -> None:
+        """Count again, after an `add` that was interrupted (Ctrl-C) and whose caller cannot know how far it came."""
+        if self.builder is not None:
+            self.builder.mend()
+            self.record_count = self.builder.record_count
+
     def stamp(self, identity: ProducerIdentity | None, base_sequence: int, transactional: bool) -> None:
         """Set identity and sequence, and encode the batch."""
         invariant(not self.on_wire, "a batch in flight is not changed")
@@ -220,6 +226,13 @@ class Accumulator:
         batch.record_count += 1
         self.used_bytes += size
         return position
+
+    def mend(self) -> list[TopicPartition]:
+        """Make whole what an interrupted `append` or `extend` left half done. Returns the partitions with batches."""
+        for queue in self.waiting.values():
+            if queue:
+                queue[-1].mend()  # only the newest takes records
+        return list(self.partitions())
 
     def append_encoded(
         self, partition: TopicPartition, data: bytes, record_count: int, now_ms: int

@@ -149,11 +149,12 @@ class TransactionManager:
         self._step(ProducerEvent.WRITE)
         if partition in self._partitions:
             return
-        self._partitions.add(partition)
+        # In this order: a Ctrl-C between two lines must not leave a partition that counts as announced and is not.
         if self.version >= 2:
             self._started = True
         else:
             self._unannounced.add(partition)
+        self._partitions.add(partition)
 
     def add_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
         """Add a group's offsets to the open transaction."""
