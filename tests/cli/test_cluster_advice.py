@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
-from semel.cli.cluster_health import Health, advice
+from semel.cli.cluster_health import Health, _refuses, advice
+from tests.support.processes import free_port
 
 HERE, AWAY = [1, 4], [2, 3]
 
@@ -44,3 +46,26 @@ def test_partitions_that_need_different_brokers_are_told_apart() -> None:
         "2 partitions have no leader: they have all their records on broker 2",
         "1 partition has no leader: it has all its records on broker 3",
     ]
+
+
+def test_a_broker_whose_port_refuses_is_not_called_frozen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert not _refuses("127.0.0.1", listening.getsockname()[1])
+    assert _refuses("127.0.0.1", free_port())
+    gone = Health("c", controller=None, refusing=[2])
+    assert not gone.is_well
+    nobody, line = advice(gone, [], misplaced=0)
+    assert "nobody takes the place of a broker that ends: start it again" in nobody
+    assert line.startswith("Broker 2 is registered, and the port refuses connections: the process has ended.")
+
+
+def test_a_move_to_a_broker_that_is_away_is_told_and_one_that_goes_on_is_no_trouble() -> None:
+    brokers = [{"broker": number, "address": "h:1" if number in HERE else None} for number in (*HERE, *AWAY)]
+    row = {"topic": "t", "partition": 0, "adding": [4], "removing": [1]}
+    health = Health("c", controller=1, brokers=brokers, moving=[row])
+    assert health.is_well
+    assert any("1 partition is on the way to other brokers" in line for line in advice(health, [], misplaced=0))
+    row["adding"] = [3]
+    assert not health.is_well
+    (line,) = [line for line in advice(health, [], misplaced=0) if "on the way" in line]
+    assert "broker 3 is not there" in line and "kafka-reassign-partitions --cancel" in line

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import semel
 from semel.cluster.peers import PEER_CLIENT_ID
 from semel.errors import ErrorCode
+from semel.wire.messages.admin import AlterPartitionReassignmentsRequest
 from semel.wire.messages.transactions import DescribeProducersRequest
 from tests.broker.raw import Raw
 from tests.support.waiting import until
@@ -138,13 +139,25 @@ def test_every_replica_tells_its_producers_and_a_coordinator_asks_the_leader_alo
 
 
 def test_a_broker_that_is_frozen_is_called_silent_before_zookeeper_takes_it_for_dead(cluster: semel.Cluster) -> None:
+    """A partition that is on its way there is written meanwhile: nothing is missed yet, and no write is refused."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    small = NewTopic("moving", 1, replica_assignment=[[1]], config={"min.insync.replicas": "2"})
+    for made in admin.create_topics([small]).values():
+        made.result(30)
     until(lambda: told(cluster, "cluster", "status")[0] == 0, within_s=60, what="all to be well")
+    move = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=[1, 3])
+    topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name="moving", partitions=[move])
     cluster.pause(3)
     try:
+        with Raw(cluster.address(1)) as raw:
+            assert raw.ask(AlterPartitionReassignmentsRequest(topics=[topic]), 0).error_code == 0
         code, words = told(cluster, "cluster", "status", "--json")
     finally:
         cluster.resume(3)
     shown = json.loads(words)
     assert code == 1 and shown["silent"] == [3] and not shown["is_well"], words
     assert "did not answer within 3 s" in " ".join(shown["advice"]), words
+    assert shown["moving"] == [{"topic": "moving", "partition": 0, "adding": [3], "removing": []}], words
+    assert shown["under_replicated"] == shown["under_min_isr"] == [], words
+    assert "1 partition is on the way to other brokers" in " ".join(shown["advice"]), words
     until(lambda: told(cluster, "cluster", "status")[0] == 0, within_s=60, what="all to be well again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from semel.cli.whole_metadata import whole_metadata
 from semel.client.blocking.cluster import BlockingCluster
 from semel.errors import KafkaError
+from semel.wire.messages.admin import ListPartitionReassignmentsRequest
 from semel.wire.messages.configs import DescribeConfigsRequest
 from semel.wire.messages.metadata import (
     DescribeClusterRequest,
@@ -19,6 +21,7 @@ from semel.wire.messages.metadata import (
 TOPIC_RESOURCE = 2
 #: A broker that runs answers sooner, also a busy one.
 ANSWERS_WITHIN_MS = 3000
+PORT_ANSWERS_WITHIN_S = 1.0
 NOBODY = -1
 #: How many topics are asked about at once.
 ASKED_AT_ONCE = 200
@@ -37,8 +40,12 @@ class Health:
     offline: list[dict[str, Any]] = field(default_factory=list)
     under_min_isr: list[dict[str, Any]] = field(default_factory=list)
     under_replicated: list[dict[str, Any]] = field(default_factory=list)
-    #: Brokers that are registered and do not answer, and brokers that answer and do not reach ZooKeeper.
+    #: Partitions that get other replicas now, and to whom.
+    moving: list[dict[str, Any]] = field(default_factory=list)
+    #: Brokers that are registered and do not answer; of these those whose ports refuse connections are not silent but
+    #: gone; and brokers that answer and do not reach ZooKeeper.
     silent: list[int] = field(default_factory=list)
+    refusing: list[int] = field(default_factory=list)
     without_zookeeper: list[int] = field(default_factory=list)
     #: Nodes in ZooKeeper that a broker cannot read, and why.
     unreadable: list[str] = field(default_factory=list)
@@ -46,9 +53,15 @@ class Health:
 
     @property
     def is_well(self) -> bool:
-        brokers = not self.silent and not self.without_zookeeper
-        partitions = not self.offline and not self.under_replicated
+        brokers = not self.silent and not self.refusing and not self.without_zookeeper
+        partitions = not self.offline and not self.under_replicated and not self.waiting_for
         return partitions and brokers and self.controller is not None and not self.unreadable
+
+    @property
+    def waiting_for(self) -> list[int]:
+        """Brokers that partitions are being moved to, and that are not there."""
+        here = {row["broker"] for row in self.brokers if row["address"] is not None}
+        return sorted({broker for row in self.moving for broker in row["adding"]} - here)
 
     def as_json(self) -> dict[str, Any]:
         return {"is_well": self.is_well, **asdict(self)}
@@ -67,12 +80,17 @@ def look_at(client: BlockingCluster) -> Health:
     controller = next((seen for seen in views.values() if seen in live), None)
     health = Health(answer.cluster_id, controller)
     health.unreadable = sorted({line for seen in answers.values() if seen for line in _lines(seen.error_message)})
-    health.silent = [broker for broker, seen in views.items() if seen is None]
+    unheard = [broker for broker, seen in views.items() if seen is None]
+    health.refusing = [broker for broker in unheard if _refuses(live[broker].host, live[broker].port)]
+    health.silent = [broker for broker in unheard if broker not in health.refusing]
     if controller is not None:
         health.without_zookeeper = [broker for broker, seen in views.items() if seen == NOBODY]
+    moving = _moving(client)
     leads = dict.fromkeys(live, 0)
     replicas = dict.fromkeys(live, 0)
     misplaced = single = 0
+    # Of how many replicas a partition can be in sync: while it moves, the smaller number counts.
+    needed_of: dict[tuple[str, int], int] = {}
     for topic in sorted(answer.topics, key=lambda one: one.name or ""):
         health.topics += 1
         for part in sorted(topic.partitions, key=lambda one: one.partition_index):
@@ -80,8 +98,11 @@ def look_at(client: BlockingCluster) -> Health:
             for broker in part.replica_nodes:
                 replicas[broker] = replicas.get(broker, 0) + 1
             single += len(part.replica_nodes) == 1
-            missing = [broker for broker in part.replica_nodes if broker not in part.isr_nodes]
-            row = {
+            adding, removing = moving.get((topic.name, part.partition_index), ((), ()))
+            # Replicas that are still on their way in are not missed, nor asked for (as in the brokers' own counts).
+            expected = [broker for broker in part.replica_nodes if broker not in adding]
+            missing = [broker for broker in expected if broker not in part.isr_nodes]
+            row: dict[str, Any] = {
                 "topic": topic.name,
                 "partition": part.partition_index,
                 "leader": part.leader_id if part.leader_id in live else None,
@@ -89,6 +110,12 @@ def look_at(client: BlockingCluster) -> Health:
                 "in_sync": list(part.isr_nodes),
                 "missing": missing,
             }
+            needed_of[topic.name, part.partition_index] = min(
+                len(expected), len([broker for broker in part.replica_nodes if broker not in removing])
+            )
+            if adding or removing:
+                moves = {"adding": list(adding), "removing": list(removing)}
+                health.moving.append({"topic": topic.name, "partition": part.partition_index, **moves})
             if row["leader"] is None:
                 health.offline.append(row)
                 continue
@@ -97,7 +124,7 @@ def look_at(client: BlockingCluster) -> Health:
             if missing:
                 health.under_replicated.append(row)
     _add_eligible(client, health.offline)
-    health.under_min_isr = _below_min_isr(client, health.under_replicated)
+    health.under_min_isr = _below_min_isr(client, health.under_replicated, needed_of)
     away = sorted(replicas.keys() - live.keys())
     for broker in sorted(replicas):
         is_here = broker in live
@@ -119,6 +146,8 @@ def look_at(client: BlockingCluster) -> Health:
 def _state(health: Health, broker: int) -> str:
     if broker in health.silent:
         return "silent"
+    if broker in health.refusing:
+        return "refuses"
     if broker in health.without_zookeeper:
         return "without ZooKeeper"
     return "controller" if broker == health.controller else "runs"
@@ -139,7 +168,33 @@ def _lines(told: str | None) -> list[str]:
     return told.splitlines() if told else []
 
 
-def _below_min_isr(client: BlockingCluster, suspects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _refuses(host: str, port: int) -> bool:
+    """Whether no process listens there any more."""
+    try:
+        socket.create_connection((host, port), PORT_ANSWERS_WITHIN_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _moving(client: BlockingCluster) -> dict[tuple[str, int], tuple[Sequence[int], Sequence[int]]]:
+    """Of each partition that is being moved: who is to come, and who is to go."""
+    try:
+        answer = client.request(None, ListPartitionReassignmentsRequest(topics=None))
+    except KafkaError:
+        return {}
+    return {
+        (topic.name, row.partition_index): (row.adding_replicas, row.removing_replicas)
+        for topic in answer.topics
+        for row in topic.partitions
+    }
+
+
+def _below_min_isr(
+    client: BlockingCluster, suspects: list[dict[str, Any]], needed_of: dict[tuple[str, int], int]
+) -> list[dict[str, Any]]:
     """Those that take no acks=all. Only topics with a replica missing are asked about."""
     names = sorted({row["topic"] for row in suspects})
     needed: dict[str, int] = {}
@@ -153,7 +208,11 @@ def _below_min_isr(client: BlockingCluster, suspects: list[dict[str, Any]]) -> l
         for result in client.request_retrying(DescribeConfigsRequest(resources=resources)).results:
             for config in result.configs:
                 needed[result.resource_name] = int(config.value or 1)
-    return [row for row in suspects if len(row["in_sync"]) < min(needed.get(row["topic"], 1), len(row["replicas"]))]
+    return [
+        row
+        for row in suspects
+        if len(row["in_sync"]) < min(needed.get(row["topic"], 1), needed_of[row["topic"], row["partition"]])
+    ]
 
 
 def _add_eligible(client: BlockingCluster, offline: list[dict[str, Any]]) -> None:
@@ -233,6 +292,12 @@ def advice(
             "overloaded, or not to be reached from here. ZooKeeper takes a frozen one for dead after "
             "zookeeper.session.timeout.ms; if it stays like this, look at its process, its log and the network."
         )
+    if health.refusing:
+        lines.append(
+            f"{_brokers(health.refusing)} registered, and the port refuses connections: the process has ended. Start "
+            "it again on the same data. Others take over what it leads when they notice, at the latest after "
+            "zookeeper.session.timeout.ms."
+        )
     if health.without_zookeeper:
         lines.append(
             f"{_brokers(health.without_zookeeper)} cut off from ZooKeeper: look at the network between them. Others "
@@ -257,15 +322,27 @@ def advice(
             f"{_count(len(health.under_min_isr))} {'refuses' if len(health.under_min_isr) == 1 else 'refuse'} acks=all "
             "until another replica is in sync (min.insync.replicas)."
         )
-    lagging = sorted({broker for row in health.under_replicated for broker in row["missing"]} - set(away))
+    missed = {broker for row in health.under_replicated for broker in row["missing"]}
+    lagging = sorted(missed - {*away, *health.silent, *health.refusing})
     if lagging:
+        who, does = ("Brokers", "do") if len(lagging) > 1 else ("Broker", "does")
         lines.append(
-            f"Brokers {', '.join(map(str, lagging))} run and do not keep up with a leader. After a restart that is so "
-            "for a moment. If it stays: look at the disk, the network and the log of those brokers."
+            f"{who} {', '.join(map(str, lagging))} {does} not keep up with a leader. After a restart that is so for a "
+            "moment. If it stays: look at the disk, the network and the log there."
+        )
+    if health.waiting_for:
+        lines.append(
+            f"{_count(len(health.moving))} on the way to other brokers, and {_brokers(health.waiting_for).lower()} not "
+            "there. Start it, or take the moves back: kafka-reassign-partitions --cancel"
         )
     if health.is_well:
         lines.append("All is well.")
-    if health.is_well and misplaced:
+    if health.moving and not health.waiting_for:
+        lines.append(
+            f"{_count(len(health.moving))} {'is' if len(health.moving) == 1 else 'are'} on the way to other brokers, "
+            "written and read meanwhile. How far: semel cluster balance"
+        )
+    if health.is_well and misplaced and not health.moving:
         lines.append(
             f"{_count(misplaced)} {'is' if misplaced == 1 else 'are'} led by another than the first replica, as after "
             "a restart. They go back by themselves, or by kafka-leader-election --election-type preferred "
