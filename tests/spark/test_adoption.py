@@ -10,6 +10,7 @@ import pytest
 
 import semel
 from semel.spark import MarkerConflict, PipelineMistake, Step, adopt
+from semel.spark.batch_transaction import BatchTransaction
 from tests.spark.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -169,3 +170,31 @@ def test_another_querys_progress_is_never_taken_over(stage: Stage) -> None:
         other.start(other.source(), adopt="repeat")
     with pytest.raises(PipelineMistake, match="adopt='yes': must be True, False or 'repeat'"):
         other.start(other.source(), adopt="yes")
+
+
+def test_a_source_that_has_lost_partitions_is_taken_over_and_a_failed_take_over_is_aborted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is created again may have fewer partitions. Offsets of the others cannot be committed."""
+    stage.put_numbers(20)
+    stage.run(stage.source())
+    with semel.Admin({"bootstrap.servers": stage.bootstrap_servers}) as admin:
+        admin.delete_topics(["payments"])
+        stage.create_topics(payments=1)
+        stage.put("payments", [(b"k", b"old name")])
+
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("no way to commit")
+
+        frame = stage.source(failOnDataLoss="false")
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchTransaction, "commit", fail)
+            with pytest.raises(RuntimeError, match="no way to commit"):
+                stage.start(frame, adopt=True)
+        description = admin.describe_transactions([stage.transactional_id])[stage.transactional_id]
+        assert description.state == "CompleteAbort"
+    stage.run(frame, adopt=True)
+    stage.put("payments", [(b"k", b"news")])
+    stage.run(frame)
+    assert stage.values().count(b"news") == 1
+    assert len(stage.values()) == 21, "what the new topic held when the query first saw it is lost, as was agreed to"

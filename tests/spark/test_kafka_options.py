@@ -76,7 +76,8 @@ def test_settings_of_the_connection_and_of_the_producer_are_told_apart() -> None
 
 def test_every_setting_of_a_producer_has_an_effect_or_is_refused() -> None:
     """A setting that is taken changes what goes to the connection, or to the producers."""
-    values = {"acks": "all", "enable.idempotence": True}  # what every transaction has
+    # What every transaction has, and what every batch keeps to.
+    values = {"acks": "all", "enable.idempotence": True, "linger.ms": 20}
     for row in PRODUCER:
         given = values.get(row.name, _another_value(row.name))
         codecs = {"compression.type": row.name.split(".")[1]} if row.name.endswith(".level") else {}

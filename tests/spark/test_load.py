@@ -117,7 +117,7 @@ def test_mistakes_are_told_before_anything_is_written(stage: Stage) -> None:
         ({"frame": rows.select("key")}, "the sink needs a column 'value'"),
         ({"frame": 7}, "write() takes a DataFrame, not int"),
         ({"frame": rows.selectExpr("value", "'ledger' as topic"), "topic": None}, "give marker_topic"),
-        ({"kafka": {"linger.ms": 1}}, "kafka: linger.ms"),
+        ({"kafka": {"linger.ms": -1}}, "kafka: linger.ms"),
     ):
         given: dict[str, Any] = {"frame": rows, "name": "monday", **settings}  # type: ignore[dict-item]
         with pytest.raises(PipelineMistake) as refused:
@@ -126,6 +126,6 @@ def test_mistakes_are_told_before_anything_is_written(stage: Stage) -> None:
     with pytest.raises(NotExactlyOnce, match=r"give this streaming one to semel.spark.start"):
         load(stage, stage.source(), "monday")
     large = stage.spark.range(40, 45).selectExpr("repeat('x', int(id = 43) * 3000000) as value", "id as offset")
-    with pytest.raises(RowRefused, match=r"too large: .*\(the largest came from offset 43\); make it smaller"):
+    with pytest.raises(RowRefused, match=r"too large: .*\(the row came from offset 43\); make it smaller"):
         load(stage, large, "monday")
     assert stage.values() == []

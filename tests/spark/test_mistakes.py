@@ -95,7 +95,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"options": {"kafka.acks": "1"}}, "kafka: acks=1: a transaction needs all"),
         ({"kafka": {"acks": 0}}, "kafka: acks=0: a transaction needs all"),
         ({"kafka": {"enable.idempotence": False}}, "kafka: enable.idempotence=false: a transaction needs true"),
-        ({"kafka": {"linger.ms": 20}}, "kafka: linger.ms: a task fills its batches from rows that are there"),
+        ({"kafka": {"linger.ms": "soon"}}, "kafka: linger.ms=soon: must be a whole number"),
         ({"kafka": {"retries": 3}}, "kafka: retries: requests are repeated until delivery.timeout.ms"),
         ({"kafka": {"max.in.flight.requests.per.connection": 5}}, "up to five requests of a partition are"),
         ({"kafka": {"transactional.id": "x"}}, "kafka: transactional.id: give it as the argument transactional_id"),

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import semel
 from semel.errors import KafkaError
-from semel.machines.pipeline.claims import WriteReport, check_reports
+from semel.machines.pipeline.claims import RowRefused, WriteReport, check_reports
 from semel.spark import writer
 from semel.spark.claims import TaskClaims
 from semel.spark.kafka_options import ClientSettings, ProducerOptions
@@ -177,6 +177,38 @@ def test_a_task_without_rows_claims_nothing(topics: str, monkeypatch: pytest.Mon
         driver.close()
 
 
+LARGE = b"x" * 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "says"),
+    [
+        ({"value": [b"a", LARGE, b"b"]}, "ledger", "is too large: .* and 1048588 are allowed{}; make it smaller"),
+        ({"value": [b"a", b"b", b"aaaa"], "key": [b"a", LARGE, b"b"]}, "ledger", "is too large: .*{}; make it smaller"),
+        ({"value": [b"a", b"b", b"c"], "partition": [0, 7, 0]}, "ledger", "topic 'ledger' has partitions 0 to 0{}: "),
+        ({"value": [b"a", b"b", b"c"], "topic": ["ledger", None, "ledger"]}, None, "a row has no topic{}: give"),
+        ({"value": [b"a", b"b", b"c"], "topic": ["ledger", "a b", "ledger"]}, None, "says 'a b'{}: "),
+        (
+            {"value": [b"a", b"b", b"c"], "headers": [None, [{"key": "n", "value": b""}, {"key": None}], []]},
+            "ledger",
+            "a header has no name{}; each of the column 'headers'",
+        ),
+        ({"value": [b"a", b"b", b"c"], "headers": [[], [None], None]}, "ledger", "a header has no name{}; each of"),
+    ],
+)
+def test_a_row_that_cannot_be_written_is_named_by_its_offset(
+    topics: str, columns: dict[str, list[Any]], topic: str | None, says: str
+) -> None:
+    driver = Driver(topics)
+    try:
+        driver.begin()
+        plan = replace(driver.plan(), topic=topic)
+        with pytest.raises(RowRefused, match=says.format(r" \(the row came from offset 41\)")):
+            list(write(iter([batch(**columns, offset=[40, 41, 42])]), plan))
+    finally:
+        driver.close()
+
+
 # --- where rows go
 
 
@@ -188,7 +220,11 @@ def router(turn: int = 0, partitions: int = 4) -> Router:
 
 
 def batch(**columns: Any) -> Any:
-    kinds = {"key": pa.binary(), "value": pa.binary(), "partition": pa.int32()}
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    kinds = {
+        "key": pa.binary(), "value": pa.binary(), "partition": pa.int32(), "headers": pa.list_(header),
+        "topic": pa.string(), "offset": pa.int64(),
+    }  # fmt: skip
     return pa.RecordBatch.from_pydict({name: pa.array(given, kinds[name]) for name, given in columns.items()})
 
 

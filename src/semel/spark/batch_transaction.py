@@ -50,7 +50,7 @@ _FEW_ROWS_BYTES = 128 << 20
 #: After a failure, how long an output topic is looked for that no broker has.
 _TOPIC_MS = 2_000
 
-#: After this time a topic of a source may have been deleted.
+#: After this time a partition of a source may have been deleted.
 _ASK_AGAIN_S = 5.0
 
 #: The message for a pipeline that has no partition on the output's cluster to store its progress in.
@@ -118,8 +118,8 @@ class BatchTransaction:
         self._loop, self._client, self._claims, self._settings = loop, client, claims, settings
         self._transaction = client.transaction
         self._committed: PipelineProgress | None = None
-        #: Topics of the sources that are here, and when that was asked.
-        self._topics_seen: dict[str, float] = {}
+        #: Partitions of the sources that are here, and when that was asked.
+        self._seen: dict[TopicPartition, float] = {}
         self._identity: ProducerIdentity | None = None
         self._writes = 0
         self._most_rows: int | None = None
@@ -157,7 +157,11 @@ class BatchTransaction:
     def adopt(self, batch: Batch) -> None:
         """Store progress as if this batch had been written here, because another sink has written it."""
         self._identity, self._sequences = self._wait(self._client.begin()), {}
-        self.commit(batch, self.add_progress(batch))
+        try:
+            self.commit(batch, self.add_progress(batch))
+        except BaseException:
+            self.abort(batch)  # nobody else would, and an open transaction hides the group's offsets until its timeout
+            raise
 
     def write(self, frame: Any, topic: str | None) -> list[WriteReport]:
         """Write a DataFrame into the transaction. Its rows name their topics if `topic` is None."""
@@ -261,7 +265,7 @@ class BatchTransaction:
                 log.warning("could not abort, InitProducerId will: %s", error)
         self._transaction.forget_identity()
         self._committed = None
-        self._topics_seen.clear()
+        self._seen.clear()
 
     def stop_if_another_driver_took_over(self, error: Exception, batch: Batch) -> None:
         """Stop if another driver fenced this one. If both went on, they would fence each other for ever."""
@@ -291,23 +295,22 @@ class BatchTransaction:
     ) -> dict[TopicPartition, int]:
         """The source offsets to commit: the ends of the sources that are on this cluster.
 
-        Offsets of a deleted topic cannot be committed. A topic of which something was read was there just now. Another
-        one is asked for again after a while.
+        Offsets of a deleted topic cannot be committed, nor those of partitions that it had before it was created again.
+        A partition of which something was read was there just now. Another one is asked for again after a while.
         """
         ends = offsets.among(self._settings.sources_here)
-        was_read = {where.topic for where, end in ends.items() if begins.get(where) != end}
         asked_since = time.monotonic() - _ASK_AGAIN_S
         unsure = {
-            where.topic
-            for where in ends
-            if self._topics_seen.get(where.topic, -1.0) < (0.0 if where.topic in was_read else asked_since)
+            where
+            for where, end in ends.items()
+            if self._seen.get(where, -1.0) < (asked_since if begins.get(where) == end else 0.0)
         }
         if unsure:
-            now, here = time.monotonic(), self._wait(self._client.existing_topics(unsure))
-            for topic in unsure - here:
-                self._topics_seen.pop(topic, None)
-            self._topics_seen.update(dict.fromkeys(here, now))
-        return {where: end for where, end in ends.items() if where.topic in self._topics_seen}
+            now, here = time.monotonic(), self._wait(self._client.existing(unsure))
+            for where in unsure - here:
+                self._seen.pop(where, None)
+            self._seen.update(dict.fromkeys(here, now))
+        return {where: end for where, end in ends.items() if where in self._seen}
 
     def _place_for_marker(self) -> TopicPartition:
         """No source is on this cluster: an output partition in which the batch id is committed, to carry the marker."""

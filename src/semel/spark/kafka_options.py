@@ -42,7 +42,6 @@ _NOT_OF_A_SINK = {
     "transactional.id": "give it as the argument transactional_id",
     "transaction.timeout.ms": "give it as the argument transaction_timeout_ms",
     "transaction.two.phase.commit.enable": "the pipeline commits by itself: leave it out",
-    "linger.ms": "a task fills its batches from rows that are there, and never waits for more: leave it out",
     "retries": "requests are repeated until delivery.timeout.ms: set that, or leave it out",
     "max.in.flight.requests.per.connection": "up to five requests of a partition are sent at once: leave it out",
     "partitioner.ignore.keys": "give the rows a column 'partition' instead",
@@ -51,6 +50,8 @@ _NOT_OF_A_SINK = {
     "interceptor.classes": _NO_JAVA,
     "semel.exit.timeout.ms": "a task ends when all is acknowledged: leave it out",
 }
+# linger.ms may be given: it is the longest that a batch waits for more rows, and here no batch waits.
+
 #: Settings that must have one value in a transaction.
 _FIXED = {"acks": ("all", "-1"), "enable.idempotence": (True,)}
 

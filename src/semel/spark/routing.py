@@ -47,6 +47,12 @@ def kafka_columns(frame: Any, topic: str | None) -> Any:
     return frame.selectExpr(*(f"cast(`{name}` as {kind}) as {name}" for name, kind in wanted.items()))
 
 
+def came_from(rows: pa.RecordBatch, row: int) -> str:
+    """Which row it is, for a message: by the source's offset, if the rows have it."""
+    offset = rows.column("offset")[row].as_py() if "offset" in rows.schema.names else None
+    return "" if offset is None else f" (the row came from offset {offset})"
+
+
 class Router:
     """The destinations of a task's rows.
 
@@ -75,14 +81,17 @@ class Router:
             return
         topics = batch.column("topic")
         if topics.null_count:
-            self._refuse_row("a row has no topic: give start() a topic, or fill the column 'topic' in every row")
+            which = came_from(batch, pc.index(topics.is_null(), True).as_py())
+            self._refuse_row(
+                f"a row has no topic{which}: give start() a topic, or fill the column 'topic' in every row"
+            )
         for name in pc.unique(topics).to_pylist():
             yield from self._within(name, batch.filter(pc.equal(topics, name)).drop_columns(["topic"]))
 
     def _within(self, topic: str, rows: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
         import pyarrow.compute as pc
 
-        count, names = self._count(topic), rows.schema.names
+        count, names = self._count(topic, rows), rows.schema.names
         filling = self._filling.setdefault(topic, self._turn % count)
         targets = partition_column(rows.column("key"), count, filling) if "key" in names else None
         if "partition" in names:
@@ -105,22 +114,24 @@ class Router:
     def is_full(self, topic: str, partition: int) -> None:
         """A batch for this partition is complete: rows without a key go to the next one."""
         if self._filling[topic] == partition:
-            self._filling[topic] = (partition + 1) % self._count(topic)
+            self._filling[topic] = (partition + 1) % self._counts[topic]
 
-    def _count(self, topic: str) -> int:
+    def _count(self, topic: str, rows: pa.RecordBatch) -> int:
         if topic not in self._counts:
-            self._counts[topic] = _partition_count(topic, self._settings, self._refuse_row)
+            self._counts[topic] = _partition_count(topic, self._settings, self._refuse_row, came_from(rows, 0))
         return self._counts[topic]
 
 
-def _partition_count(topic: str, settings: ClientSettings, refuse_row: Callable[[str], NoReturn]) -> int:
+def _partition_count(topic: str, settings: ClientSettings, refuse_row: Callable[[str], NoReturn], which: str) -> int:
     loop, cluster = cluster_of(settings)
     try:
         if topic in cluster.metadata.topics:
             return len(loop.run(cluster.topic(topic)).partitions)
         found = loop.run(find_topic(cluster, topic, patience_ms=_TOPIC_PATIENCE_MS, allow_auto_create=True))
     except Misuse as error:
-        refuse_row(f"the column 'topic' says '{topic}': {error.why}")
+        refuse_row(f"the column 'topic' says '{topic}'{which}: {error.why}")
     if found is None:
-        refuse_row(f"the column 'topic' says '{topic}', and the cluster has no such topic: create it, or correct it")
+        refuse_row(
+            f"the column 'topic' says '{topic}'{which}, and the cluster has no such topic: create it, or correct it"
+        )
     return len(found.partitions)

@@ -140,10 +140,11 @@ class TransactionClient:
         """An output topic and its partitions."""
         return await self._cluster.topic(name, allow_auto_create=True)
 
-    async def existing_topics(self, names: Iterable[str]) -> set[str]:
-        """Which of these topics are on this cluster: only for them can offsets be committed."""
-        await self._cluster.refresh_retrying(names, timeout_ms=self._deadline_ms)
-        return {*names} & self._cluster.metadata.topics.keys()
+    async def existing(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Which of these partitions are on this cluster: only for them can offsets be committed."""
+        await self._cluster.refresh_retrying({place.topic for place in places}, timeout_ms=self._deadline_ms)
+        topics = self._cluster.metadata.topics
+        return {one for one in places if one.topic in topics and one.partition < len(topics[one.topic].partitions)}
 
     async def _ask(self, send: Send) -> Any:
         return await self._cluster.request_retrying(

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from semel.client.blocking.loop_thread import LoopThread
@@ -35,7 +34,7 @@ from .claims import ClaimDesk, OwnTurns, TaskClaims, refuse_row
 from .connections import cluster_of
 from .kafka_options import DEFAULT_PRODUCER, ClientSettings, ProducerOptions
 from .limits import forget_largest_batch, largest_batch
-from .routing import Router
+from .routing import Router, came_from
 
 _REPORT = pa.schema(
     [
@@ -105,7 +104,7 @@ def write_rows(
             for topic, partition, rows in router.route(batch):
                 writer = writers.get((topic, partition))
                 if writer is None:
-                    _check_partition(loop, cluster, topic, partition, plan)
+                    _check_partition(loop, cluster, topic, partition, plan, rows)
                     writer = _PartitionWriter(loop, cluster, plan, claims, topic, partition)
                     writers[topic, partition] = writer
                 writer.add(rows)
@@ -134,30 +133,33 @@ def task_number() -> int:
     return 0 if context is None else context.partitionId()
 
 
-def _check_partition(loop: LoopThread, cluster: Cluster, topic: str, partition: int, plan: WritePlan) -> None:
+def _check_partition(
+    loop: LoopThread, cluster: Cluster, topic: str, partition: int, plan: WritePlan, rows: pa.RecordBatch
+) -> None:
     """Refuse a partition that does not exist. The broker would answer with a retriable error."""
     count = len(loop.run(cluster.topic(topic)).partitions)
     if not 0 <= partition < count:
         cluster.forget_topic(topic)  # the topic may have grown since
         count = len(loop.run(cluster.topic(topic)).partitions)
     if not 0 <= partition < count:
-        plan.refuse_row(no_such_partition(topic, partition, count))
+        plan.refuse_row(no_such_partition(topic, partition, count, came_from(rows, 0)))
 
 
-def no_such_partition(topic: str, partition: int, count: int) -> str:
-    """The message for a row that names a partition its topic does not have."""
+def no_such_partition(topic: str, partition: int, count: int, which: str = "") -> str:
+    """The message for a row that names a partition its topic does not have. `which` says which row it is."""
     return (
-        f"the column 'partition' says {partition}, and topic '{topic}' has partitions 0 to {count - 1}: correct the "
-        "column, or drop it to let the key decide"
+        f"the column 'partition' says {partition}, and topic '{topic}' has partitions 0 to {count - 1}{which}: correct "
+        "the column, or drop it to let the key decide"
     )
 
 
-def _largest_of(rows: pa.RecordBatch) -> str:
-    """Which row is the largest, for a message: by the source's offset, if the rows have it."""
-    if "offset" not in rows.schema.names:
-        return ""
-    sizes = pc.fill_null(pc.binary_length(rows.column("value")), 0)
-    return f" (the largest came from offset {rows.column('offset')[pc.index(sizes, pc.max(sizes)).as_py()]})"
+def _without_a_name(rows: pa.RecordBatch, since: int) -> int:
+    """The first row from `since` on that has a header without a name."""
+    headers = rows.column("headers").slice(since).to_pylist()
+    return next(
+        (row for row, found in enumerate(headers, since) if any(not one or one["key"] is None for one in found or ())),
+        since,
+    )
 
 
 class _Outbox:
@@ -242,8 +244,9 @@ class _PartitionWriter:
                 done += batch.record_count
         except ValueError as error:
             self._plan.refuse_row(
-                f"a row for {self._topic}-{self._partition} cannot be a record: {error}; each of the column 'headers' "
-                "needs a key that is not null"
+                f"a row for {self._topic}-{self._partition} cannot be a record: {error}"
+                f"{came_from(rows, _without_a_name(rows, done))}; each of the column 'headers' needs a key that is not "
+                "null"
             )
         except Refused as refused:
             if refused.code is not ErrorCode.MESSAGE_TOO_LARGE:
@@ -257,8 +260,8 @@ class _PartitionWriter:
             if self._largest == self._plan.producer.largest_request_bytes:
                 limit = "the option kafka.max.request.size"
             self._plan.refuse_row(
-                f"a row for {self._topic}-{self._partition} is too large: {refused.why}{_largest_of(rows)}; make it "
-                f"smaller, compress, or raise {limit}"
+                f"a row for {self._topic}-{self._partition} is too large: {refused.why}{came_from(rows, done)}; make "
+                f"it smaller, compress, or raise {limit}"
             )
 
     def _ask_for_the_limit(self) -> int:
