@@ -15,6 +15,7 @@ import semel
 from semel.cluster.peers import PEER_CLIENT_ID
 from semel.errors import ErrorCode
 from semel.wire.messages.admin import AlterPartitionReassignmentsRequest
+from semel.wire.messages.metadata import DescribeClusterRequest
 from semel.wire.messages.transactions import DescribeProducersRequest
 from tests.broker.raw import Raw
 from tests.support.waiting import until
@@ -68,6 +69,15 @@ def test_an_open_transaction_whose_coordinator_is_away_is_not_called_hanging(clu
     assert code == 1
     assert "__transaction_state-0 cannot be read: nobody leads it" in words, words
     assert "data-0: coordinator away" in words and "--fix does nothing" in words, words
+
+    # Who is away is fenced, for whoever asks for those as well (KIP-1073), and where it was.
+    shown = {}
+    for include in (False, True):
+        with Raw(cluster.address(others[0])) as raw:
+            rows = raw.ask(DescribeClusterRequest(include_fenced_brokers=include), 2).brokers
+            shown[include] = {row.broker_id: (f"{row.host}:{row.port}", row.is_fenced) for row in rows}
+    assert shown[False] == {number: (cluster.address(number), False) for number in others}
+    assert shown[True] == {**shown[False], coordinator: (cluster.address(coordinator), True)}
 
     # The status is for this very moment: it answers at once, and names the broker to start.
     code, words = told(cluster, "cluster", "status")

@@ -111,6 +111,15 @@ def _nodes(broker: BrokerServer, call: Call, *, live_only: bool = False) -> list
     return brokers(broker.cluster, call, live_only=live_only)
 
 
+def _fenced(broker: BrokerServer, call: Call) -> list[tuple[int, str, int, str | None]]:
+    """The same of brokers that the cluster knows and that are not there."""
+    if broker.cluster is None:
+        return []
+    from semel.broker.replication.answers import fenced_brokers
+
+    return fenced_brokers(broker.cluster, call)
+
+
 def _who_serves_administrators(broker: BrokerServer) -> int:
     """The controller; while there is none, this broker. Any broker serves administrators (E10), and a client that is
     told that nobody does may wait for minutes before it asks again."""
@@ -411,6 +420,7 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             endpoint_type=request.endpoint_type,
         )
     row = DescribeClusterResponse.DescribeClusterBroker
+    fenced = _fenced(broker, call) if request.include_fenced_brokers else []
     return DescribeClusterResponse(
         # Beside success clients do not look at it. `semel cluster status` does.
         error_message=_unreadable_nodes(broker, call),
@@ -419,6 +429,9 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
         brokers=[
             row(broker_id=node, host=host, port=port, rack=rack)
             for node, host, port, rack in _nodes(broker, call, live_only=True)
+        ]
+        + [
+            row(broker_id=node, host=host, port=port, rack=rack, is_fenced=True) for node, host, port, rack in fenced
         ],
         cluster_authorized_operations=(
             cluster_operations(broker, call) if request.include_cluster_authorized_operations else NOT_ASKED

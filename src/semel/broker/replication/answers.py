@@ -57,6 +57,16 @@ def brokers(membership: Membership, call: Call, *, live_only: bool) -> list[tupl
     return rows
 
 
+def fenced_brokers(membership: Membership, call: Call) -> list[tuple[int, str, int, str | None]]:
+    """The same of brokers that the cluster knows and that are not there."""
+    rows = []
+    for broker, registration in membership.named_brokers.gone().items():
+        address = membership.address_in(registration, call.connection.listener_name)
+        if address is not None:
+            rows.append((broker, *address, registration.rack))
+    return rows
+
+
 # Produce
 
 

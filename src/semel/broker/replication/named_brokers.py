@@ -51,6 +51,12 @@ class NamedBrokers:
             broker: self._last_seen[broker][0].rack for broker, at_ms in self._was_there.items() if at_ms >= since_ms
         }
 
+    def gone(self) -> dict[int, BrokerRegistration]:
+        """Those that the cluster has had and that are not there, where they were last."""
+        self.look()
+        away = sorted(self._reader.lives().keys() - self._reader.registrations.keys())
+        return {broker: self._last_seen[broker][0] for broker in away}
+
     def all(self) -> dict[int, BrokerRegistration]:
         self.look()
         named_since_ms = self._now_ms() - NAMED_FOR_MS
