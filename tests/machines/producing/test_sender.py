@@ -158,6 +158,18 @@ def test_scenario_38_an_epoch_bump_resets_idle_partitions_and_keeps_order_in_bus
     assert Batch.parse(after.batches[0].data or b"").producer_epoch == 1
 
 
+def test_a_batch_that_was_refused_until_its_time_was_over_says_why() -> None:
+    """Too few replicas are in sync: that is what somebody has to look at, and not slow brokers."""
+    sender = make(idempotent(), delivery_timeout_ms=1_000)
+    batch = put(sender, b"kept back")
+    for now_ms in (0, 500):
+        sender.on_answers(poll(sender, now_ms)[0], [BatchAnswer(ErrorCode.NOT_ENOUGH_REPLICAS)], now_ms)
+    poll(sender, 1_000)
+    assert isinstance(batch.error, RequestTimedOut)
+    assert "1 record for ledger-0 not acknowledged within delivery.timeout.ms=1000 (2 attempts; the last answer: " \
+        "NOT_ENOUGH_REPLICAS, too few replicas are in sync; nothing was written)" in str(batch.error)
+
+
 def test_scenario_39_memory_of_a_batch_given_up_on_its_way_is_held_until_the_connection_lets_go() -> None:
     sender = make(idempotent(), delivery_timeout_ms=1_000)
     batch = put(sender, b"slow")

@@ -42,6 +42,8 @@ class ProducerBatch:
     place: int = 0
     attempts: int = 0
     not_before_ms: int = 0
+    #: Why it has to be sent again.
+    last_refusal: str = ""
     on_wire: bool = False
     #: The broker's answer: the base offset, or why the batch was not written.
     done: bool = False

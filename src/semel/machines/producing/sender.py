@@ -330,6 +330,7 @@ class Sender:
         if self._may_retry(lane, batch, code):
             pause = min(self.retry_backoff_max_ms, self.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20))
             batch.not_before_ms = now_ms + pause
+            batch.last_refusal = f"{code.name}, {answer.message or code.meaning}"
             return
         transactional = self.manager is not None and self.manager.is_transactional
         if code in _EPOCH_IN_DOUBT and self.manager is not None and not transactional and not lane.unresolved:
@@ -460,10 +461,13 @@ class Sender:
         self._finish(batch, BatchAnswer(error.code), error)
 
     def _timeout_of(self, batch: ProducerBatch) -> RequestTimedOut:
+        records = "1 record" if batch.record_count == 1 else f"{batch.record_count} records"
+        attempts = "1 attempt" if batch.attempts == 1 else f"{batch.attempts} attempts"
+        why = f"; the last answer: {batch.last_refusal}" if batch.last_refusal else ""
         return RequestTimedOut(
             ErrorCode.REQUEST_TIMED_OUT,
-            f"{batch.record_count} records for {batch.partition} were not acknowledged within "
-            f"delivery.timeout.ms={self.delivery_timeout_ms} ({batch.attempts} attempts)",
+            f"{records} for {batch.partition} not acknowledged within "
+            f"delivery.timeout.ms={self.delivery_timeout_ms} ({attempts}{why})",
         )
 
     def _resolve(self) -> None:
