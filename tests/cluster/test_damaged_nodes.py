@@ -70,6 +70,73 @@ def test_a_node_that_cannot_be_read_stops_no_other_election(
     until(lambda: all_in_sync(zookeeper, bad) and all_in_sync(zookeeper, good), within_s=60, what="all to be in sync")
 
 
+def node_of(topic_id: str, partitions: dict[str, list[int]], **more: object) -> bytes:
+    return json.dumps({"version": 3, "topic_id": topic_id.ljust(22, "A"), "partitions": partitions, **more}).encode()
+
+
+def test_nodes_that_nobody_can_have_written_in_earnest_keep_nobody_from_anything(
+    cluster: semel.Cluster, zookeeper: KazooClient
+) -> None:
+    """Each of them once stopped every broker, or what every broker does in the cluster."""
+    create(cluster, "sound")
+    create(cluster, "endless")
+    sound_register, _ = zookeeper.get(paths.state("endless", 0))
+    sound_id = json.loads(zookeeper.get(paths.topic("sound"))[0])["topic_id"]
+    registration = {"endpoints": ["PLAINTEXT://h:99999"], "rack": 7, "timestamp": "1", "version": 5}
+    register = json.loads(sound_register) | {"leader_epoch": 2**40}
+    hostile = {
+        paths.topic("deep"): b"[" * 100_000,
+        paths.topic("gap"): node_of("B", {"5": [1, 2, 3]}),
+        paths.topic("moves"): node_of("C", {"0": [1, 2]}, adding_replicas={"7": [3]}),
+        paths.topic("id"): b'{"topic_id":5,"partitions":{"0":[1]}}',
+        paths.topic("a b"): node_of("D", {"0": [1, 2, 3]}),
+        paths.topic("twin"): node_of(sound_id, {"0": [2, 3, 1]}),
+        paths.broker(9): json.dumps(registration).encode(),
+        paths.config("clients", "deep"): b"[" * 100_000,
+    }
+    nobodys = {f"{paths.BROKER_IDS}/nobody": b"{}", f"{paths.LIVES}/nobody": b"{}", "/kafka-acl/Future/x": b"{}"}
+    for path, data in {**nobodys, **hostile}.items():
+        zookeeper.create(path, data, makepath=True)
+    zookeeper.set(paths.state("endless", 0), json.dumps(register).encode())
+    until(lambda: len(status(cluster)["unreadable"]) == len(hostile) + 1, within_s=30, what="the status to name all")
+    cluster.kill(1)
+    until(lambda: leader_in(zookeeper, "sound") in (2, 3), within_s=30, what="another to lead the sound topic")
+    admin = AdminClient({"bootstrap.servers": ",".join(cluster.address(number) for number in (2, 3))})
+    for made in admin.create_topics([NewTopic("after", 1, 2)]).values():
+        made.result(30)
+    for path in hostile:
+        zookeeper.delete(path)
+    zookeeper.set(paths.state("endless", 0), sound_register)
+    cluster.restart(1)
+    until(lambda: all_in_sync(zookeeper, "sound"), within_s=60, what="all to be in sync")
+    assert status(cluster)["unreadable"] == []
+
+
+def test_partitions_and_replicas_that_somebody_takes_out_of_a_node_keep_their_data(
+    cluster: semel.Cluster, zookeeper: KazooClient
+) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for made in admin.create_topics([NewTopic("cut", 2, replica_assignment=[[1, 2, 3], [2, 3, 1]])]).values():
+        made.result(30)
+    with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
+        for partition in (0, 1):
+            producer.send("cut", b"1", partition=partition).result(60)
+    path = paths.topic("cut")
+    sound = json.loads(zookeeper.get(path)[0])
+    logs = [cluster.data_dir / f"broker-{broker}" / f"cut-{part}" for broker in (1, 2, 3) for part in (0, 1)]
+    assert all(log.is_dir() for log in logs)
+
+    zookeeper.set(path, json.dumps(sound | {"partitions": {"0": [1, 2, 3]}}).encode())
+    until(lambda: "partitions [1] are missing" in str(status(cluster)["unreadable"]), within_s=30, what="it to be told")
+    zookeeper.set(path, json.dumps(sound | {"partitions": {"0": [2, 3], "1": [2, 3]}}).encode())
+    until(lambda: "cut-1 is not assigned" in cluster.output(1), within_s=30, what="broker 1 to keep it")
+    zookeeper.set(path, json.dumps(sound).encode())
+    until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to hear of the repair")
+    assert all(log.is_dir() for log in logs)
+    with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
+        assert [producer.send("cut", b"2", partition=part).result(60).offset for part in (0, 1)] == [1, 1]
+
+
 @pytest.mark.parametrize("nodes", [(), ("partitions",), ("partitions", "partitions/0")])
 def test_a_topic_that_a_killed_kafka_left_without_registers_gets_them(
     cluster: semel.Cluster, zookeeper: KazooClient, nodes: tuple[str, ...]

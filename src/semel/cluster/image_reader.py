@@ -27,9 +27,10 @@ from semel.cluster.session import (
 )
 from semel.machines.controller.image import Broker, Image, Topic
 from semel.machines.replication.values import PartitionState
-from semel.machines.values import TopicPartition
+from semel.machines.values import TopicPartition, is_topic_name
 from semel.machines.znodes import paths
 from semel.machines.znodes.values import (
+    INT32_MAX,
     BrokerLife,
     BrokerRegistration,
     TopicAssignment,
@@ -76,6 +77,8 @@ class ImageReader:
         self.owners: dict[int, int] = {}
         self._lives: dict[int, tuple[BrokerLife, int]] = {}
         self._assignments: dict[str, tuple[TopicAssignment, int]] = {}
+        #: The names of topics by their ids.
+        self._by_id: dict[str, str] = {}
         self.configs: dict[str, dict[str, str]] = {}
         #: Topics that have a node with settings.
         self._with_config: set[str] = set()
@@ -89,6 +92,8 @@ class ImageReader:
         self._controller_epoch = (0, 0)
         #: Nodes that cannot be read, and why. They are read again when they change.
         self._unreadable: dict[Key, str] = {}
+        #: Names of nodes where brokers' numbers are expected, which were told.
+        self._nobodys: set[str] = set()
         session.add_listener(self._on_session)
 
     # What is known
@@ -231,15 +236,24 @@ class ImageReader:
         await getattr(self, f"_read_{key[0]}")(*key[1:])
 
     async def _read_ids(self) -> None:
-        here = {int(name) for name in await self._children(("ids",), paths.BROKER_IDS)}
+        here = self._brokers_in(paths.BROKER_IDS, await self._children(("ids",), paths.BROKER_IDS))
         for number in here | self.registrations.keys():
             self._mark(("id", number))
             self._mark(("life", number))
 
     async def _read_lives(self) -> None:
-        for name in await self._children(("lives",), paths.LIVES):
-            if int(name) not in self._lives:
-                self._mark(("life", int(name)))
+        here = self._brokers_in(paths.LIVES, await self._children(("lives",), paths.LIVES))
+        for number in here - self._lives.keys():
+            self._mark(("life", number))
+
+    def _brokers_in(self, folder: str, names: list[str]) -> set[int]:
+        """The brokers that have a node in a folder. Another node is nobody's, so it keeps nobody from anything."""
+        numbers = {int(name) for name in names if name.isdecimal() and len(name) <= len(str(INT32_MAX))}
+        numbers = {number for number in numbers if number <= INT32_MAX and str(number) in names}
+        for name in {*names} - {str(number) for number in numbers} - self._nobodys:
+            logger.warning("%s/%s in ZooKeeper is left alone: it has no broker's number", folder, name)
+            self._nobodys.add(name)
+        return numbers
 
     async def _read_id(self, number: int) -> None:
         path = paths.broker(number)
@@ -285,12 +299,18 @@ class ImageReader:
         self.broker_configs[name] = {} if found is None else decode_config(found[0], path)
 
     def _forget_topic(self, name: str) -> None:
+        self._forget_id(name)
         self._assignments.pop(name, None)
         self.configs.pop(name, None)
         self._with_config.discard(name)
         self._forget_states(name)
         for key in [each for each in self._unreadable if name in each[1:2]]:
             del self._unreadable[key]
+
+    def _forget_id(self, name: str) -> None:
+        known = self._assignments.get(name)
+        if known is not None and known[0].topic_id is not None:
+            self._by_id.pop(known[0].topic_id, None)
 
     def _forget_states(self, name: str) -> None:
         for partition in [each for each in self._states if each.topic == name]:
@@ -306,6 +326,7 @@ class ImageReader:
         known = self._assignments.get(name)
         try:
             assignment = TopicAssignment.decode(found[0], path)
+            self._check_topic(name, assignment, path)
         except UnreadableZnode:
             # It stays as it was. Its registers go on, and must not be older here than in ZooKeeper.
             for number in () if known is None else known[0].partitions:
@@ -313,9 +334,27 @@ class ImageReader:
             raise
         if known is not None and known[0].topic_id != assignment.topic_id:
             self._forget_states(name)  # another topic of this name: its registers begin again at version 0
+        self._forget_id(name)
         self._assignments[name] = assignment, found[1].version
+        if assignment.topic_id is not None:
+            self._by_id[assignment.topic_id] = name
         for number in assignment.partitions:
             self._mark(("state", name, number))
+
+    def _check_topic(self, name: str, assignment: TopicAssignment, path: str) -> None:
+        """`UnreadableZnode` for what cannot be beside what is known."""
+        topic_id, known = assignment.topic_id, self._assignments.get(name)
+        if not is_topic_name(name):
+            raise UnreadableZnode(f"{path} in ZooKeeper cannot be read: this is no name of a topic")
+        twin = None if topic_id is None else self._by_id.get(topic_id)
+        if twin is not None and twin != name:
+            # Requests name topics by id: records of one would reach the other.
+            raise UnreadableZnode(f"{path} in ZooKeeper cannot be read: it has the topic_id of {paths.topic(twin)}")
+        if known is not None and known[0].topic_id == topic_id:
+            gone = sorted(known[0].partitions.keys() - assignment.partitions.keys())
+            if gone:
+                # Nothing takes partitions away from a topic. Their data must not go by mistake.
+                raise UnreadableZnode(f"{path} in ZooKeeper cannot be read: partitions {gone} are missing")
 
     async def _read_config(self, name: str) -> None:
         path = paths.config("topics", name)

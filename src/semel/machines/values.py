@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka takes this for the name of a topic.
+
+    >>> is_topic_name("payments.v-2"), is_topic_name("a b"), is_topic_name("..")
+    (True, False, False)
+    """
+    return name not in (".", "..") and _TOPIC_NAME.match(name) is not None
 
 
 class TopicPartition(NamedTuple):

@@ -104,3 +104,59 @@ def test_the_clusters_id_and_a_brokers_life() -> None:
 def test_what_cannot_be_read_names_its_path(data: bytes) -> None:
     with pytest.raises(z.UnreadableZnode, match="/brokers/topics/t/partitions/0/state in ZooKeeper cannot be read"):
         z.decode_state(data, "/brokers/topics/t/partitions/0/state")
+
+
+def topic_node(partitions: object, **more: object) -> bytes:
+    return json.dumps({"topic_id": "A" * 22, "partitions": partitions, **more}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        topic_node({}),
+        topic_node({"1": [1]}),
+        topic_node({"0": []}),
+        topic_node({"0": [1, 1]}),
+        topic_node({"0": [-1]}),
+        topic_node({"0": [2**31]}),
+        topic_node({"0": "12"}),
+        b'{"topic_id":null,"partitions":{"0":[1e999]}}',
+        topic_node({"0": [1]}, topic_id="xyz"),
+        topic_node({"0": [1]}, topic_id=5),
+        topic_node({"0": [1]}, removing_replicas={"0": [1]}),
+        topic_node({"0": [1]}, adding_replicas={"0": [2]}),
+        topic_node({"0": [1]}, adding_replicas={"1": []}),
+    ],
+    ids=lambda data: data[:60].decode(),
+)
+def test_what_no_topic_can_be_is_not_read(data: bytes) -> None:
+    with pytest.raises(z.UnreadableZnode, match="/brokers/topics/t in ZooKeeper cannot be read"):
+        z.TopicAssignment.decode(data, "/brokers/topics/t")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"leader": -2}, {"leader": 2**31}, {"leader_epoch": 2**31}, {"leader_epoch": -1}, {"isr": "12"}, {"isr": [1, 1]},
+     {"elr": 5}, {"controller_epoch": -2}],
+    ids=str,
+)  # fmt: skip
+def test_what_no_register_can_be_is_not_read(wrong: dict[str, object]) -> None:
+    sound = {"leader": 1, "leader_epoch": 0, "isr": [1], "controller_epoch": 1}
+    assert z.decode_state(json.dumps(sound).encode(), "p").isr == (1,)
+    with pytest.raises(z.UnreadableZnode, match="p in ZooKeeper cannot be read"):
+        z.decode_state(json.dumps(sound | wrong).encode(), "p")
+
+
+@pytest.mark.parametrize("wrong", [{"rack": 7}, {"endpoints": ["PLAINTEXT://h:65536"]}, {"timestamp": str(2**63)}])
+def test_what_no_broker_can_be_is_not_read(wrong: dict[str, object]) -> None:
+    """What it says goes to clients, in fields that cannot hold more."""
+    sound = {"endpoints": ["PLAINTEXT://h:9092"], "timestamp": "1", "rack": "a"}
+    assert z.BrokerRegistration.decode(json.dumps(sound).encode(), "p").rack == "a"
+    with pytest.raises(z.UnreadableZnode, match="p in ZooKeeper cannot be read"):
+        z.BrokerRegistration.decode(json.dumps(sound | wrong).encode(), "p")
+
+
+def test_an_access_rule_has_words() -> None:
+    with pytest.raises(z.UnreadableZnode):
+        z.decode_acls(b'{"acls":[{"principal":5,"permissionType":"Allow","operation":["Read"],"host":"*"}]}', "p")

@@ -18,7 +18,7 @@ from semel.cluster.session import MultiRefused, NoNode, ZooKeeperError
 from semel.errors import ErrorCode, Refused
 from semel.machines.znodes import paths
 from semel.machines.znodes.operations import Create, Operation, SetData
-from semel.machines.znodes.values import decode_config, encode_config, encode_config_change
+from semel.machines.znodes.values import UnreadableZnode, decode_config, encode_config, encode_config_change
 
 if TYPE_CHECKING:
     from semel.broker.replication.membership import Membership
@@ -82,6 +82,8 @@ async def _alter(
             return wanted
     except ZooKeeperError as error:
         raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error}") from None
+    except UnreadableZnode as error:
+        raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from None
     raise Refused(ErrorCode.REQUEST_TIMED_OUT, f"others are changing the settings of {entity}; try again")
 
 

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from semel.broker.replication.partition import ReplicatedPartition
@@ -18,8 +19,9 @@ from semel.broker.topics.registry import no_rest
 from semel.cluster.session import NoNode
 from semel.config import ConfigError
 from semel.log.checkpoints import topic_id_text
+from semel.machines.values import TopicPartition
 from semel.machines.znodes import paths
-from semel.machines.znodes.values import TopicAssignment
+from semel.machines.znodes.values import TopicAssignment, UnreadableZnode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +44,8 @@ class LocalTopics:
     def __init__(self, broker: BrokerServer, membership: Membership) -> None:
         self._broker = broker
         self._membership = membership
+        #: Partitions of which it was told that they stay.
+        self._told: set[TopicPartition] = set()
 
     def adopt(self) -> None:
         """Know every topic of the image, with its partitions and settings."""
@@ -102,9 +106,9 @@ class LocalTopics:
         for topic in list(self._broker.topics.topics.values()):
             known = image.topics.get(topic.name)
             if known is None or known.assignment.topic_id != topic_id_text(topic.topic_id):
-                assignment = await self._assignment_now(topic)
-                if assignment is None:
-                    doomed.append(topic)
+                with suppress(UnreadableZnode):  # then it is there, and the reader tells what is wrong
+                    if await self._assignment_now(topic) is None:
+                        doomed.append(topic)
         if not doomed:
             return
         for topic in doomed:
@@ -140,13 +144,37 @@ class LocalTopics:
                 if is_here or not partition.is_local:
                     partition.is_local = is_here
                     continue
-                now = now or await self._assignment_now(topic)
+                try:
+                    now = now or await self._assignment_now(topic)
+                except UnreadableZnode:
+                    break
                 if now is None or membership.broker_id in now.partitions.get(partition.index, ()):
                     continue  # what we know is old
+                if await self._is_counted_on(partition):
+                    continue
                 logger.info("%s is on other brokers now: its data here is removed", partition)
                 self._resign(partition)
                 partition.is_local = False
                 await registry.drop_partition(partition)
+
+    async def _is_counted_on(self, partition: Partition) -> bool:
+        """Whether the register says that this broker has what is committed. A move takes a broker out of assignment and
+        register together (E9), so somebody has changed the assignment by hand. Then the data stays."""
+        membership, key = self._membership, TopicPartition(partition.topic.name, partition.index)
+        try:
+            state, _ = await membership.read_state(key)
+        except (NoNode, UnreadableZnode):
+            return True  # what we know is old, or the node is damaged: the reader tells
+        is_counted_on = membership.broker_id in (state.leader, *state.isr, *state.elr)
+        if is_counted_on and key not in self._told:
+            self._told.add(key)
+            logger.error(
+                "%s is not assigned to this broker any more, and its register counts on the data here, which stays: "
+                "was %s in ZooKeeper changed by hand? Replicas are moved by kafka-reassign-partitions",
+                key,
+                paths.topic(key.topic),
+            )
+        return is_counted_on
 
     def _resign(self, partition: Partition) -> None:
         assert isinstance(partition, ReplicatedPartition)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semel.cluster.session import BadVersion, NodeExists, NoNode, ZooKeeperError
 from semel.errors import ErrorCode, Refused
 from semel.machines.znodes import paths
-from semel.machines.znodes.values import ProducerIdBlock
+from semel.machines.znodes.values import ProducerIdBlock, UnreadableZnode
 
 if TYPE_CHECKING:
     from semel.broker.replication.membership import Membership
@@ -64,7 +64,7 @@ class ClusterProducerIds:
                     continue  # another broker has claimed this block
                 break
             await self._membership.last_life.claimed(block.end)
-        except (ZooKeeperError, OSError) as error:
+        except (ZooKeeperError, UnreadableZnode, OSError) as error:
             # Perhaps it was claimed: then its ids are lost, and none is given out twice.
             logger.warning("no block of producer ids: %s", error or type(error).__name__)
         else:

@@ -34,6 +34,7 @@ from semel.machines.replication.values import (
     WriteState,
 )
 from semel.machines.values import TopicPartition
+from semel.machines.znodes.values import UnreadableZnode
 
 if TYPE_CHECKING:
     from semel.broker.replication.membership import Membership
@@ -373,7 +374,7 @@ class LocalReplica:
         while self.leader is not None:
             try:
                 state, version = await self._membership.read_state(self.key)
-            except ZooKeeperError:
+            except (ZooKeeperError, UnreadableZnode):
                 await asyncio.sleep(RETRY_S)
                 continue
             self.register(state, version, synced=True)

@@ -33,7 +33,7 @@ from semel.errors import ErrorCode, Refused
 from semel.machines.znodes import access, paths, tokens
 from semel.machines.znodes.entities import CLIENTS, GROUPS, IPS, USERS, credentials_in, decode_name
 from semel.machines.znodes.operations import Create, Operation, SetData, multi_size_bytes
-from semel.machines.znodes.values import decode_config, encode_config, encode_config_change
+from semel.machines.znodes.values import UnreadableZnode, decode_config, encode_config, encode_config_change
 
 if TYPE_CHECKING:
     from semel.broker.replication.membership import Membership
@@ -109,8 +109,10 @@ class Shared:
         elif path.startswith(tokens.FOLDER):
             assert self.tokens is not None
             self.tokens.told(path, data)
-        else:
+        elif path.startswith("/config/"):
             self._told_config(path, {} if data is None else decode_config(data, path))
+        elif data is not None:
+            logger.warning("%s in ZooKeeper is left alone: it is about nothing that has access rules here", path)
 
     def _told_config(self, path: str, config: dict[str, str]) -> None:
         kind, *rest = path.removeprefix("/config/").split("/")
@@ -184,6 +186,8 @@ class Shared:
                     await self._forget_old_notifications(folder)
         except ZooKeeperError as error:
             raise _no_answer(error) from None
+        except UnreadableZnode as error:
+            raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from None
         finally:
             await self.know()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.stored.delegation_tokens import StoredTokens
 from semel.broker.stored.group_settings import GroupSettings
-from semel.broker.stored.quotas import CLIENT_ID, IP, USER, Entity, QuotaTable, quota_bounds
+from semel.broker.stored.quotas import CLIENT_ID, IP, USER, Entity, QuotaTable, check_quota, quota_bounds
 from semel.broker.stored.scram import MECHANISMS, CredentialKey, ScramCredentials
 from semel.errors import ErrorCode, Refused
 from semel.machines.security.delegation_tokens import DelegationToken, DelegationTokens
@@ -97,14 +97,17 @@ def _changes(wanted: Mapping[str, str | None]) -> Callable[[dict[str, str]], dic
 
 
 def quotas_in(entity: Entity, config: Mapping[str, str], path: str) -> dict[str, float]:
-    """The quotas of a node. One that is no number is logged and left out."""
+    """The quotas of a node. One that cannot be is logged and left out."""
     found = {}
     for name in quota_bounds(entity):
         if name in config:
             try:
-                found[name] = float(config[name])
-            except ValueError:
-                logger.error("%s in ZooKeeper: %s=%s is no number", path, name, config[name])
+                value = float(config[name])
+                check_quota(entity, name, value)
+            except (ValueError, Refused) as error:
+                logger.error("%s in ZooKeeper: %s=%s is not used: %s", path, name, config[name], error)
+            else:
+                found[name] = value
     return found
 
 

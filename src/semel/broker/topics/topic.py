@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from semel.broker.topics.internal import INTERNAL_TOPICS
 from semel.config import INT64_MAX, Values
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import topic_id_text
+from semel.machines.values import is_topic_name
 
 if TYPE_CHECKING:
     from semel.broker.topics.partition import Partition
@@ -19,12 +19,10 @@ CLUSTER_METADATA = "__cluster_metadata"
 #: Kafka's bound on what one request may create.
 NEW_PARTITIONS_MAX = 10_000
 
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-
 
 def check_topic_name(name: str) -> None:
     """Refuse what Kafka refuses as a topic name."""
-    if name in (".", "..") or not _LEGAL_NAME.match(name):
+    if not is_topic_name(name):
         raise Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"topic name {name[:249]!r} is not legal: 1 to 249 letters, digits, '.', '_' and '-', not '.' or '..'",

@@ -12,7 +12,7 @@ from semel.machines.security.delegation_tokens import DelegationToken
 from semel.machines.security.principals import Principal, parse_principal
 from semel.machines.znodes.entities import decode_name, encode_name
 from semel.machines.znodes.operations import Create
-from semel.machines.znodes.values import UnreadableZnode
+from semel.machines.znodes.values import UNREADABLE, UnreadableZnode
 
 FOLDER = "/delegation_token/tokens"
 CHANGES = "/delegation_token/token_changes"
@@ -54,8 +54,8 @@ def decode_token(data: bytes, path: str) -> DelegationToken:
             int(value["expiryTimestamp"]),
             int(value["maxTimestamp"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableZnode(f"{path} in ZooKeeper cannot be read: {error!r}") from None
+    except UNREADABLE as error:
+        raise UnreadableZnode.at(path, error) from None
 
 
 def _principal(encoded: str) -> Principal:

@@ -1,23 +1,33 @@
 """What the znodes hold: Apache Kafka 3.9's JSON, with two fields of ours in a partition's state.
 
 Kafka reads what we write and we read what Kafka writes: fields that are not known are left alone, and ours have a value
-that stands for their absence. What cannot be read raises `UnreadableZnode`, which names the path.
+that stands for their absence. What cannot be read raises `UnreadableZnode`, which names the path. So does what can be
+read and cannot be so, as a partition without replicas: whoever acted on it would fail later, where it harms others.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from semel.machines.replication.values import PartitionState
+from semel.machines.replication.values import NO_LEADER, PartitionState
 
 T = TypeVar("T")
+#: What reading raises where something else was written than is expected.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
+_UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]\Z")
 
 
 class UnreadableZnode(Exception):
     """A znode that does not hold what Kafka or Semel would write there."""
+
+    @classmethod
+    def at(cls, path: str, error: Exception) -> UnreadableZnode:
+        return cls(f"{path} in ZooKeeper cannot be read: {error!r}")
 
 
 def _encode(value: Mapping[str, Any]) -> bytes:
@@ -27,12 +37,30 @@ def _encode(value: Mapping[str, Any]) -> bytes:
 def _decode(data: bytes, path: str, read: Callable[[Any], T]) -> T:
     try:
         return read(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableZnode(f"{path} in ZooKeeper cannot be read: {error!r}") from None
+    except UNREADABLE as error:
+        raise UnreadableZnode.at(path, error) from None
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+def _number(value: Any, least: int = 0, most: int = INT32_MAX) -> int:
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not from {least} to {most}")
+    return number
+
+
+def _brokers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{values!r:.100} is no list of brokers")
+    numbers = tuple(_number(value) for value in values)
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"{values!r:.100} names a broker twice")
+    return numbers
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.100} is no text")
+    return value
 
 
 # Brokers
@@ -50,7 +78,7 @@ class Endpoint(NamedTuple):
     def of(cls, text: str) -> Endpoint:
         listener, _, address = text.partition("://")
         host, _, port = address.rpartition(":")
-        return cls(listener, host, int(port))
+        return cls(listener, host, _number(port, 0, 2**16 - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +113,9 @@ class BrokerRegistration:
             endpoints = tuple(map(Endpoint.of, value["endpoints"]))
             own_names = {each.listener: each.listener for each in endpoints}
             protocols = dict(value.get("listener_security_protocol_map") or own_names)
-            return cls(endpoints, protocols, int(value.get("timestamp", -1)), value.get("rack"))
+            rack = value.get("rack")
+            timestamp_ms = _number(value.get("timestamp", -1), -1, INT64_MAX)
+            return cls(endpoints, protocols, timestamp_ms, None if rack is None else _text(rack))
 
         return _decode(data, path, read)
 
@@ -133,7 +163,7 @@ def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
 
 
 def decode_controller(data: bytes) -> int:
-    return _decode(data, "/controller", lambda value: int(value["brokerid"]))
+    return _decode(data, "/controller", lambda value: _number(value["brokerid"]))
 
 
 def encode_controller_epoch(epoch: int) -> bytes:
@@ -141,7 +171,7 @@ def encode_controller_epoch(epoch: int) -> bytes:
 
 
 def decode_controller_epoch(data: bytes) -> int:
-    return _decode(data, "/controller_epoch", int)
+    return _decode(data, "/controller_epoch", _number)
 
 
 def encode_cluster_id(cluster_id: str) -> bytes:
@@ -182,18 +212,32 @@ class TopicAssignment:
     @classmethod
     def decode(cls, data: bytes, path: str) -> TopicAssignment:
         def by_number(values: Any) -> dict[int, tuple[int, ...]]:
-            return {int(number): _numbers(replicas) for number, replicas in values.items()}
+            return {_number(number): _brokers(replicas) for number, replicas in values.items()}
 
-        return _decode(
-            data,
-            path,
-            lambda value: cls(
+        def read(value: Any) -> TopicAssignment:
+            found = cls(
                 value.get("topic_id"),
                 by_number(value["partitions"]),
                 by_number(value.get("adding_replicas", {})),
                 by_number(value.get("removing_replicas", {})),
-            ),
-        )
+            )
+            found._check()
+            return found
+
+        return _decode(data, path, read)
+
+    def _check(self) -> None:
+        """ValueError where no topic can be so."""
+        if self.topic_id is not None and not _UUID.match(self.topic_id):
+            raise ValueError(f"topic_id {self.topic_id[:100]!r} is no id of a topic")
+        if not self.partitions or max(self.partitions) != len(self.partitions) - 1:
+            raise ValueError("the partitions are not numbered from 0 on without a gap")
+        for number, replicas in self.partitions.items():
+            moving = {*self.adding.get(number, ()), *self.removing.get(number, ())}
+            if not moving <= {*replicas} or not self.target(number):
+                raise ValueError(f"partition {number} cannot have replicas {list(replicas)}, of which {moving} move")
+        if not {*self.adding, *self.removing} <= self.partitions.keys():
+            raise ValueError("a partition moves that is not there")
 
     def origin(self, number: int) -> tuple[int, ...]:
         """Where a partition was before it began to move."""
@@ -226,12 +270,12 @@ def decode_state(data: bytes, path: str) -> PartitionState:
         data,
         path,
         lambda value: PartitionState(
-            int(value["leader"]),
-            int(value["leader_epoch"]),
-            _numbers(value["isr"]),
-            int(value.get("leader_broker_epoch", -1)),
-            _numbers(value.get("elr", ())),
-            int(value["controller_epoch"]),
+            _number(value["leader"], NO_LEADER),
+            _number(value["leader_epoch"]),
+            _brokers(value["isr"]),
+            _number(value.get("leader_broker_epoch", -1), -1),
+            _brokers(value.get("elr", [])),
+            _number(value["controller_epoch"], -1),
         ),
     )
 
@@ -281,7 +325,7 @@ def decode_acls(data: bytes, path: str) -> tuple[AclEntry, ...]:
         data,
         path,
         lambda value: tuple(
-            AclEntry(each["principal"], each["permissionType"], each["operation"], each["host"])
+            AclEntry(*(_text(each[name]) for name in ("principal", "permissionType", "operation", "host")))
             for each in value["acls"]
         ),
     )
@@ -304,7 +348,11 @@ class ProducerIdBlock(NamedTuple):
         return _decode(
             data,
             "/latest_producer_id_block",
-            lambda value: cls(int(value["broker"]), int(value["block_start"]), int(value["block_end"])),
+            lambda value: cls(
+                _number(value["broker"]),
+                _number(value["block_start"], 0, INT64_MAX),
+                _number(value["block_end"], 0, INT64_MAX),
+            ),
         )
 
     def next(self, broker: int, size: int = 1_000) -> ProducerIdBlock:
