@@ -37,6 +37,9 @@ def test_a_leader_that_leads_already_is_not_elected(raw: Raw, topic: str) -> Non
     codes = [row.partition_result[0].error_code for row in found]
     assert codes == [ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert raw.ask(ElectLeadersRequest(topic_partitions=None)).replica_election_results == []
+    answer = raw.ask(ElectLeadersRequest(election_type=2, topic_partitions=rows))
+    codes = [row.partition_result[0].error_code for row in answer.replica_election_results]
+    assert {answer.error_code, *codes} == {ErrorCode.INVALID_REQUEST}
 
 
 @pytest.mark.parametrize("version", [0, 1])

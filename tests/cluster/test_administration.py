@@ -364,13 +364,15 @@ def test_an_unclean_leader_is_elected_when_it_is_asked_for(cluster: Cluster) -> 
     cluster[2].start()
     until(lambda: partitions_of(cluster, "risky", 3)[0].leader_id == -1, within_s=60, what="nobody to lead")
 
-    def elect() -> bool:
+    def elect(kind: int) -> ErrorCode:
         wanted = [ElectLeadersRequest.TopicPartitions(topic="risky", partitions=[0])]
         with Raw(cluster[3].address) as raw:
-            answer = raw.ask(ElectLeadersRequest(election_type=1, topic_partitions=wanted), 2)
-        return bool(answer.replica_election_results[0].partition_result[0].error_code == ErrorCode.NONE)
+            answer = raw.ask(ElectLeadersRequest(election_type=kind, topic_partitions=wanted), 2)
+        return ErrorCode(answer.replica_election_results[0].partition_result[0].error_code)
 
-    until(elect, within_s=60, what="an unclean leader")
+    assert elect(2) is ErrorCode.INVALID_REQUEST  # whatever that is, it is not consent to lose records
+    assert partitions_of(cluster, "risky", 3)[0].leader_id == -1
+    until(lambda: elect(1) is ErrorCode.NONE, within_s=60, what="an unclean leader")
     until(lambda: partitions_of(cluster, "risky", 3)[0].leader_id == 2, within_s=60, what="the others to hear of it")
     assert stored(cluster, "risky", 1) == []
 

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from semel.broker.server import BrokerServer
 
 
+#: The preferred leaders, or any.
+ELECTION_TYPES = (0, 1)
+
+
 def create_topics(broker: BrokerServer, request: CreateTopicsRequest, call: Call) -> Any:
     """Create topics. A topic that cannot be created gets an error, the others are created."""
     return broker.changes.run(_create_topics(broker, request, call))
@@ -445,11 +449,27 @@ def elect_leaders(
     broker: BrokerServer, request: ElectLeadersRequest, call: Call
 ) -> Any:
     """Elect leaders. A broker that is alone leads every partition; for all partitions the answer is empty then."""
+    if request.election_type not in ELECTION_TYPES:
+        return _no_such_election(request)
     if broker.cluster is not None:
         from semel.broker.replication.moving import elect
 
         return broker.changes.run(elect(broker.cluster, request))
     return _no_election_needed(broker, request)
+
+
+def _no_such_election(request: ElectLeadersRequest) -> Generator[None, None, ElectLeadersResponse]:
+    """As in Kafka. It must not be taken for an unclean election, which may lose records."""
+    code, why = ErrorCode.INVALID_REQUEST, f"there is no election of type {request.election_type}"
+    results = []
+    for row in request.topic_partitions or ():
+        answers = []
+        for index in row.partitions:
+            answers.append(ElectLeadersResponse.PartitionResult(partition_id=index, error_code=code, error_message=why))
+            yield
+        yield
+        results.append(ElectLeadersResponse.ReplicaElectionResult(topic=row.topic, partition_result=answers))
+    return ElectLeadersResponse(error_code=code, replica_election_results=results)
 
 
 def _no_election_needed(
