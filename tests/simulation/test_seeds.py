@@ -10,14 +10,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from semel.cli.simulate import simulate
 from semel.simulation.ablations import ABLATIONS, look_for, removed
 from semel.simulation.coverage import Coverage
 from semel.simulation.faults import FAULTS
@@ -105,7 +101,7 @@ def test_a_failure_is_shrunk_to_the_faults_that_are_needed() -> None:
         smallest = shrink(plan, tries=12)
         assert len(smallest.strikes) <= len(plan.strikes)
         assert run(smallest).violations
-    assert "--strikes" in command(smallest, with_strikes=True)
+    assert "--strikes" in command(smallest)
 
 
 def test_coverage_counts_the_cells_that_were_taken() -> None:
@@ -139,28 +135,6 @@ def test_a_cell_that_is_listed_as_out_of_reach_is_taken_by_no_seed(name: str) ->
 
 
 @pytest.mark.timeout(300)
-def test_the_command_plays_a_seed_and_says_how_it_went() -> None:
-    program = [sys.executable, "-m", "semel", "simulate", "--seed", "4", "--duration", "3", "--replays", "1"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "seed 4 ok" in done.stdout
-
-
-@pytest.mark.timeout(300)
-def test_seeds_come_to_the_same_in_several_processes() -> None:
-    def said(processes: str) -> list[str]:
-        program = [sys.executable, "-m", "semel", "simulate", "--seeds", "0..3", "--duration", "2", "--coverage"]
-        done = subprocess.run([*program, "--processes", processes], capture_output=True, text=True, timeout=250)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "4 seeds, 0 failed" in done.stdout
-        return [line for line in done.stdout.splitlines() if line.startswith(("faults:", "kinds of", "table "))]
-
-    alone = said("1")
-    assert len(alone) > 5
-    assert said("2") == alone
-
-
-@pytest.mark.timeout(300)
 def test_the_order_of_a_set_does_not_decide_what_happens() -> None:
     """Else a seed that failed in one process could not be played again in another one."""
     program = (
@@ -174,30 +148,3 @@ def test_the_order_of_a_set_does_not_decide_what_happens() -> None:
     ]
     first, second = (each.communicate(timeout=250)[0] for each in running)
     assert first == second and first.strip()
-
-
-def test_a_process_of_seeds_that_is_killed_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*args: object, **options: object) -> Iterator[object]:
-        raise BrokenProcessPool("a child process terminated abruptly")
-        yield
-
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    monkeypatch.setattr("semel.simulation.seeds.play_all", dies)
-    done = CliRunner().invoke(simulate, ["--seeds", "0..3"])
-    assert done.exit_code == 1
-    assert "was killed" in done.output and "--processes" in done.output
-
-
-def test_a_workload_that_does_not_exist_is_named() -> None:
-    program = [sys.executable, "-m", "semel", "simulate", "--workload", "nonsense"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "there is no workload 'nonsense'" in done.stderr
-
-
-@pytest.mark.parametrize("wrong", [("--seeds", "9..2"), ("--seeds", "a..b"), ("--duration", "0"), ("--hours", "-1")])
-def test_a_run_that_would_play_nothing_is_refused(wrong: tuple[str, str]) -> None:
-    program = [sys.executable, "-m", "semel", "simulate", *wrong]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 2
-    assert wrong[0] in done.stderr and wrong[1] in done.stderr

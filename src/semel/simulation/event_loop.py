@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -81,6 +82,25 @@ class Timer(Handle):
 
 
 @contextmanager
+def interrupted_between_callbacks() -> Iterator[None]:
+    """Ctrl-C ends a world between two callbacks: in the middle of one, what runs in the world would take it for its own
+    failure. Whoever runs the loop looks at `was_interrupted`. The second Ctrl-C ends anything anywhere."""
+
+    def interrupt(*_: object) -> None:
+        loop = asyncio._get_running_loop()
+        if not isinstance(loop, VirtualTimeLoop) or loop.was_interrupted:
+            raise KeyboardInterrupt
+        loop.was_interrupted = True
+        loop.stop()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def without_a_list_of_tasks() -> Iterator[None]:
     """Every task is noted in a set of weak references, for `asyncio.all_tasks`, which nobody asks in a world: each
     process knows its own. The set costs more than the rest of a task."""
@@ -115,6 +135,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._at_this_moment = 0
         #: Whose callback is being run.
         self._running: Process | None = None
+        #: Whether somebody at the terminal wants it to end.
+        self.was_interrupted = False
         self.network: Network
         #: Called with what a callback raised, and the process it belongs to.
         self.on_failure: Callable[[Process | None, dict[str, Any]], None] = lambda process, context: None

@@ -52,6 +52,8 @@ CONSUMER_SETTINGS: dict[str, object] = {
 LIVENESS_S = 180.0
 #: How long everything rests before it is judged: longer than any transaction that was left open may take.
 REST_S = 12.0
+#: Faults in a minute, on average, unless asked otherwise.
+FAULTS_PER_MINUTE = 18.0
 #: How far ahead a record's time may be: the default of message.timestamp.after.max.ms.
 MOST_AHEAD_MS = 3_600_000
 
@@ -62,7 +64,7 @@ class Stuck(Exception):
 
 @dataclass(slots=True)
 class Plan:
-    """What a seed decided. Its text is a part of the line that replays a failure."""
+    """What a seed decided: all that `Play` needs."""
 
     seed: int
     workloads: tuple[str, ...]
@@ -71,6 +73,9 @@ class Plan:
     strikes: list[Strike] = field(default_factory=list)
     #: With more than one they are a cluster, over a ZooKeeper.
     brokers: int = 1
+    #: What was asked for when the strikes were drawn. Only the line that plays the plan again looks at it.
+    faults: tuple[str, ...] = field(default=(), compare=False)
+    faults_per_minute: float = field(default=FAULTS_PER_MINUTE, compare=False)
 
 
 def registers(world: World) -> list[tuple[str, PartitionState]]:

@@ -55,6 +55,8 @@ class Strike:
     @classmethod
     def parse(cls, text: str) -> Strike:
         at_s, kind, seed = text.split(":")
+        if kind not in FAULTS:
+            raise ValueError(f"there is no fault {kind!r}")
         return cls(float(at_s), kind, int(seed))
 
 
