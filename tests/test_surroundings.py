@@ -44,6 +44,8 @@ OF_PATHS = {
     "exists", "iterdir", "mkdir", "glob", "rglob", "read_bytes", "read_text", "write_bytes", "write_text", "is_dir",
     "is_file", "unlink", "touch",
 }
+#: What those that are given are called.
+FILES_GIVEN = ("files.", "self._files.", "self.files.", "log.files.", "self._logs.files.", "broker.files.")
 FILES = sorted(
     path for path in SOURCE.glob("**/*.py") if path.relative_to(SOURCE).parts[0] not in NOT_SIMULATED
 )
@@ -57,7 +59,7 @@ def uses(path: Path) -> Iterator[tuple[int, str]]:
             if called in FORBIDDEN or called.startswith(FORBIDDEN_OF_RANDOM):
                 yield node.lineno, called
             method = called.rpartition(".")[2]
-            of_files = called.startswith(("files.", "self._files.", "self.files.", "log.files.", "self._logs.files."))
+            of_files = called.startswith(FILES_GIVEN)
             of_znodes = called.endswith("session.exists")  # a session with ZooKeeper, which is given too
             if isinstance(node.func, ast.Attribute) and method in OF_PATHS and not of_files | of_znodes:
                 yield node.lineno, called
