@@ -91,6 +91,38 @@ def test_a_topic_exists_once_and_its_twin_with_dots_not_at_all(raw: Raw) -> None
     assert create(raw, "twin_one").error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replication_factor": 3},
+        {"num_partitions": 0},
+        {"configs": [CreateTopicsRequest.CreatableTopicConfig(name="no.such", value="1")]},
+        {"configs": [CreateTopicsRequest.CreatableTopicConfig(name="retention.ms", value=None)]},
+        {"assignments": [CreateTopicsRequest.CreatableReplicaAssignment(partition_index=0, broker_ids=[9])]},
+    ],
+)
+def test_a_topic_that_exists_is_said_to_exist_whatever_else_is_wrong(
+    raw: Raw, topic: str, options: dict[str, Any]
+) -> None:
+    """As in Kafka. Programs that create what may be there already go on with TOPIC_ALREADY_EXISTS alone."""
+    raw.create(topic)
+    refused = create(raw, topic, **options)
+    assert (refused.error_code, refused.configs) == (ErrorCode.TOPIC_ALREADY_EXISTS, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "code"),
+    [
+        ("a/b", "no.such", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("none", "no.such", ErrorCode.INVALID_CONFIG),
+        ("none", "retention.ms", ErrorCode.INVALID_REPLICATION_FACTOR),
+    ],
+)
+def test_of_several_mistakes_kafkas_first_is_named(raw: Raw, name: str, setting: str, code: ErrorCode) -> None:
+    configs = [CreateTopicsRequest.CreatableTopicConfig(name=setting, value="1")]
+    assert create(raw, name, configs=configs, replication_factor=3).error_code == code
+
+
 def test_validating_creates_nothing(raw: Raw, topic: str) -> None:
     result = create(raw, topic, validate_only=True, num_partitions=3)
     assert (result.error_code, result.num_partitions) == (ErrorCode.NONE, 3)
@@ -226,6 +258,7 @@ def test_the_questions_of_tiered_storage_get_the_answers_of_one_tier(raw: Raw, t
     assert list_offset(raw, topic, -5).offset == -1
     assert list_offset(raw, topic, -3, version=6).error_code == ErrorCode.UNSUPPORTED_VERSION
     assert list_offset(raw, topic, -9).error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert list_offset(raw, "nowhere", -9).error_code == ErrorCode.UNSUPPORTED_VERSION
 
 
 def test_an_epoch_ends_where_the_log_does(raw: Raw, topic: str) -> None:
@@ -437,10 +470,10 @@ def test_a_topic_can_be_asked_for_by_id(raw: Raw, topic: str) -> None:
     topic_id = raw.create(topic)
     row = MetadataRequest.MetadataRequestTopic
     missing, found = raw.ask(
-        MetadataRequest(topics=[row(topic_id=topic_id, name=None), row(topic_id=uuid.uuid4(), name=None)])
+        MetadataRequest(topics=[row(topic_id=topic_id, name=None), row(topic_id=uuid.uuid4(), name="other")])
     ).topics
     assert found.name == topic
-    assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert (missing.error_code, missing.name) == (ErrorCode.UNKNOWN_TOPIC_ID, None)
 
 
 @pytest.mark.parametrize("version", range(14))

@@ -181,7 +181,7 @@ def _requested_topics(
 
 def _unknown_id(row: MetadataRequest.MetadataRequestTopic, version: int) -> MetadataResponse.MetadataResponseTopic:
     return MetadataResponse.MetadataResponseTopic(
-        error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=row.name if version >= 12 else row.name or "", topic_id=row.topic_id
+        error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None if version >= 12 else row.name or "", topic_id=row.topic_id
     )
 
 
@@ -239,7 +239,7 @@ async def _create(broker: BrokerServer, names: list[str], call: Call) -> None:
             if name in INTERNAL_TOPICS:
                 broker.internal_topics.get(name)
                 continue
-            topic = broker.topics.new_topic(name, partition_count, planned_names=flat_names)
+            topic = broker.topics.new_topic(name, planned_names=flat_names)
             if broker.quotas is not None:
                 broker.quotas.mutation(call, strict_since=0).take(partition_count)
             planned.append((topic, partition_count))
@@ -272,7 +272,7 @@ async def _create_in_cluster(broker: BrokerServer, cluster: Membership, name: st
         return
     try:
         await cluster.know_brokers()
-        topic = broker.topics.new_topic(name, partition_count)
+        topic = broker.topics.new_topic(name)
         factor = broker.settings["default.replication.factor"]
         await create(cluster, topic, placement(cluster, name, partition_count, factor))
     except Refused as error:
@@ -417,7 +417,6 @@ def describe_cluster(broker: BrokerServer, request: DescribeClusterRequest, call
             if request.endpoint_type == 2
             else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
             error_message="this endpoint serves brokers",
-            endpoint_type=request.endpoint_type,
         )
     row = DescribeClusterResponse.DescribeClusterBroker
     fenced = _fenced(broker, call) if request.include_fenced_brokers else []

@@ -71,9 +71,10 @@ def list_offsets(
             try:
                 if once is None:
                     raise Refused(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+                _check_has_meaning(once.timestamp, call.version)
                 partition = broker.topics.partition(name, index)
                 check_leader_epoch(partition.log, once.current_leader_epoch)
-                found = _offset_for(partition, once.timestamp, isolation_level, call.version)
+                found = _offset_for(partition, once.timestamp, isolation_level)
                 answers.append(
                     row(
                         partition_index=index,
@@ -92,10 +93,13 @@ def list_offsets(
     return ListOffsetsResponse(topics=topics)
 
 
-def _offset_for(partition: Partition, timestamp: int, isolation_level: int, version: int) -> Found:
-    log = partition.log
+def _check_has_meaning(timestamp: int, version: int) -> None:
     if version < _SINCE.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         raise Refused(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}")
+
+
+def _offset_for(partition: Partition, timestamp: int, isolation_level: int) -> Found:
+    log = partition.log
     visible_end = log.last_stable_offset if isolation_level == 1 else log.high_watermark
     if timestamp == LATEST:
         if not partition.knows_its_end:

@@ -63,15 +63,18 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
         await broker.cluster.know_brokers()
     for name, topic in asked.items():
         await pace.rest()
-        result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None, configs=None)
+        result = CreateTopicsResponse.CreatableTopicResult(name=name, error_message=None)
         results.append(result)
         try:
             check_new_partitions(new_partitions)
             if times[name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"topic {name!r} is in the request more than once")
-            count, overrides = _count_and_settings(broker, topic)
+            # In Kafka's order. Programs that create what may exist expect TOPIC_ALREADY_EXISTS, whatever else is wrong.
+            broker.topics.check_new_name(name, flat_names)
+            overrides = _settings(topic)
+            created = broker.topics.new_topic(name, overrides, flat_names)
+            count = _count(broker, topic)
             _check_coordinators_topic(broker, name, count, overrides)
-            created = broker.topics.new_topic(name, count, overrides, flat_names)
             if mutation is not None:
                 mutation.take(count)
             replicas = _placed(broker, topic, count)
@@ -98,7 +101,7 @@ async def _create_topics(broker: BrokerServer, request: CreateTopicsRequest, cal
             broker.open_soon([partition for topic, _ in planned for partition in topic.partitions])
         except Refused as error:
             for result in written:
-                result.topic_id, result.configs = NO_ID, None
+                result.topic_id, result.configs = NO_ID, []
                 result.num_partitions = result.replication_factor = -1
                 result.error_code, result.error_message = error.code, error.why
     return CreateTopicsResponse(topics=results, throttle_time_ms=_throttle_time_ms(mutation))
@@ -136,28 +139,16 @@ def _check_coordinators_topic(broker: BrokerServer, name: str, count: int, overr
     if count != broker.settings[setting]:
         why = f"{name} is internal and has {setting}={broker.settings[setting]} partitions, not {count}"
         raise Refused(ErrorCode.INVALID_PARTITIONS, why)
-    if overrides.get("cleanup.policy", "compact") != "compact":
+    if overrides["cleanup.policy"] != "compact":
         raise Refused(ErrorCode.INVALID_CONFIG, f"{name} is internal: its cleanup.policy is compact")
-    overrides["cleanup.policy"] = "compact"
 
 
 def _throttle_time_ms(mutation: MutationQuota | None) -> int:
     return 0 if mutation is None else mutation.throttle_time_ms
 
 
-def _count_and_settings(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> tuple[int, dict[str, str]]:
-    """The number of partitions and the settings of a new topic."""
-    if topic.assignments:
-        partition_count = _assigned_count(broker, topic)
-    else:
-        partition_count = broker.settings["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions
-        if partition_count < 1:
-            raise Refused(ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions: at least one is needed")
-        if broker.cluster is None and topic.replication_factor != -1 and topic.replication_factor != 1:
-            raise Refused(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {topic.replication_factor}: there is one broker",
-            )
+def _settings(topic: CreateTopicsRequest.CreatableTopic) -> dict[str, str]:
+    """The settings of its own that a new topic is to have."""
     overrides: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
@@ -165,7 +156,22 @@ def _count_and_settings(broker: BrokerServer, topic: CreateTopicsRequest.Creatab
         if config.name in overrides:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{config.name} is given more than once")
         overrides[config.name] = config.value
-    return partition_count, overrides
+    if topic.name in INTERNAL_TOPICS:
+        overrides.setdefault("cleanup.policy", "compact")
+    return overrides
+
+
+def _count(broker: BrokerServer, topic: CreateTopicsRequest.CreatableTopic) -> int:
+    """The number of partitions of a new topic."""
+    if topic.assignments:
+        return _assigned_count(broker, topic)
+    partition_count: int = broker.settings["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions
+    if partition_count < 1:
+        raise Refused(ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions: at least one is needed")
+    if broker.cluster is None and topic.replication_factor not in (-1, 1):
+        why = f"replication factor {topic.replication_factor}: there is one broker"
+        raise Refused(ErrorCode.INVALID_REPLICATION_FACTOR, why)
+    return partition_count
 
 
 def _describe(

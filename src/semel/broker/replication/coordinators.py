@@ -181,7 +181,7 @@ class Coordinators:
         count: int = settings[PARTITIONS_OF_INTERNAL_TOPICS[name]]
         try:
             if name not in self._broker.topics.topics:
-                topic = self._broker.topics.new_topic(name, count, overrides)
+                topic = self._broker.topics.new_topic(name, overrides)
                 await create(membership, topic, placement(membership, name, count, factor))
         except Refused as refused:
             if refused.code is not ErrorCode.TOPIC_ALREADY_EXISTS:

@@ -212,7 +212,7 @@ class TopicRegistry:
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str] | None = None) -> Topic:
         """Create a topic at once, or refuse as Kafka does. Clients' topics are created by `create_all`."""
-        topic = self.new_topic(name, partition_count, overrides)
+        topic = self.new_topic(name, overrides)
         self._refuse_if_gone()
         self._logs.set_aside_strays([(name, 0, partition_count)])
         self._stored.save({name: _row(topic, partition_count)})
@@ -221,13 +221,14 @@ class TopicRegistry:
         return topic
 
     def new_topic(
-        self,
-        name: str,
-        partition_count: int,
-        overrides: dict[str, str] | None = None,
-        planned_names: Mapping[str, str] | None = None,
+        self, name: str, overrides: dict[str, str] | None = None, planned_names: Mapping[str, str] | None = None
     ) -> Topic:
         """A topic that could be created now. `planned_names` are the flat names of others that will be created."""
+        self.check_new_name(name, planned_names)
+        return Topic(name, self._new_id(), dict(overrides or {}), self.values_with(overrides or {}))
+
+    def check_new_name(self, name: str, planned_names: Mapping[str, str] | None = None) -> None:
+        """Refuse a name that no new topic can have."""
         check_topic_name(name)
         if name == CLUSTER_METADATA:
             raise Refused(ErrorCode.INVALID_REQUEST, f"no topic is called {name}: it stands for the cluster's metadata")
@@ -238,9 +239,6 @@ class TopicRegistry:
         other = self._flat_names.get(flat) or (planned_names or {}).get(flat)
         if other is not None:
             raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} collides with existing topic {other!r}")
-        if partition_count < 1:
-            raise Refused(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
-        return Topic(name, self._new_id(), dict(overrides or {}), self.values_with(overrides or {}))
 
     async def create_all(self, new: list[tuple[Topic, int]], rest: Rest) -> None:
         """Create topics, with one write to the store."""

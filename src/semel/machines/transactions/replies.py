@@ -102,7 +102,7 @@ def list_reply(
     """The ids that pass every filter of the request. An empty filter passes all."""
     states = {STATES_BY_TITLE[title] for title in request.state_filters if title in STATES_BY_TITLE}
     response = ListTransactionsResponse(
-        unknown_state_filters=[title for title in request.state_filters if title not in STATES_BY_TITLE]
+        unknown_state_filters=[title for title in dict.fromkeys(request.state_filters) if title not in STATES_BY_TITLE]
     )
     producer_ids = set(request.producer_id_filters)
     pattern = NamePattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
