@@ -409,4 +409,18 @@ REGRESSIONS: dict[str, Plan] = {
         [Strike(5.638, "disk full", 302935287), Strike(5.689, "broker restarted", 3210324804)],
         brokers=3,
     ),
+    # Not the broker's fault: as in Kafka, a leader that was replaced and has not heard of it takes a sequence that is
+    # used again for a retry. The judge had believed its old offset.
+    "a leader that was replaced answered a sequence that was used again with the offset of its first record": Plan(
+        800033,
+        ("copying-eager", "recreated", "reused-sequences"),
+        10.0,
+        "fsync",
+        [
+            Strike(5.540, "broker cut off from ZooKeeper", 4044899974),
+            Strike(5.929, "coordinator's answers arrive late", 564532985),
+            Strike(6.174, "leader killed", 1296673770),
+        ],
+        brokers=3,
+    ),
 }
