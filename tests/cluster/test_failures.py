@@ -310,7 +310,8 @@ def test_an_eligible_broker_leads_after_the_last_in_sync_lost_its_power(
     ask = [sys.executable, "-m", "semel", "cluster", "status", "--bootstrap", cluster[first_gone].address]
     status = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False).stdout
     both = ", ".join(map(str, sorted((eligible, last))))
-    assert f"it has all its records on each of brokers {both}, so start one of them" in status, status
+    # Topics of earlier tests may be in the same place: one partition has its records there, or several have theirs.
+    assert f"all its records on each of brokers {both}, so start one of them" in status.replace("their", "its"), status
     (cluster[last].directory / ".semel_boot_id").write_text("another boot\n")
     cluster[last].start()
     until(lambda: last not in register(zookeeper, "eligible").isr, within_s=60, what="it to leave the set")

@@ -387,6 +387,23 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_a_loss(
         stream(stage, **given)[0].initialOffset()
 
 
+def test_a_topic_that_is_deleted_between_two_questions_is_not_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First it is asked which partitions there are, then where they end."""
+    monkeypatch.setattr(source, "_GONE_PATIENCE_MS", 200)
+    stage.create_topics(kept=1, brief=1)
+    for topic in ("kept", "brief"):
+        stage.put(topic, [(None, b"old")] * 3)
+    reader, _ = stream(stage, subscribe="kept,brief", failOnDataLoss=False, **{"kafka.default.api.timeout.ms": 20_000})
+    first_answer = reader._partitions_of_topics()
+    answers = iter([first_answer])
+    delete(stage, "brief")
+    ask = reader._partitions_of_topics
+    monkeypatch.setattr(reader, "_partitions_of_topics", lambda: next(answers, None) or ask())
+    assert reader.reportLatestOffset() == {"kept": {"0": 3}}
+
+
 def test_a_query_goes_on_without_a_topic_that_was_deleted_if_that_is_allowed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import NO_TOPIC_ID
 from semel.client.offset_requests import list_offsets
 from semel.config import ConfigError
-from semel.errors import KafkaError
+from semel.errors import KafkaError, RequestTimedOut
 from semel.machines.values import TopicPartition
 
 from .connections import RESTART_PATIENCE_MS, cluster_of, connect
@@ -191,19 +191,16 @@ class _RangeReader:
         #: Topics that are to be read and were deleted.
         self._gone: set[str] = set()
 
-    def _offsets_at(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _offsets_at(
+        self, wanted: Mapping[TopicPartition, int], most_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Offsets by timestamp, or by -2 and -1 for the start and the end of the log. -1 if no record is that young."""
         if not wanted:
             return {}
         loop, cluster = cluster_of(self._options.client_settings)
-        found = loop.run(
-            list_offsets(
-                cluster,
-                wanted,
-                isolation_level=self._options.isolation_level,
-                timeout_ms=cluster.config["default.api.timeout.ms"],
-            )
-        )
+        timeout_ms = cluster.config["default.api.timeout.ms"] if most_ms is None else most_ms
+        isolation = self._options.isolation_level
+        found = loop.run(list_offsets(cluster, wanted, isolation_level=isolation, timeout_ms=timeout_ms))
         return {place: answer.offset for place, answer in found.items()}
 
     def _partitions_of_topics(self) -> list[TopicPartition]:
@@ -391,7 +388,17 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         return True
 
     def _latest(self) -> SparkOffsets:
-        return as_spark(self._offsets_at(dict.fromkeys(self._partitions_of_topics(), LATEST)))
+        _, cluster = cluster_of(self._options.client_settings)
+        deadline = time.monotonic() + cluster.config["default.api.timeout.ms"] / 1000
+        while True:
+            places = self._partitions_of_topics()
+            left_ms = max(1.0, (deadline - time.monotonic()) * 1000)
+            try:
+                return as_spark(self._offsets_at(dict.fromkeys(places, LATEST), min(left_ms, _GONE_PATIENCE_MS)))
+            except RequestTimedOut:
+                # A topic may have been deleted between the two questions: its offsets would be asked for in vain.
+                if time.monotonic() >= deadline:
+                    raise
 
     def reportLatestOffset(self) -> SparkOffsets:
         """The latest offsets, for the query's progress report."""
