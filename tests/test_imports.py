@@ -97,7 +97,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": {"errors", "config", "wire", "records", "machines", "client"},
     "testing": {"errors", "config", "wire", "records", "broker"},
     # Brokers as processes, over the simulated ZooKeeper on a socket.
-    "testing.cluster": {"errors", "config", "wire", "simulation.zookeeper", "testing.network", "testing.watchdog"},
+    "testing.cluster": {
+        "errors", "config", "wire", "simulation.zookeeper", "testing.broker_process", "testing.network",
+        "testing.watchdog",
+    },
+    "testing.broker_process": {"wire", "testing.network", "testing.watchdog"},
     "testing.network": {"wire"},
     "testing.watchdog": set(),
     "cli": {

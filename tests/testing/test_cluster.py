@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import semel
+from semel.cli import command_line
 from semel.config import ConfigError
 from semel.errors import ErrorCode, KafkaError
 from tests.support.processes import Process, free_port, lasting_port
@@ -112,6 +114,17 @@ def test_what_is_wrong_with_a_cluster_is_said_before_anything_starts() -> None:
             semel.Cluster(zookeeper=zookeeper)
     with pytest.raises(TypeError, match="zookeeper is HOST:PORT"):
         semel.Cluster(zookeeper=2181)  # type: ignore[arg-type]
+
+
+def test_without_a_client_of_zookeeper_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    (tmp_path / "zookeeper-3.9.jar").touch()
+    for options in ((), ("--zookeeper", "127.0.0.1:2181"), ("--zookeeper-libs", str(tmp_path))):
+        done = CliRunner().invoke(command_line(), ["cluster", "up", *options])
+        assert done.exit_code == 1
+        assert done.output == "Error: a cluster needs kazoo, a client of ZooKeeper: pip install 'semel[cluster]'\n"
+    with pytest.raises(ConfigError, match=r"semel\[cluster\]"):
+        semel.Cluster()
 
 
 def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: semel.Cluster) -> None:

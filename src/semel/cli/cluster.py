@@ -146,7 +146,7 @@ def up(
     otherwise a built-in one, which keeps nothing: then the cluster is gone when it ends.
     """
     from semel.cli.cluster_zookeeper import JavaZooKeeper
-    from semel.testing.cluster import Cluster
+    from semel.testing.cluster import Cluster, check_installed
 
     given = {}
     for pair in settings:
@@ -154,6 +154,10 @@ def up(
         if not sign:
             raise click.BadParameter(f"{pair}: expected name=value", param_hint="--set")
         given[name.strip()] = value.strip()
+    try:
+        check_installed()
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
     java = JavaZooKeeper.found(zookeeper_libs) if zookeeper is None else None
     keeps = zookeeper is not None or java is not None
     if data is not None and not keeps:

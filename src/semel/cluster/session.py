@@ -131,6 +131,11 @@ class MultiRefused(ZooKeeperError):
         self.index = index
         self.error = error
 
+    def raise_unless_outrun(self) -> None:
+        """Trying again helps where somebody else was faster, and nowhere else."""
+        if not isinstance(self.error, (NoNode, NodeExists, BadVersion, NotEmpty)):
+            raise self
+
 
 def check_path(path: str) -> None:
     """A whole path, as ZooKeeper takes it; both sessions refuse others before they send anything."""

@@ -32,6 +32,7 @@ from kazoo.security import Id as KazooId
 
 from semel.cluster import session as zk
 from semel.cluster.session import EventType, Result, SessionState, Stat, StateListener, Watcher, WatchEvent
+from semel.cluster.who_listens import who_listens
 from semel.machines.znodes.operations import ANY_VERSION, OPEN, Acl, Check, Create, Delete, Operation, SetData, owned
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ _ERRORS: dict[type[Exception], type[zk.ZooKeeperError]] = {
     exceptions.NoAuthError: zk.NoAuth,
     exceptions.InvalidACLError: zk.InvalidAcl,
     exceptions.AuthFailedError: zk.AuthFailed,
+    exceptions.SessionClosedRequireSaslError: zk.AuthFailed,
     exceptions.BadArgumentsError: zk.BadArguments,
 }
 _STATES = {
@@ -67,8 +69,8 @@ _EVENTS = {
 _REFUSED_AFTER = 5
 _REFUSES = (
     "it takes connections and ends each at once. Either too few of its nodes run, or this is no port of ZooKeeper, or "
-    "one for TLS (zookeeper.ssl.client.enable), or it has lost data that this broker knows of, as if restored "
-    "from an old copy. Its own log says which"
+    "one for TLS (zookeeper.ssl.client.enable), or it has too many connections (maxClientCnxns), or it has lost data "
+    "that this broker knows of, as if restored from an old copy. Its own log says which"
 )
 
 #: What the operations before and after the failed one get.
@@ -96,10 +98,22 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self.failure: Exception | None = None
         #: How many connections in a row were taken and have not become a session.
         self.taken = 0
+        #: Whoever waits for an answer on it is woken by `give_up`.
+        self._last: socket.socket | None = None
+        self._is_given_up = False
         self.callback_queue = self.completion_queue = self
+
+    def give_up(self) -> None:
+        """Nobody waits for a session any more. kazoo would wait for an answer as long as a session lasts."""
+        self._is_given_up = True
+        if self._last is not None:
+            with contextlib.suppress(OSError):
+                self._last.shutdown(socket.SHUT_RDWR)
 
     def create_connection(self, *, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> Any:
         try:
+            if self._is_given_up:
+                raise ConnectionAbortedError("given up")
             connection = socket.create_connection(address, timeout)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,10 +126,15 @@ class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
             self.failure = error
             raise
         self.failure = None
+        self._last = connection
         self.taken += 1
         if self.taken == _REFUSED_AFTER:
             self.put(lambda: logger.warning("no session with ZooKeeper: %s", _REFUSES))
         return connection
+
+    @property
+    def has_tls(self) -> bool:
+        return self._tls is not None
 
     @property
     def why_not(self) -> str:
@@ -185,11 +204,23 @@ class KazooSession:
         try:
             await asyncio.wait_for(asyncio.shield(self._connected_once), timeout_s)
         except TimeoutError:
+            reason = await self._why_not()
+            self._handler.give_up()
             await self.close()
-            why = f" ({self._handler.why_not})" if self._handler.why_not else ""
+            why = f" ({reason})" if reason else ""
             raise zk.ConnectionLoss(f"no ZooKeeper answered within {timeout_ms} ms{why}") from None
         await self._create_chroot()
         return self
+
+    async def _why_not(self) -> str:
+        """Why there is no session, in words."""
+        handler = self._handler
+        if handler.taken == 0 or handler.has_tls:
+            return handler.why_not
+        hosts = list(dict.fromkeys(self._client.hosts))
+        told = await asyncio.gather(*(asyncio.to_thread(who_listens, *each) for each in hosts))
+        found = [f"{host}:{port}: {why}" for (host, port), why in zip(hosts, told, strict=True) if why]
+        return "; ".join(found) if found else handler.why_not
 
     async def _create_chroot(self) -> None:
         """Each node of it; kazoo's own way fails where more than the last one is missing."""

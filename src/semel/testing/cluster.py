@@ -25,13 +25,9 @@ The network between the brokers, and from each to ZooKeeper, can be cut (`cuts=T
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
-import random
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -40,14 +36,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.config import BROKER, ConfigError
-from semel.testing.network import ZOOKEEPER, Network, Place, Relay
+from semel.testing.broker_process import BrokerProcess, free_ports, zookeeper_servers
+from semel.testing.network import ZOOKEEPER, Network, Place
 from semel.testing.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from semel.simulation.zookeeper.on_a_socket import ZooKeeperOnASocket
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 40.0
 #: Settings that the cluster chooses by itself.
 _ITS_OWN = ("node.id", "broker.id", "listeners", "log.dirs", "log.dir", "zookeeper.connect")
 #: Settings that it also chooses if its network can be cut.
@@ -57,6 +52,12 @@ _OF_CUTS = (
     "listener.security.protocol.map",
     "security.inter.broker.protocol",
 )
+
+
+def check_installed() -> None:
+    """ConfigError if the brokers of a cluster could not reach ZooKeeper: they need the extra `cluster`."""
+    if importlib.util.find_spec("kazoo") is None:
+        raise ConfigError("a cluster needs kazoo, a client of ZooKeeper: pip install 'semel[cluster]'")
 
 
 class Cluster:
@@ -86,12 +87,13 @@ class Cluster:
             raise TypeError(f"brokers is a whole number, not {type(brokers).__name__}")
         if brokers < 1:
             raise ValueError(f"brokers={brokers!r}: a cluster has at least one broker")
+        check_installed()
         if settings is not None and not isinstance(settings, Mapping):
             raise TypeError(f"settings are a dict of Kafka's names, not {type(settings).__name__}")
         if ports is not None:
             _check_ports(ports, brokers)
         if zookeeper is not None:
-            _zookeeper_servers(zookeeper)
+            zookeeper_servers(zookeeper)
         if data_dir is not None and zookeeper is None:
             _check_new(Path(data_dir))
         given = dict(settings or {})
@@ -122,9 +124,9 @@ class Cluster:
             self._temporary = tempfile.mkdtemp(prefix="semel-cluster-")
             atexit.register(self._remove_temporary)
         self.data_dir = Path(data_dir if data_dir is not None else str(self._temporary))
-        wanted = ports if ports is not None else _free_ports(brokers)
+        wanted = ports if ports is not None else free_ports(brokers)
         self._brokers = {
-            number: _BrokerProcess(number, self.data_dir, port, self._watchdog) for number, port in enumerate(wanted, 1)
+            number: BrokerProcess(number, self.data_dir, port, self._watchdog) for number, port in enumerate(wanted, 1)
         }
 
     # Life
@@ -305,7 +307,7 @@ class Cluster:
             return place
         raise ValueError(f"{place!r}: there are brokers {', '.join(map(str, self._brokers))}, and {ZOOKEEPER!r}")
 
-    def _broker(self, number: int, *, to_run: bool = False) -> _BrokerProcess:
+    def _broker(self, number: int, *, to_run: bool = False) -> BrokerProcess:
         if type(number) is not int or number not in self._brokers:
             raise ValueError(f"broker {number!r}: there are {', '.join(map(str, self._brokers))}")
         if to_run:
@@ -330,192 +332,6 @@ class Cluster:
             time.sleep(0.05)
 
 
-class _BrokerProcess:
-    """One broker; its directory and port stay the same over its lives."""
-
-    def __init__(self, number: int, place: Path, port: int, watchdog: Watchdog) -> None:
-        self.number = number
-        self._watchdog = watchdog
-        self.port = port
-        self.directory = place / f"broker-{number}"
-        self._output = place / f"broker-{number}.log"
-        self._said_before = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_paused = False
-        self._own: dict[str, object] = {}
-        #: Held by whoever stops or restarts it: of two who restart it at once, the second waits for the first.
-        self.changing = threading.RLock()
-        #: Held for a moment only, where a process begins, and where the end of one is written down.
-        self._lock = threading.Lock()
-        self._is_over = False
-        #: In front of the listener that brokers use among themselves.
-        self._relay: Relay | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def answers(self) -> bool:
-        """Whether it can be asked."""
-        return self.is_running and not self._is_paused
-
-    def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self.signal(signal.SIGCONT)
-        self._is_paused = False
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def output(self) -> str:
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
-
-    def prepare(self, zookeeper: str, settings: Mapping[str, object], network: Network | None) -> None:
-        """Decide what it is started with, in all its lives."""
-        self._own = {
-            **settings,
-            "node.id": self.number,
-            "listeners": f"PLAINTEXT://{self.address}",
-            "log.dirs": self.directory,
-            "zookeeper.connect": zookeeper,
-        }
-        if network is not None:
-            (inside,) = _free_ports(1)
-            self._relay = network.relay(self.number, "127.0.0.1", inside)
-            reached = f"127.0.0.1:{self._relay.port}"
-            self._own |= {
-                "listeners": f"CLIENTS://{self.address},BROKERS://127.0.0.1:{inside}",
-                "advertised.listeners": f"CLIENTS://{self.address},BROKERS://{reached}",
-                "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
-                "inter.broker.listener.name": "BROKERS",
-                "zookeeper.connect": _through_relays(zookeeper, self.number, network),
-            }
-
-    def launch(self) -> None:
-        with self._lock:
-            if self._is_over:
-                raise RuntimeError("the cluster was stopped")
-            self._launch()
-
-    def _launch(self) -> None:
-        if self._relay is not None:
-            self._relay.open()
-        words = [sys.executable, "-m", "semel", "broker", "start"]
-        for name, value in self._own.items():
-            words += ("--set", f"{name}={value}")
-        self._said_before = len(self.output())
-        self._is_paused = False
-        with self._output.open("ab") as out:
-            # A session of its own: Ctrl-C is for the program that started the cluster, which stops it in order.
-            self._process = subprocess.Popen(
-                words, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self._watchdog.watch(self._process.pid)
-
-    def wait(self) -> None:
-        """Until it has said that it is ready: it is registered then."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while "broker ready on" not in (said := self.output()[self._said_before :]):
-            if not self.is_running:
-                ended = self._process.returncode if self._process is not None else None
-                raise RuntimeError(f"broker {self.number} did not start, it ended with {ended}:\n{said[-2000:]}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"broker {self.number} was not ready within {START_TIMEOUT_S:g} s:\n{said[-2000:]}")
-            time.sleep(0.02)
-
-    def signal(self, number: int) -> None:
-        if self._process is not None and self.is_running:
-            self._process.send_signal(number)
-
-    def stop(self) -> None:
-        """Ask the process to end in order."""
-        self.resume()
-        self.signal(signal.SIGTERM)
-
-    def stop_for_good(self) -> None:
-        """The same, and no other process begins."""
-        with self._lock:
-            self._is_over = True
-            self.stop()
-
-    def kill(self) -> None:
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait(STOP_TIMEOUT_S)
-            self._has_ended(process)
-
-    def end(self) -> None:
-        """Wait for the process to end by itself, and end it if it does not."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_TIMEOUT_S)
-        self._has_ended(process)
-
-    def _has_ended(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            if process is not self._process:
-                return  # another one has begun meanwhile: what follows would be done to that
-            self._watchdog.forget(process.pid)
-            if self._relay is not None:
-                self._relay.shut()
-
-    def asked_for_leader(self, topic: str, partition: int) -> int | None:
-        """Who leads a partition, as this broker knows it; None if it does not answer or does not know the topic."""
-        from semel.wire.apis import ApiKey
-        from semel.wire.frames import parse_response, request_frame
-        from semel.wire.messages.metadata import MetadataRequest
-
-        wanted = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
-        )
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), 2) as connection:
-                connection.sendall(b"".join(request_frame(ApiKey.METADATA, 9, 1, "semel-cluster", wanted)))
-                with connection.makefile("rb") as stream:
-                    size = int.from_bytes(stream.read(4), "big")
-                    answer = parse_response(ApiKey.METADATA, 9, stream.read(size))[1]
-        except (OSError, ValueError, LookupError):
-            return None
-        for row in answer.topics[0].partitions:
-            if row.partition_index == partition:
-                return int(row.leader_id)
-        return None
-
-
-def _through_relays(zookeeper: str, broker: int, network: Network) -> str:
-    """`zookeeper.connect` with a relay of this broker in front of each server."""
-    _, slash, chroot = zookeeper.partition("/")
-    relays = [
-        network.relay(ZOOKEEPER, host, port, only_from=broker) for host, port in _zookeeper_servers(zookeeper)
-    ]
-    return ",".join(f"127.0.0.1:{relay.port}" for relay in relays) + slash + chroot
-
-
-def _zookeeper_servers(connect: str) -> list[tuple[str, int]]:
-    """What `zookeeper.connect` names. An empty one would be no cluster: each broker would be alone."""
-    if not isinstance(connect, str):
-        raise TypeError(f"zookeeper is HOST:PORT, several with commas, and a chroot; not {type(connect).__name__}")
-    servers = []
-    for server in connect.partition("/")[0].split(","):
-        host, colon, port = server.strip().rpartition(":")
-        host, port = (host, port) if colon else (port, "2181")
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ValueError(f"zookeeper={connect!r}: expected for example 127.0.0.1:2181, or None for a built-in one")
-        servers.append((host, int(port)))
-    return servers
-
-
 def _check_new(data_dir: Path) -> None:
     """The built-in ZooKeeper begins empty: brokers that have been in a cluster cannot go on with it."""
     old = next(iter(sorted(data_dir.glob("broker-*/meta.properties"))), None)
@@ -534,24 +350,3 @@ def _check_ports(ports: list[int], brokers: int) -> None:
             raise ValueError(f"ports={ports!r}: {port!r} is no port; they are whole numbers from 1 to 65535")
     if len({*ports}) != brokers:
         raise ValueError(f"ports={ports!r}: each broker has its own")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on. All are held until each is chosen, so that none is chosen twice.
-
-    While a broker is away nobody else gets its port: systems give connections theirs from 32768 on.
-    """
-    held: list[socket.socket] = []
-    try:
-        while len(held) < count:
-            one = socket.socket()
-            try:
-                one.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
-            except OSError:
-                one.close()
-            else:
-                held.append(one)
-        return [int(one.getsockname()[1]) for one in held]
-    finally:
-        for one in held:
-            one.close()

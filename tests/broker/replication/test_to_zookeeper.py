@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_acl, make_digest_acl
 
 from semel.broker.replication.to_zookeeper import Absences, check_address, why_no_start
 from semel.cluster import session as zk
 from semel.cluster.session import SessionState
 from semel.config import BROKER, ConfigError
 from semel.machines.znodes.values import UnreadableZnode
+from semel.simulation.zookeeper.on_a_socket import ZooKeeperOnASocket
 from tests.support.processes import free_port
 
 
@@ -49,6 +52,8 @@ def test_addresses_as_kafka_takes_them_are_taken(connect: str) -> None:
     [
         (zk.NoAuth(), "ZooKeeper does not let this broker read or write what is there"),
         (zk.MultiRefused(0, zk.NoAuth()), "ZooKeeper does not let this broker read or write what is there"),
+        (zk.AuthFailed(), "ZooKeeper asks for an identity that this broker did not show"),
+        (zk.NoChildrenForEphemerals(), "ZooKeeper refuses what a broker begins with \\(NoChildrenForEphemerals\\)"),
         (zk.SessionExpired(), "ZooKeeper went away while the broker started \\(SessionExpired\\)"),
         (UnreadableZnode("/cluster/id in ZooKeeper cannot be read"), "/cluster/id in ZooKeeper cannot be read"),
     ],
@@ -59,6 +64,23 @@ def test_what_a_start_meets_in_zookeeper_is_told_in_words(error: Exception, why:
     with pytest.raises(ConfigError, match=f"^zookeeper.connect=zk:2181/a: {why}"):
         raise found
     assert why_no_start(ValueError(), BROKER.parse({})) is None
+
+
+@pytest.mark.parametrize("locked", ["/a", "/a/b", "/a/b/brokers/ids"])
+def test_a_broker_that_may_not_write_where_it_has_to_says_so(tmp_path: Path, locked: str) -> None:
+    """Where only the last step was refused, it was tried again and again, and nothing was said."""
+    with ZooKeeperOnASocket() as zookeeper:
+        owner = KazooClient(zookeeper.connect, auth_data=[("digest", "a:b")])
+        owner.start(30)
+        owner.ensure_path(locked)
+        owner.set_acls(locked, [make_digest_acl("a", "b", all=True), make_acl("world", "anyone", read=True)])
+        command = [sys.executable, "-m", "semel", "broker", "start", "--listen", "127.0.0.1:0"]
+        settings = ("--set", f"zookeeper.connect={zookeeper.connect}/a/b", "--set", f"log.dirs={tmp_path}")
+        done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=60, check=False)
+        owner.stop()
+        owner.close()
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "ZooKeeper does not let this broker read or write what is there" in done.stderr
 
 
 def test_an_absence_is_told_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -75,7 +75,8 @@ async def _alter(
             notice = Create(paths.config_change(), encode_config_change(f"{kind}/{entity}"), sequential=True)
             try:
                 await session.multi((write, notice))
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 continue  # another broker was faster: once more, on top of its change
             with suppress(ZooKeeperError):  # the change is written; whoever makes the next one tidies up
                 await _forget_old_notifications(cluster)

@@ -53,8 +53,8 @@ class Controlling:
         try:
             await membership.session.multi(multi.operations)
             logger.info("broker %d is the controller", membership.broker_id)
-        except MultiRefused:
-            pass  # another was faster
+        except MultiRefused as refused:
+            refused.raise_unless_outrun()
         membership.reader.refresh_brokers()
 
     async def _carry_out(self, image: Image) -> None:

@@ -71,7 +71,8 @@ class DamagedReplicas:
                 return True
             try:
                 await membership.session.multi([write_state(key, left, version)])
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 return False  # somebody was faster: look again
             logger.warning("%s cannot be opened here: this broker has left its in-sync set", partition)
             return True  # the change brings us here again

@@ -154,7 +154,8 @@ async def bring_topics(broker: BrokerServer, store: LocalMetadataStore, logs: To
         for multi in multis:
             try:
                 await session.multi(multi.operations)
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 break  # a try whose answer was lost had come further: what is there is read again
     value, version = store.get(TOPICS)
     store.update(TOPICS, {**value, "topics": {}, JOINED: broker.data.cluster_id, "before": value["topics"]}, version)

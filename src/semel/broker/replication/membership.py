@@ -362,7 +362,8 @@ class Membership:
             for multi in decide(self.image, LeaveUncleanly(self.broker_id)):
                 try:
                     await self.session.multi(multi.operations)
-                except MultiRefused:
+                except MultiRefused as refused:
+                    refused.raise_unless_outrun()
                     break
             else:
                 return
@@ -398,7 +399,8 @@ class Membership:
             try:
                 (multi,) = decide(self.image, event)
                 await self.session.multi(multi.operations)
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 continue
             self.broker_epoch = broker_epoch
             break

@@ -115,5 +115,6 @@ async def raise_leader_epochs(membership: Membership, broker: BrokerServer) -> N
             for multi in pack(changes):
                 await membership.session.multi(multi.operations)
             return
-        except MultiRefused:
+        except MultiRefused as refused:
+            refused.raise_unless_outrun()
             await membership.read_again()

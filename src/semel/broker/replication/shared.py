@@ -207,7 +207,8 @@ class Shared:
                 if operations:
                     await self._session.multi(operations)
                 return count
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 continue  # another broker was faster: once more, on top of its change
         raise Refused(ErrorCode.REQUEST_TIMED_OUT, "others are changing the same; try again")
 

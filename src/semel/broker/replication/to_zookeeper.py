@@ -13,7 +13,15 @@ import re
 import socket
 from typing import TYPE_CHECKING, Any
 
-from semel.cluster.session import MultiRefused, NoAuth, SessionState, ZooKeeperError
+from semel.cluster.session import (
+    AuthFailed,
+    ConnectionLoss,
+    MultiRefused,
+    NoAuth,
+    SessionExpired,
+    SessionState,
+    ZooKeeperError,
+)
 from semel.config import ConfigError, Values
 from semel.machines.znodes.values import UnreadableZnode
 from semel.security.tls import client_context
@@ -95,10 +103,20 @@ def why_no_start(error: BaseException, settings: Values) -> ConfigError | None:
     if not isinstance(error, ZooKeeperError):
         return None
     denied = error.error if isinstance(error, MultiRefused) else error
+    if isinstance(denied, AuthFailed):
+        return ConfigError(
+            f"{where}: ZooKeeper asks for an identity that this broker did not show, or does not accept it. See "
+            "semel.zookeeper.digest, or zookeeper.ssl.keystore.location; SASL to ZooKeeper is not spoken"
+        )
     if isinstance(denied, NoAuth):
         return ConfigError(
             f"{where}: ZooKeeper does not let this broker read or write what is there. Give it the identity of the "
             "other brokers (semel.zookeeper.digest, or zookeeper.ssl.keystore.location), or another chroot"
+        )
+    if not isinstance(denied, (ConnectionLoss, SessionExpired)):
+        return ConfigError(
+            f"{where}: ZooKeeper refuses what a broker begins with ({type(denied).__name__}). Is the chroot one for "
+            "brokers?"
         )
     return ConfigError(
         f"{where}: ZooKeeper went away while the broker started ({type(error).__name__}"
@@ -156,10 +174,13 @@ async def open_session(settings: Values) -> KazooSession:
         await session.open(timeout_ms=settings["zookeeper.connection.timeout.ms"] or timeout_ms)
         session.add_listener(Absences().noted)
         return session
-    except ZooKeeperError as error:
+    except ConnectionLoss as error:
         unknown = await asyncio.to_thread(_unknown_hosts, address)
         why = f"{error}; there is no host {', '.join(unknown)}" if unknown else str(error)
         raise ConfigError(
             f"zookeeper.connect={address}: {why}. Is ZooKeeper running there? A broker that is alone needs none: "
             "leave the setting out"
         ) from None
+    except ZooKeeperError as error:  # what the chroot cannot be made for
+        await session.close()
+        raise why_no_start(error, settings) or error from None

@@ -62,6 +62,7 @@ async def _create_once(membership: Membership, topic: Topic, partitions: Mapping
             is_there = isinstance(refused.error, NodeExists)
             if is_there and multi.operations[refused.index].path == paths.topic(topic.name):
                 raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic.name!r} already exists") from None
+            refused.raise_unless_outrun()
             # Of a large topic the controller makes what is missing.
             return number > 0
     return True
@@ -102,7 +103,8 @@ async def carry_out(membership: Membership, event: AdminEvent) -> None:
                     await membership.session.multi(multi.operations)
                     has_begun = True
                 return
-            except MultiRefused:
+            except MultiRefused as refused:
+                refused.raise_unless_outrun()
                 await membership.read_again()
             except Refused:
                 if has_begun:

@@ -88,6 +88,7 @@ async def _change(session: ZooKeeperSession, *, user: str, wanted: Mapping[str, 
         try:
             await session.multi((SetData(path, encode_config(kept), stat.version), notice))
             return
-        except MultiRefused:
+        except MultiRefused as refused:
+            refused.raise_unless_outrun()
             continue  # somebody else was faster: once more, on top of that change
     raise ConfigError(f"others are changing user {user}; try again")
