@@ -222,11 +222,11 @@ def test_blocks_do_not_nest_and_sending_needs_records(session_broker: Broker, na
     bootstrap = session_broker.bootstrap_servers
     fill(bootstrap, name, 3, partitions=1)
     with session(bootstrap, name) as copier:
+        copier.subscribe(name)
         with copier.transaction(timeout_ms=0) as none:
             assert none == []
             with pytest.raises(Misuse, match="otherwise no transaction is open"):
                 copier.send(f"{name}-out", "too early")
-        copier.subscribe(name)
 
         def nested() -> bool:
             with copier.transaction(timeout_ms=200) as records:

@@ -592,6 +592,27 @@ def test_two_polls_at_once_are_refused(session_broker: Broker, name: str) -> Non
         other.join(30)
 
 
+def test_reading_without_anything_to_read_is_refused_and_not_waited_for(session_broker: Broker, name: str) -> None:
+    fill(session_broker.bootstrap_servers, name, 1)
+    with reader(session_broker.bootstrap_servers, **{"group.id": name}) as consumer:
+
+        def refused() -> None:
+            with pytest.raises(Misuse, match=r"call subscribe\(\) or assign\(\) first"):
+                consumer.poll(0)
+            with pytest.raises(Misuse, match=r"call subscribe\(\) or assign\(\) first"):
+                next(iter(consumer))
+
+        refused()
+        consumer.assign([])  # who has to read nothing today
+        assert consumer.poll(0) == []
+        consumer.assign([(name, 0)])
+        assert len(take(consumer, 1)) == 1
+        consumer.unsubscribe()
+        refused()
+        consumer.subscribe(name)
+        assert consumer.poll(0) == []
+
+
 def test_a_pattern_follows_topics_as_they_come(bootstrap: str, name: str) -> None:
     fill(bootstrap, f"{name}-1", 1)
     config = {"group_id": name, "metadata_max_age_ms": 200, "heartbeat_interval_ms": 100}

@@ -93,6 +93,8 @@ class AsyncConsumer(OfOneProcess):
         #: The next record of the iteration, without a `poll`. From the thread that uses the consumer.
         self.next_record = iteration.next_record
         self._polling = False
+        #: Whether it was ever said what to read. An empty `assign` says so too.
+        self._has_a_task = False
         #: The records of the last `poll` did not reach the caller, who was interrupted. Set from any thread.
         self.undelivered = False
         #: What `close` began, and waits for.
@@ -114,6 +116,7 @@ class AsyncConsumer(OfOneProcess):
             raise Misuse(ErrorCode.INVALID_REQUEST, "assign() after subscribe(): unsubscribe() first")
         self._iteration.end()
         self._positions.assign(wanted, with_group=self.config["group.id"] is not None)
+        self._has_a_task = True
 
     async def subscribe(
         self,
@@ -134,6 +137,7 @@ class AsyncConsumer(OfOneProcess):
             as_callback(on_lost, "on_lost"),
         )
         await self._subscription.subscribe(wanted, listener, self._committer.commit_before_revoke)
+        self._has_a_task = True
 
     async def unsubscribe(self) -> None:
         """Leave the group, or drop the assigned partitions. As for `close`, the records handed out count as done."""
@@ -144,6 +148,7 @@ class AsyncConsumer(OfOneProcess):
         await self._subscription.leave()
         self._subscription.forget()
         self._positions.assign((), with_group=False)
+        self._has_a_task = False
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that this consumer reads now."""
@@ -216,6 +221,8 @@ class AsyncConsumer(OfOneProcess):
     async def _poll(self, take: Callable[[], list[T]], timeout_ms: float) -> list[T]:
         self._lifetime.check_open()
         timeout_s = as_timeout_s(timeout_ms)
+        if not self._has_a_task:
+            raise Misuse(ErrorCode.INVALID_REQUEST, "there is nothing to read: call subscribe() or assign() first")
         if self._polling:
             raise Misuse(
                 ErrorCode.INVALID_REQUEST, "poll() is running already: one thread at a time may use a consumer"
