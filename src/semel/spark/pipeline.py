@@ -23,6 +23,7 @@ from semel.machines.pipeline.batch_marker import (
 from .adoption import adopt_checkpoint, refuse_a_begun_first_batch
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
 from .callbacks import BatchCallback, require_callbacks
+from .changed_sources import refuse_changed_sources
 from .checkpoint import Checkpoint
 from .column_needs import needed_columns
 from .dead_letters import DeadLetters
@@ -177,6 +178,8 @@ def start(
             if adopt:
                 adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
             _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
+            if (known := where.next_batch()) is not None:
+                refuse_changed_sources(sources, where, known[1])
         measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
         sink = ExactlyOnceSink(
             writing, where, targets.write, attempts=attempts, keeps_state=keeps_state(frame), observer=measures.observe,

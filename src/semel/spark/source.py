@@ -27,18 +27,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from semel.client.blocking.loop_thread import LoopThread
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import NO_TOPIC_ID
 from semel.client.offset_requests import list_offsets
-from semel.config import ConfigError
 from semel.errors import KafkaError, RequestTimedOut
 from semel.machines.values import TopicPartition
 
-from .connections import RESTART_PATIENCE_MS, cluster_of, connect
+from .connections import cluster_of
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, SeveralRanges, read_ranges
-from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions, kafka_mistake
+from .source_check import TOPIC_PATIENCE_MS, check_topics
+from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
 from .source_plan import (
     SparkOffsets,
     as_spark,
@@ -56,9 +55,6 @@ log = logging.getLogger("semel.spark")
 
 _SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 _HEADERS = ", headers array<struct<key: string, value: binary>>"
-
-#: How long `load()` waits for a topic: not all brokers may know it yet.
-_TOPIC_PATIENCE_MS = 2_000
 
 #: How long a topic that was read is looked for until it counts as deleted. A broker that was just restarted, or has
 #: just become the controller, may not know it for a moment.
@@ -130,57 +126,6 @@ def _without_stack() -> Iterator[None]:
     except (OptionError, KafkaError, DataLost):
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
-
-
-def check_topics(options: SourceOptions) -> None:
-    """Refuse a topic or a partition that does not exist, at `load()`."""
-    loop = LoopThread("semel-source-check")
-    try:
-        loop.run(_check_topics(options))
-    finally:
-        loop.close()
-
-
-async def _check_topics(options: SourceOptions) -> None:
-    try:
-        cluster = await connect(options.client_settings, patience_ms=RESTART_PATIENCE_MS)
-    except ConfigError as error:
-        raise OptionError(kafka_mistake(error)) from None
-    try:
-        assigned = options.assigned or ()
-        counts = {}
-        for name in dict.fromkeys((*options.topics, *(place.topic for place in assigned))):
-            counts[name] = await _partition_count(cluster, name, dict(options.client_settings)["bootstrap.servers"])
-        if options.pattern is None:
-            _check_bounds(options, counts)
-        for place in assigned:
-            if not 0 <= place.partition < counts[place.topic]:
-                raise OptionError(
-                    f"assign names {place}, and topic '{place.topic}' has partitions 0 to {counts[place.topic] - 1}"
-                )
-    finally:
-        await cluster.close()
-
-
-def _check_bounds(options: SourceOptions, counts: Mapping[str, int]) -> None:
-    """Refuse an offset of a partition that is not read: its name is not the one that was meant.
-
-    One that is read and not named is no mistake yet: a query with a checkpoint does not look at startingOffsets.
-    """
-    for bound in (options.start, options.end):
-        for place in bound.at if isinstance(bound.at, dict) else ():
-            if place.topic not in counts or not 0 <= place.partition < counts[place.topic]:
-                raise OptionError(f"{bound.option} names {place}, which is not read: correct it, or leave it out")
-
-
-async def _partition_count(cluster: Cluster, topic: str, bootstrap_servers: str) -> int:
-    found = await find_topic(cluster, topic, patience_ms=_TOPIC_PATIENCE_MS)
-    if found is None:
-        raise OptionError(
-            f"there is no topic '{topic}' at {bootstrap_servers}: create it first (semel topic create {topic}), or "
-            "correct the name"
-        )
-    return len(found.partitions)
 
 
 class _RangeReader:
@@ -307,6 +252,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     def latestOffset(self, start: SparkOffsets, limit: ReadLimit) -> SparkOffsets:
         """Where the next batch ends: at the last stable offsets, or before them if maxOffsetsPerTrigger is less."""
+        self._refuse_offsets_of_another(start)
         found = self._latest() if self._until is None else self._until
         self._refuse_recreated()
         # No offset moves back and no partition of the start is dropped, unless data was lost and the user allows that.
@@ -317,6 +263,11 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         if self._until is None and not self._is_due(sum(abs(until - since) for since, until in waiting.values())):
             return ends_not_before(start, {})
         return ends_within_limit(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+
+    def _refuse_offsets_of_another(self, start: SparkOffsets) -> None:
+        """Refuse offsets of other topics: this source would take its own for new, and read all of them."""
+        if self._options.are_of_another(start):
+            raise DataLost(self._options.other_topics(start, "the checkpoint"))
 
     def _moved_back(self, start: SparkOffsets, found: SparkOffsets) -> dict[TopicPartition, int]:
         """The ends of the partitions that end before what was read of them: something was lost there.
@@ -350,7 +301,7 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
                 continue
             is_gone = place.topic in self._gone
             if pattern is not None and self._options.fail_on_data_loss and pattern.fullmatch(place.topic):
-                is_gone = loop.run(find_topic(cluster, place.topic, patience_ms=_TOPIC_PATIENCE_MS)) is None
+                is_gone = loop.run(find_topic(cluster, place.topic, patience_ms=TOPIC_PATIENCE_MS)) is None
             if is_gone:
                 self._tell_gone(place, start[place.topic][str(place.partition)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from semel.config import ConfigError
@@ -139,6 +139,29 @@ class SourceOptions:
             include_headers=_truth(given.get("includeheaders", "false"), "includeHeaders"),
             isolation_level=int(isolation == "read_committed"),
             poll_timeout_ms=_count(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        )
+
+    def reads(self, topic: str) -> bool:
+        """Whether this topic is among what is to be read."""
+        if self.pattern is not None:
+            return self.pattern.fullmatch(topic) is not None
+        return topic in self.topics or any(place.topic == topic for place in self.assigned or ())
+
+    def are_of_another(self, topics: Iterable[str]) -> bool:
+        """Whether offsets of these topics are those of another source, and this one may not leave them."""
+        known = list(topics)
+        return bool(known) and self.fail_on_data_loss and not any(map(self.reads, known))
+
+    def other_topics(self, topics: Iterable[str], who: str) -> str:
+        """The message for offsets of topics that are not read."""
+        if self.pattern is not None:
+            reads = f"subscribePattern={self.pattern.pattern}"
+        else:
+            reads = ", ".join(self.topics or sorted({place.topic for place in self.assigned or ()}))
+        return (
+            f"{who} has read {', '.join(sorted(topics))}, and now none of that is read, but {reads}: read what the "
+            "checkpoint was made with, or set failOnDataLoss=false to leave it, and to read the other topics from "
+            "their beginning"
         )
 
 

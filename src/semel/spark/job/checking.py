@@ -29,8 +29,10 @@ from semel.machines.values import TopicPartition
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.transactions import AddOffsetsToTxnRequest
 
+from ..changed_sources import refuse_changed_sources
 from ..checkpoint import Checkpoint, CheckpointUnreadable
 from ..connections import connect
+from ..frames import StreamingSource, sources_of
 from ..kafka_options import ClientSettings
 from ..limits import broker_settings, is_compacted
 from ..preflight import PipelineMistake, check_columns, refuse_what_breaks_the_promise
@@ -79,8 +81,8 @@ def check_in_session(file: PipelineFile, spark: Any) -> Findings:
         progress = loop.run(_look_at_the_brokers(file, found))
     finally:
         loop.close()
-    _look_at_the_plan(file, spark, found)
-    _look_at_the_checkpoint(file, spark, progress, found)
+    sources = _look_at_the_plan(file, spark, found)
+    _look_at_the_checkpoint(file, spark, progress, sources, found)
     return found
 
 
@@ -300,15 +302,16 @@ async def _from_coordinator(cluster: Cluster, message: Any, code_of: Callable[[A
 # --- Spark --------------------------------------------------------------------------------------------------------
 
 
-def _look_at_the_plan(file: PipelineFile, spark: Any, found: Findings) -> None:
-    """Build the plan and have it checked as Spark does when a query starts."""
+def _look_at_the_plan(file: PipelineFile, spark: Any, found: Findings) -> list[StreamingSource] | None:
+    """Build the plan and have it checked as Spark does when a query starts. Returns its sources, if they are known."""
+    # If a source cannot be loaded, its columns are still known, and the rest of the plan can be looked at.
+    are_real = not found.mistakes
     try:
-        # If a source cannot be loaded, its columns are still known, and the rest of the plan can be looked at.
-        frames = stand_ins(file, spark) if found.mistakes else load_sources(file, spark)
+        frames = load_sources(file, spark) if are_real else stand_ins(file, spark)
         plan = build(file, spark, frames)
     except BuildMistakes as error:
         found.mistakes += error.mistakes
-        return
+        return None
     where = "transform.sql" if file.sql is not None else "transform.function" if file.function else "transform"
     mode = file.arguments.get("output_mode", "append")
     try:
@@ -320,6 +323,7 @@ def _look_at_the_plan(file: PipelineFile, spark: Any, found: Findings) -> None:
         found.mistakes.append(file.mistake(where, sentence_of(error)))
     for output in file.outputs:
         _look_at_the_columns(file, output, plan, where, found)
+    return sources_of(plan.frame) if are_real else None
 
 
 def _look_at_the_columns(file: PipelineFile, output: OutputTable, plan: Plan, where: str, found: Findings) -> None:
@@ -346,8 +350,14 @@ def _check_as_spark_does(spark: Any, frame: Any, mode: str) -> None:
     checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), chosen)
 
 
-def _look_at_the_checkpoint(file: PipelineFile, spark: Any, progress: PipelineProgress | None, found: Findings) -> None:
-    """Whether the checkpoint belongs to the progress on the broker."""
+def _look_at_the_checkpoint(
+    file: PipelineFile,
+    spark: Any,
+    progress: PipelineProgress | None,
+    sources: list[StreamingSource] | None,
+    found: Findings,
+) -> None:
+    """Whether the checkpoint belongs to the progress on the broker, and to the sources if these are known."""
     checkpoint = Checkpoint(spark, file.checkpoint)
     try:
         known = checkpoint.next_batch()
@@ -360,7 +370,9 @@ def _look_at_the_checkpoint(file: PipelineFile, spark: Any, progress: PipelinePr
                 progress.marker, query_id, batch_id, name, progress.offsets,
                 lambda: checkpoint.where_batch_begins(batch_id), forget,
             )  # fmt: skip
-    except (MarkerConflict, CheckpointUnreadable) as error:
+        if known is not None and sources is not None:
+            refuse_changed_sources(sources, checkpoint, batch_id)
+    except (MarkerConflict, CheckpointUnreadable, PipelineMistake) as error:
         found.mistakes.append(file.mistake("checkpoint", str(error)))
     except Exception as error:  # Hadoop's, through py4j: no such file system, no permission
         found.mistakes.append(file.mistake("checkpoint", sentence_of(error)))
