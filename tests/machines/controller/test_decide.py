@@ -26,6 +26,7 @@ from semel.machines.znodes.operations import Check, Create, SetData
 from semel.machines.znodes.values import BrokerRegistration, Endpoint
 from tests.machines.controller.cluster_in_a_tree import ClusterInATree
 
+ID, ANOTHER_ID = "id-of-t".ljust(22, "A"), "id-of-another".ljust(22, "A")
 REGISTRATION = BrokerRegistration((Endpoint("PLAINTEXT", "127.0.0.1", 9092),), {"PLAINTEXT": "PLAINTEXT"}, 1)
 
 
@@ -33,7 +34,7 @@ def cluster(replicas: tuple[int, ...] = (1, 2, 3)) -> ClusterInATree:
     """Three brokers, broker 1 the controller, and the topic "t" with one partition."""
     made = ClusterInATree(1, 2, 3)
     made.happens(BecomeController(1, 0))
-    made.happens(CreateTopic("t", "topic-id", {0: replicas}))
+    made.happens(CreateTopic("t", ID, {0: replicas}))
     return made
 
 
@@ -110,7 +111,7 @@ def test_e8_whoever_says_that_it_leaves_leads_nothing_after_the_next_look() -> N
 
 def test_e2_all_due_partitions_are_elected_in_one_multi_and_the_leaders_life_is_checked() -> None:
     made = cluster()
-    made.happens(CreateTopic("many", "id", dict.fromkeys(range(150), (1, 2, 3))))
+    made.happens(CreateTopic("many", ANOTHER_ID, dict.fromkeys(range(150), (1, 2, 3))))
     made.dies(1)
     [multi] = made.decide(Examine())
     assert multi.operations[0] == Check(paths.CONTROLLER_EPOCH, 1)
@@ -123,7 +124,7 @@ def test_e2_all_due_partitions_are_elected_in_one_multi_and_the_leaders_life_is_
 def test_z2_with_no_room_each_change_has_a_multi_of_its_own() -> None:
     """So that one that ZooKeeper refuses, because somebody changed that node by hand, keeps only itself out."""
     made = cluster()
-    made.happens(CreateTopic("many", "id", dict.fromkeys(range(3), (1, 2, 3))))
+    made.happens(CreateTopic("many", ANOTHER_ID, dict.fromkeys(range(3), (1, 2, 3))))
     made.dies(1)
     multis = made.decide(Examine(bound_bytes=0))
     set_state(made, made.state("many", 1)._replace(isr=(3, 1)), "many", 1)
@@ -158,7 +159,7 @@ def test_z1_a_decision_from_an_old_image_changes_nothing() -> None:
 
 def test_e4_after_a_power_loss_a_broker_leaves_everything_before_it_registers() -> None:
     made = cluster()
-    made.happens(CreateTopic("u", "id", {0: (2, 3), 1: (3, 1)}))
+    made.happens(CreateTopic("u", ANOTHER_ID, {0: (2, 3), 1: (3, 1)}))
     made.dies(3)
     made.happens(LeaveUncleanly(3))
     assert 3 not in {member for state, _ in made.image().states.values() for member in (*state.isr, *state.elr)}
@@ -168,7 +169,7 @@ def test_e4_after_a_power_loss_a_broker_leaves_everything_before_it_registers() 
 
 def test_examining_some_partitions_leaves_the_others_alone() -> None:
     made = cluster()
-    made.happens(CreateTopic("u", "id", {0: (1, 2)}))
+    made.happens(CreateTopic("u", ANOTHER_ID, {0: (1, 2)}))
     made.dies(1)
     made.happens(Examine((TopicPartition("u", 0),)))
     assert (made.state("u").leader, made.state("t").leader) == (2, 1)
@@ -198,19 +199,19 @@ def test_r8_who_joins_must_live_and_be_in_the_life_that_fetched() -> None:
 
 def test_e7_a_topic_is_there_with_its_leaders_or_not_at_all() -> None:
     made = cluster()
-    [multi] = made.decide(CreateTopic("u", "id", {0: (2, 3), 1: (3, 1)}, {"retention.ms": "5"}))
+    [multi] = made.decide(CreateTopic("u", ANOTHER_ID, {0: (2, 3), 1: (3, 1)}, {"retention.ms": "5"}))
     made.happens(Register(3, REGISTRATION, "directory-3", life_version=0, stale=True), session=33)
     with pytest.raises(zk.MultiRefused):
         made.carry_out(multi)
     assert "u" not in made.image().topics
-    made.happens(CreateTopic("u", "id", {0: (2, 3), 1: (3, 1)}, {"retention.ms": "5"}))
+    made.happens(CreateTopic("u", ANOTHER_ID, {0: (2, 3), 1: (3, 1)}, {"retention.ms": "5"}))
     assert made.state("u", 1) == PartitionState(3, 0, (3, 1), 1, controller_epoch=1)
     assert made.tree.nodes[paths.config("topics", "u")].data == b'{"version":1,"config":{"retention.ms":"5"}}'
 
 
 def test_e7_of_a_topic_too_large_for_one_multi_the_controller_makes_what_is_missing() -> None:
     made = cluster()
-    multis = made.decide(CreateTopic("large", "id", dict.fromkeys(range(4000), (1, 2, 3))))
+    multis = made.decide(CreateTopic("large", ANOTHER_ID, dict.fromkeys(range(4000), (1, 2, 3))))
     assert len(multis) > 1
     made.carry_out(multis[0])  # and then its maker dies
     made.happens(Examine())
@@ -226,7 +227,7 @@ def test_e7_a_topic_goes_in_one_multi_with_its_settings() -> None:
 
 def test_e7_a_large_topic_goes_in_pieces_which_the_controller_goes_on_with() -> None:
     made = cluster()
-    made.happens(CreateTopic("large", "id", dict.fromkeys(range(6000), (1, 2, 3))))
+    made.happens(CreateTopic("large", ANOTHER_ID, dict.fromkeys(range(6000), (1, 2, 3))))
     multis = made.decide(DeleteTopic("large"))
     assert len(multis) > 2
     for multi in multis[:2]:
@@ -256,10 +257,10 @@ def test_partitions_are_added_with_their_leaders() -> None:
 @pytest.mark.parametrize(
     ("event", "code"),
     [
-        (CreateTopic("t", "id", {0: (1,)}), ErrorCode.TOPIC_ALREADY_EXISTS),
-        (CreateTopic("u", "id", {0: (1, 1)}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (CreateTopic("u", "id", {0: ()}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (CreateTopic("u", "id", {0: (9,)}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (CreateTopic("t", ID, {0: (1,)}), ErrorCode.TOPIC_ALREADY_EXISTS),
+        (CreateTopic("u", ANOTHER_ID, {0: (1, 1)}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (CreateTopic("u", ANOTHER_ID, {0: ()}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (CreateTopic("u", ANOTHER_ID, {0: (9,)}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         (DeleteTopic("u"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (Reassign("t", {9: (1,)}), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (CancelReassignment("t", (0,)), ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),

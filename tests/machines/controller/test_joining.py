@@ -15,8 +15,9 @@ from semel.machines.znodes.operations import Create, Multi
 from semel.machines.znodes.values import BrokerLife, decode_config
 from tests.machines.controller.cluster_in_a_tree import ClusterInATree
 
-PAYMENTS = OwnTopic("payments", "id-of-payments", (0, 7, 0), {"retention.ms": "5"})
-LARGE = OwnTopic("large", "id-of-large", tuple(range(4000)), {})
+ID, ANOTHER_ID = "id-of-payments".ljust(22, "A"), "another-id".ljust(22, "A")
+PAYMENTS = OwnTopic("payments", ID, (0, 7, 0), {"retention.ms": "5"})
+LARGE = OwnTopic("large", ANOTHER_ID, tuple(range(4000)), {})
 
 
 def missing(made: ClusterInATree, *topics: OwnTopic) -> list[Multi]:
@@ -39,7 +40,7 @@ def test_the_topics_have_their_id_settings_and_one_replica_and_nobody_leads_them
     brought(made, PAYMENTS)
     image = made.image()
     assignment = image.topics["payments"].assignment
-    assert assignment.topic_id == "id-of-payments"
+    assert assignment.topic_id == ID
     assert dict(assignment.partitions) == {0: (1,), 1: (1,), 2: (1,)}
     assert decode_config(made.tree.nodes["/config/topics/payments"].data, "") == {"retention.ms": "5"}
     states = [image.states[TopicPartition("payments", number)][0] for number in range(3)]
@@ -85,7 +86,7 @@ def test_a_register_that_a_controller_made_meanwhile_gets_the_epoch_of_the_log()
 
 def test_another_topic_of_the_same_name_is_refused() -> None:
     made = ClusterInATree()
-    brought(made, OwnTopic("payments", "another-id", (0,), {}))
+    brought(made, OwnTopic("payments", ANOTHER_ID, (0,), {}))
     with pytest.raises(Refused, match=r"another-id.*id-of-payments.*different topics") as refused:
         missing(made, LARGE, PAYMENTS)
     assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
