@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql.functions import udf
 
 import semel
-from semel.spark import RowRefused, Step
-from semel.spark.hopeless import coding_error_in, data_lost_in
+from semel.spark import BatchFailed, RowRefused, Step
+from semel.spark.hopeless import after_attempts, coding_error_in, data_lost_in, in_words
 from semel.spark.range_reader import DataLost
 from tests.spark.stage import Stage
 
@@ -56,6 +56,26 @@ def test_a_log_that_gives_nothing_for_a_while_is_no_loss() -> None:
     assert data_lost_in(f"Traceback\nsemel.spark.range_reader.DataLost: {gone}\n") == gone
     assert data_lost_in("semel.spark.range_reader.DataLost: payments-0: nothing came from offset 3 on for 9 ms") is None
     assert data_lost_in("KeyError: 'DataLost: x'") is None
+
+
+def test_an_error_of_a_task_is_told_in_one_line() -> None:
+    trace = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/pyspark/worker.py", line 4327, in invoke_udf
+    run_process()
+  File "/jobs/ledger.py", line 12, in ask
+    raise ConnectionError("away")
+ConnectionError: away
+and more of it"""
+    assert in_words(PythonException(trace)) == "ConnectionError: away (ledger.py:12)"
+    ours = trace.replace("/jobs/ledger.py", "/src/semel/spark/writer.py").replace("ConnectionError: away", "a.B: gone")
+    assert in_words(PythonException(ours)) == "B: gone"
+    assert in_words(PythonException("Job aborted\n\nJVM stacktrace:\nat x")) == "Job aborted"
+    passes = ConnectionError("the broker is away")
+    assert after_attempts(passes, "batch 7", 3) is passes
+    failed = after_attempts(PythonException(trace), "batch 7", 3)
+    assert isinstance(failed, BatchFailed)
+    assert str(failed).startswith("batch 7 failed in all of its 3 attempts; the first error: ConnectionError: away")
 
 
 def ends_at_once(stage: Stage, frame: Any, says: str, kind: type[Exception] = RowRefused, **settings: Any) -> None:

@@ -89,6 +89,30 @@ def test_every_setting_of_a_producer_has_an_effect_or_is_refused() -> None:
         assert found != sink_settings("h:1", codecs, "till", None) or row.name in values, row.name
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("partitioner.class", "give the rows a column 'partition' instead"),
+        ("metric.reporters", "the figures are in lastProgress"),
+        ("client.dns.lookup", "every address of a name is tried: leave it out"),
+        ("queue.buffering.max.ms", "its name in Kafka is linger.ms"),
+        ("message.max.bytes", "its name in Kafka is max.request.size"),
+    ],
+)
+def test_what_other_clients_have_is_refused_with_what_to_do_here(name: str, says: str) -> None:
+    """Not as an unknown name, with another one that is written alike."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}: .*{says}"):
+        sink_settings("h:1", {name: "x"}, "till", None)
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}: .*{says}"):
+        source_settings({"bootstrap.servers": "h:1", name: "x"}, "till")
+
+
+@pytest.mark.parametrize("name", ["delivery.timeout.ms", "max.block.ms", "request.timeout.ms"])
+def test_no_time_at_all_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=0: nothing is done in no time"):
+        sink_settings("h:1", {name: "0"}, "till", None)
+
+
 def _another_value(name: str) -> object:
     row = PRODUCER[name]
     if row.kind in ("int", "long"):

@@ -92,6 +92,8 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
             "'checkpointLocation' is the argument checkpoint of start()",
         ),
         ({"options": "x"}, "must be a mapping"),
+        ({"options": {"maxOffsetsPerTrigger": "5"}}, "'maxOffsetsPerTrigger' is an option of the source: give it to"),
+        ({"options": {"linger.ms": "5"}}, "options: 'linger.ms' must be named 'kafka.linger.ms'"),
         ({"options": {"kafka.acks": "1"}}, "kafka: acks=1: a transaction needs all"),
         ({"kafka": {"acks": 0}}, "kafka: acks=0: a transaction needs all"),
         ({"kafka": {"enable.idempotence": False}}, "kafka: enable.idempotence=false: a transaction needs true"),
@@ -105,7 +107,7 @@ def refuses(stage: Stage, frame: Any, says: str, **settings: Any) -> None:
         ({"kafka": {"fetch.min.bytes": 1}}, "kafka: unknown producer setting 'fetch.min.bytes'"),
         ({"kafka": {"batch.size": "many"}}, "kafka: batch.size=many: must be a whole number"),
         ({"kafka": {"kafka.batch.size": 1}}, "'kafka.batch.size' is named 'batch.size' here"),
-        ({"kafka": {7: 1}}, "kafka: must be a mapping"),
+        ({"kafka": {7: 1}}, "kafka: the name of a setting is text, not 7"),
         ({"kafka": "sasl.password=pssst"}, "kafka: must be a mapping from the client's settings to values, not str"),
         ({"kafka": {"batch.size": 1}, "options": {"kafka.batch.size": 2}}, "'kafka.batch.size' is in the argument"),
         ({"kafka": {"compression.type": "lz4"}, "compression": "gzip"}, "the argument compression says gzip; give one"),
@@ -173,7 +175,12 @@ def test_columns_that_the_sink_has_no_use_for_may_be_there_twice(stage: Stage) -
 
 @pytest.mark.parametrize(
     ("place", "says"),
-    [("nofs://host/x", 'No FileSystem for scheme "nofs"'), ("{folder}/file", "is not a directory")],
+    [
+        ("nofs://host/x", 'No FileSystem for scheme "nofs"'),
+        ("{folder}/file", "is not a directory"),
+        ("s3a://bucket/x", "S3AFileSystem not found: Spark needs the package that brings it"),
+        ("hdfs://nobody.invalid/x", "unknown host nobody.invalid"),
+    ],
 )
 def test_a_checkpoint_that_cannot_be_is_told_in_one_sentence(stage: Stage, place: str, says: str) -> None:
     (stage.folder / "file").write_text("not a directory")
@@ -280,6 +287,16 @@ def test_what_is_no_session_cannot_be_registered_with() -> None:
         register("local")
 
 
+def test_a_schema_for_the_source_is_refused(stage: Stage) -> None:
+    """Spark does not show such a schema to the source, and fails when the first rows come."""
+    reader = stage.spark.readStream.format("semel").schema("amount int").option("subscribe", "payments")
+    frame = reader.option("kafka.bootstrap.servers", stage.bootstrap_servers).load()
+    refuses(stage, frame.selectExpr("string(amount) as value"), "leave .schema(...) out, and take the value apart")
+    reader = stage.spark.read.format("semel").schema("amount int").option("subscribe", "payments")
+    with pytest.raises(Exception, match=r"has columns of its own .*: leave .schema\(...\) out"):
+        reader.option("kafka.bootstrap.servers", stage.bootstrap_servers).load().collect()
+
+
 def test_async_progress_is_refused_whatever_the_spelling(stage: Stage) -> None:
     for options in ({"AsyncProgressTrackingEnabled": True}, {"asyncprogresstrackingenabled": "TRUE"}):
         with pytest.raises(NotExactlyOnce, match="asyncProgressTrackingEnabled"):
@@ -368,7 +385,7 @@ def loads(stage: Stage, reader: Any, **options: Any) -> Callable[[], Any]:
     ("options", "says"),
     [
         ({}, "give exactly one of subscribe, subscribePattern and assign"),
-        ({"subscribe": "payments", "startingOfset": "earliest"}, "unknown option 'startingofset'"),
+        ({"subscribe": "payments", "startingOfset": "earliest"}, "; did you mean 'startingOffsets'?"),
         (
             {"subscribe": "payments", "startingOffsets": "soon"},
             "startingOffsets=soon: must be earliest, latest, or JSON",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import udf
 
 import semel
@@ -24,7 +25,7 @@ from semel.machines.pipeline.claims import ClaimBook
 from semel.machines.pipeline.driver_transaction import DriverTransaction
 from semel.machines.values import TopicPartition
 from semel.records.partitioner import partition_for_key
-from semel.spark import MarkerConflict, NotExactlyOnce, Step, batch_transaction, start
+from semel.spark import BatchFailed, MarkerConflict, NotExactlyOnce, Step, batch_transaction, start
 from semel.spark.connections import connect
 from semel.spark.kafka_options import ClientSettings
 from semel.spark.transaction_client import TransactionClient
@@ -136,8 +137,10 @@ def test_a_task_that_always_fails_ends_the_query_with_the_first_error_and_shows_
         raise ConnectionError("this row is bad")  # for all that the driver knows, it may pass
 
     failing = stage.source().select(ask_a_service("value").alias("value"), "key")
-    with pytest.raises(Exception, match="this row is bad"):
+    says = r"^BatchFailed: batch 0 failed in all of its 2 attempts; the first error: ConnectionError: this row is bad "
+    with pytest.raises(StreamingQueryException, match=rf"{says}\(test_pipeline.py:\d+\)\n") as failed:
         stage.run(failing, attempts=2)
+    assert isinstance(failed.value.__cause__, BatchFailed) and "\n" not in str(failed.value.__cause__)
     assert [step for step, _ in stage.steps].count(Step.RETRYING) == 2
     assert stage.values() == []
 

@@ -91,6 +91,14 @@ def test_a_trigger_delay_is_a_time_with_a_unit(text: str, delay_ms: int) -> None
         ({**ONE, "kafka.isolation.level": "dirty"}, "isolation.level"),
         ({**ONE, "kafka.auto.offset.reset": "earliest"}, "checkpoint keeps the offsets"),
         ({**ONE, "kafka.fetch.max.bites": "5"}, "fetch.max.bites"),
+        ({**ONE, "startingOffset": "earliest"}, "unknown option 'startingoffset' .*did you mean 'startingOffsets'"),
+        ({**ONE, "bootstrap.servers": "h:1"}, "did you mean 'kafka.bootstrap.servers'"),
+        ({**ONE, "colour": "red"}, "known are subscribe, "),
+        ({**ONE, "maxOffsetsPerTrigger": "\u00b2"}, "whole number above 0"),
+        ({**BASE, "assign": '{"a":"01"}'}, "must be JSON such as"),
+        ({**BASE, "assign": '{"a":{"0":1}}'}, "must be JSON such as"),
+        ({**BASE, "assign": '{"a":[0.7]}'}, "must be JSON such as"),
+        ({**BASE, "assign": '{"a":[true]}'}, "must be JSON such as"),
     ],
 )
 def test_a_mistake_is_refused_in_words(options: dict[str, str], says: str) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .adoption import adopt as adopt
     from .batch_transaction import Step as Step
     from .dead_letters import DeadLetters as DeadLetters
+    from .hopeless import BatchFailed as BatchFailed
     from .hopeless import SourceFailed as SourceFailed
     from .load import Load as Load
     from .load import write as write
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 #: What this package offers, and the module it is in. Loaded when asked for: `import semel` must not need PySpark.
 _HOMES = {
     "Adoption": "semel.spark.adoption",
+    "BatchFailed": "semel.spark.hopeless",
     "DataLost": "semel.spark.range_reader",
     "DeadLetters": "semel.spark.dead_letters",
     "DriverFenced": "semel.machines.pipeline.driver_transaction",

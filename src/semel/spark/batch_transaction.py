@@ -28,7 +28,7 @@ from semel.machines.values import ProducerIdentity, TopicPartition
 
 from .checkpoint import BatchOffsets
 from .claims import ClaimServer, OwnTurns
-from .hopeless import hopeless
+from .hopeless import after_attempts, hopeless, in_words
 from .kafka_options import ClientSettings, ProducerOptions
 from .limits import find_topic, largest_batch
 from .preflight import PipelineMistake
@@ -345,14 +345,19 @@ def run_batch(
                 transaction.abort(batch)
                 raise ending from error
             first_error = first_error or error
-            log.warning("batch %d, attempt %d of %d failed: %s", batch.marker.batch_id, attempt, attempts, error)
+            number = batch.marker.batch_id
+            log.warning("batch %d, attempt %d of %d failed: %s", number, attempt, attempts, in_words(error))
+            log.debug("the whole error of batch %d, attempt %d: %s", number, attempt, error)
             transaction.stop_if_another_driver_took_over(error, batch)
             transaction.abort(batch)
             if not is_worth_another_try(error):
                 raise
             observer(Step.RETRYING, batch.marker.batch_id)
     assert first_error is not None
-    raise first_error
+    ending = after_attempts(first_error, f"batch {batch.marker.batch_id}", attempts)
+    if ending is first_error:
+        raise first_error
+    raise ending from first_error
 
 
 def _attempt(

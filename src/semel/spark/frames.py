@@ -33,6 +33,8 @@ class StreamingSource:
 
     format: str
     options: dict[str, str] = field(repr=False)
+    #: Its columns, if it is a source of the second version of Spark's interface.
+    columns: tuple[str, ...] = ()
 
     @property
     def has_kafka_offsets(self) -> bool:
@@ -57,7 +59,9 @@ def sources_of(frame: Any) -> list[StreamingSource]:
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         if node.nodeName() == "StreamingRelationV2":
             options = {str(name).lower(): str(value) for name, value in dict(node.extraOptions()).items()}
-            found.append(StreamingSource(str(node.sourceName()).lower(), options))
+            columns = node.output()
+            names = tuple(str(columns.apply(index).name()) for index in range(columns.size()))
+            found.append(StreamingSource(str(node.sourceName()).lower(), options, names))
         elif node.nodeName() == "StreamingRelation":
             found.append(StreamingSource(str(node.sourceName()).lower(), {}))
     return found

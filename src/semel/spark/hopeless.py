@@ -20,6 +20,10 @@ class SourceFailed(RuntimeError):
     """The source could not find out what there is to read: the brokers are away, or refuse it. A restart goes on."""
 
 
+class BatchFailed(RuntimeError):
+    """A micro-batch, or a load, failed as often as `attempts` allows. The first error is the `__cause__`."""
+
+
 #: Errors of Python that say that the code or the row is wrong. Not OSError and RuntimeError: they may pass.
 CODING_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, NotImplementedError, TypeError, ValueError,
@@ -91,6 +95,36 @@ def coding_error_in(text: str) -> str | None:
     own = [frame for frame in frames if not _INSTALLED.search(frame["file"])] or frames
     place = f"{PurePath(own[-1]['file']).name}:{own[-1]['line']}"
     return f"{found['type'].rpartition('.')[2]}: {found['why'] or 'without words'} ({place})"
+
+
+def in_words(error: Exception) -> str:
+    """What happened, on one line: of a worker's stack trace the error and the line of the query that raised it.
+
+    >>> in_words(ValueError("not this\\nbut more"))
+    'not this'
+    """
+    text = str(error).strip()
+    frames = list(_FRAME.finditer(text)) if _is_of_spark(error) else []
+    found = _ERROR.search(text, frames[-1].end() + 1) if frames else None
+    if found is None:
+        return text.partition("\n")[0] or type(error).__name__
+    own = [frame for frame in frames if not _INSTALLED.search(frame["file"]) and not _OURS.search(frame["file"])]
+    place = f" ({PurePath(own[-1]['file']).name}:{own[-1]['line']})" if own else ""
+    return f"{found['type'].rpartition('.')[2]}: {found['why'] or 'without words'}{place}"
+
+
+def _is_of_spark(error: Exception) -> bool:
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, PySparkException)
+
+
+def after_attempts(error: Exception, what: str, attempts: int) -> Exception:
+    """The error of a batch that was tried so often: one of Spark's has a stack trace for its text."""
+    if not _is_of_spark(error):
+        return error
+    failed = f"failed in all of its {attempts} attempts; the first error" if attempts > 1 else "failed"
+    return BatchFailed(f"{what} {failed}: {in_words(error)}")
 
 
 def data_lost_in(text: str) -> str | None:

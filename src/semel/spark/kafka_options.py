@@ -50,10 +50,45 @@ _NOT_OF_A_SINK = {
     "interceptor.classes": _NO_JAVA,
     "semel.exit.timeout.ms": "a task ends when all is acknowledged: leave it out",
 }
+#: Names of Kafka's Java client and of librdkafka that no client here knows, and what to do instead.
+_OF_OTHER_CLIENTS = {
+    name: why
+    for why, names in {
+        "give the rows a column 'partition' instead": ("partitioner.class", "partitioner"),
+        "rows without a key are spread over all partitions: leave it out": (
+            "partitioner.adaptive.partitioning.enable", "partitioner.availability.timeout.ms",
+            "sticky.partitioning.linger.ms",
+        ),
+        "the figures are in lastProgress, and at metrics_port for Prometheus: leave it out": (
+            "metric.reporters", "metrics.num.samples", "metrics.recording.level", "metrics.sample.window.ms",
+            "enable.metrics.push", "auto.include.jmx.reporter", "statistics.interval.ms",
+        ),
+        "every address of a name is tried: leave it out": ("client.dns.lookup",),
+        "there is no Java client here that could use it: leave it out": (
+            "security.providers", "ssl.engine.factory.class", "ssl.keymanager.algorithm", "ssl.provider",
+            "ssl.secure.random.implementation", "ssl.trustmanager.algorithm",
+        ),
+        "its name in Kafka is linger.ms": ("queue.buffering.max.ms",),
+        "its name in Kafka is compression.type": ("compression.codec",),
+        "its name in Kafka is max.request.size": ("message.max.bytes",),
+        "its name in Kafka is delivery.timeout.ms": ("message.timeout.ms",),
+        "its name in Kafka is request.timeout.ms": ("socket.timeout.ms",),
+        "its name in Kafka is metadata.max.age.ms": ("topic.metadata.refresh.interval.ms",),
+        "set batch.size, in bytes": ("batch.num.messages",),
+        "set buffer.memory, in bytes": ("queue.buffering.max.kbytes", "queue.buffering.max.messages"),
+        "up to five requests of a partition are sent at once: leave it out": ("max.in.flight",),
+        "requests are repeated until delivery.timeout.ms: set that, or leave it out": ("message.send.max.retries",),
+    }.items()
+    for name in names
+}  # fmt: skip
+
 # linger.ms may be given: it is the longest that a batch waits for more rows, and here no batch waits.
 
 #: Settings that must have one value in a transaction.
 _FIXED = {"acks": ("all", "-1"), "enable.idempotence": (True,)}
+
+#: Times that may not be zero: each attempt would fail, and be repeated.
+_NOT_ZERO = ("delivery.timeout.ms", "max.block.ms", "request.timeout.ms")
 
 #: The size at which a task closes a batch, unless batch.size says otherwise.
 DEFAULT_BATCH_BYTES = 900_000
@@ -140,10 +175,17 @@ def source_settings(kafka: Mapping[str, str], client_id: str) -> tuple[ClientSet
     for refused, why in _NOT_OF_A_SOURCE.items():
         if refused in kafka:
             raise ConfigError(f"{refused} has no meaning here: {why}")
+    _refuse_names_of_other_clients(kafka)
     kafka = {"client.id": client_id, "max.partition.fetch.bytes": str(4 << 20), **kafka}
     values = CONSUMER.parse(kafka)
     check_addresses(values)
     return ClientSettings(kafka), values
+
+
+def _refuse_names_of_other_clients(kafka: Mapping[str, Any]) -> None:
+    for name in kafka:
+        if name in _OF_OTHER_CLIENTS:
+            raise ConfigError(f"{name}: {_OF_OTHER_CLIENTS[name]}")
 
 
 def check_addresses(values: Values) -> None:
@@ -190,7 +232,11 @@ def sink_settings(
     for name in ("key.serializer", "value.serializer", "interceptor.classes"):
         if name in kafka:
             raise ConfigError(f"{name}: {_NOT_OF_A_SINK[name]}")
+    _refuse_names_of_other_clients(kafka)
     given = PRODUCER.parse(kafka)
+    for name in _NOT_ZERO:
+        if given[name] == 0:
+            raise ConfigError(f"{name}=0: nothing is done in no time: give milliseconds, or leave it out")
     for name in given.explicit:
         if name in _NOT_OF_A_SINK:
             raise ConfigError(f"{name}: {_NOT_OF_A_SINK[name]}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from semel.client.cluster.cluster import Cluster
 from semel.client.cluster.metadata import TopicMetadata
-from semel.config import CONSUMER, ConfigError
+from semel.config import CONSUMER, PRODUCER, ConfigError
 from semel.config.codecs import CODECS as COMPRESSIONS
 from semel.errors import Misuse
 
@@ -24,7 +24,8 @@ from .connections import connect
 from .frames import StreamingSource, constant_in, sources_of
 from .kafka_options import ClientSettings, ProducerOptions, check_addresses, sink_settings, source_settings
 from .limits import broker_settings, find_topic
-from .source_options import OptionError, SourceOptions
+from .source_options import COLUMNS, OWN_COLUMNS, REFUSED, OptionError, SourceOptions
+from .source_options import KNOWN as SOURCE_OPTIONS
 from .writer import no_such_partition
 
 log = logging.getLogger("semel.spark")
@@ -32,6 +33,8 @@ log = logging.getLogger("semel.spark")
 OUTPUT_MODES = ("append", "update", "complete")
 _TRIGGERS = ("processingTime", "availableNow", "once")
 _NO_BATCHES = ("continuous", "realTime")
+#: Options of the source that would have no effect on the sink. Spark's page on Kafka has includeHeaders for both.
+_OF_THE_SOURCE = frozenset(name.lower() for name in (*SOURCE_OPTIONS, *REFUSED)) - {"includeheaders"}
 _INT32_MAX = 2**31 - 1
 #: How the names of Java's errors begin that are about files.
 _FILE_ERRORS = ("java.io.", "java.nio.file.", "org.apache.hadoop.")
@@ -67,8 +70,11 @@ def bootstrap_text(given: Any) -> str:
 
 def kafka_arguments(kafka: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The client's settings, from the argument `kafka` and from `options` named `kafka.*`; and Spark's own options."""
-    if kafka is not None and (not isinstance(kafka, Mapping) or not all(isinstance(name, str) for name in kafka)):
+    if kafka is not None and not isinstance(kafka, Mapping):
         raise PipelineMistake(f"kafka: must be a mapping from the client's settings to values, not {_kind(kafka)}")
+    for name in kafka or ():
+        if not isinstance(name, str):
+            raise PipelineMistake(f"kafka: the name of a setting is text, not {name!r}")
     found = dict(kafka or {})
     for name in found:
         if name.lower().startswith("kafka."):
@@ -178,6 +184,10 @@ def _check_options(options: Any) -> None:
     for name in options:
         if name.lower() in own:
             raise PipelineMistake(f"options: '{name}' is the argument {own[name.lower()]} of start()")
+        if name.lower() in _OF_THE_SOURCE:
+            raise PipelineMistake(f"options: '{name}' is an option of the source: give it to spark.readStream")
+        if name in PRODUCER or name in PRODUCER.aliases:
+            raise PipelineMistake(f"options: '{name}' must be named 'kafka.{name}'")
 
 
 @contextmanager
@@ -200,10 +210,29 @@ def checkpoint_in_words(location: str) -> Iterator[None]:
     except CheckpointUnreadable as error:
         raise PipelineMistake(f"checkpoint='{location}' cannot be used: {error}") from None
     except Exception as error:  # py4j's, with Java's inside
-        java = getattr(error, "java_exception", None)
-        if java is None or not str(java.getClass().getName()).startswith(_FILE_ERRORS):
+        if (why := _why_no_files(getattr(error, "java_exception", None) or getattr(error, "_origin", None))) is None:
             raise
-        raise PipelineMistake(f"checkpoint='{location}' cannot be used: {java.getMessage()}") from None
+        raise PipelineMistake(f"checkpoint='{location}' cannot be used: {why}") from None
+
+
+def _why_no_files(java: Any) -> str | None:
+    """What Java says about files, in the words of the first error that is about them; None if none is.
+
+    Hadoop wraps a class that it does not find, and a host that nobody knows, in errors that are about anything.
+    """
+    while java is not None:
+        name = str(java.getClass().getName())
+        if name == "java.lang.ClassNotFoundException":
+            return (
+                f"{java.getMessage()}: Spark needs the package that brings it, as in spark.jars.packages="
+                "org.apache.hadoop:hadoop-aws:VERSION for s3a"
+            )
+        if name == "java.net.UnknownHostException":
+            return f"unknown host {java.getMessage()}"
+        if name.startswith(_FILE_ERRORS):
+            return str(java.getMessage())
+        java = java.getCause()
+    return None
 
 
 # --- the frame ----------------------------------------------------------------------------------------------------
@@ -314,6 +343,8 @@ def check_sources(frame: Any) -> list[StreamingSource]:
     sources = sources_of(frame)
     for source in sources:
         if source.format == "semel":
+            if source.columns and source.columns[: len(COLUMNS)] != COLUMNS:
+                raise PipelineMistake(f"the source: {OWN_COLUMNS}")
             try:
                 SourceOptions.parse(source.options)
             except OptionError as error:

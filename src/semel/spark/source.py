@@ -37,7 +37,7 @@ from .connections import cluster_of
 from .limits import find_topic
 from .range_reader import DataLost, OffsetRange, SeveralRanges, read_ranges
 from .source_check import TOPIC_PATIENCE_MS, check_topics
-from .source_options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
+from .source_options import COLUMNS, EARLIEST, LATEST, OWN_COLUMNS, Bound, OptionError, SourceOptions
 from .source_plan import (
     SparkOffsets,
     as_spark,
@@ -97,11 +97,13 @@ class SemelDataSource(DataSource):
     def reader(self, schema: Any) -> DataSourceReader:
         """The reader of a batch query."""
         with _without_stack():
+            _refuse_another_schema(schema)
             return SemelBatchReader(SourceOptions.parse(self.options, streaming=False), self.most_tasks)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """The reader of a streaming query."""
         with _without_stack():
+            _refuse_another_schema(schema)
             return SemelStreamReader(SourceOptions.parse(self.options), self.most_tasks)
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
@@ -113,6 +115,12 @@ class SemelDataSource(DataSource):
         """Refused: Spark gives such a writer no way to run a batch again."""
         with _without_stack():
             raise OptionError(_NO_STREAM_WRITER)
+
+
+def _refuse_another_schema(schema: Any) -> None:
+    """Refuse the schema of a user, for which Spark does not ask `schema()`."""
+    if tuple(schema.names)[: len(COLUMNS)] != COLUMNS:
+        raise OptionError(OWN_COLUMNS)
 
 
 @contextmanager

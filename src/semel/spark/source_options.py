@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from semel.config import ConfigError
+from semel.config import CONSUMER, ConfigError
 from semel.machines.values import TopicPartition
 
 from .kafka_options import ClientSettings, source_settings
@@ -33,6 +33,12 @@ KNOWN = (
     "includeHeaders",
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
+)
+#: The columns, without the headers that some ask for; and what is said to a schema with others.
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+OWN_COLUMNS = (
+    f"format('semel') has columns of its own ({', '.join(COLUMNS)}): leave .schema(...) out, and take the value apart "
+    "with from_json or cast"
 )
 #: Options of Spark's own source that this one has no use for, and what to do instead.
 REFUSED = {
@@ -115,7 +121,7 @@ class SourceOptions:
                 raise OptionError(f"{name}: {why}")
         for name in given:
             if name not in known and not name.startswith("kafka.") and name != "path":
-                raise OptionError(f"unknown option '{name}' of format('semel'); known are {', '.join(KNOWN)}, kafka.*")
+                raise OptionError(f"unknown option '{name}' of format('semel'){_nearest(name)}")
         ways = [name for name in ("subscribe", "subscribepattern", "assign") if name in given]
         if len(ways) != 1:
             raise OptionError("give exactly one of subscribe, subscribePattern and assign")
@@ -163,6 +169,17 @@ class SourceOptions:
             "checkpoint was made with, or set failOnDataLoss=false to leave it, and to read the other topics from "
             "their beginning"
         )
+
+
+def _nearest(name: str) -> str:
+    """What may have been meant by an unknown option."""
+    if name in CONSUMER or name in CONSUMER.aliases:
+        return f"; did you mean 'kafka.{name}'?"
+    import difflib  # rarely needed, and slow to import
+
+    near = difflib.get_close_matches(name, [known.lower() for known in KNOWN], n=1)
+    meant = next((known for known in KNOWN if near and known.lower() == near[0]), None)
+    return f"; did you mean '{meant}'?" if meant else f"; known are {', '.join(KNOWN)}, kafka.*"
 
 
 def _client_settings(given: Mapping[str, str]) -> tuple[ClientSettings, str]:
@@ -246,9 +263,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _partitions_in(text: str) -> tuple[TopicPartition, ...]:
     try:
-        found = tuple(
-            TopicPartition(topic, int(number)) for topic, numbers in json.loads(text).items() for number in numbers
-        )
+        found = tuple(TopicPartition(topic, number) for topic, all_of in json.loads(text).items() for number in all_of)
+        if not all(type(place.partition) is int for place in found):
+            raise ValueError
     except (ValueError, AttributeError, TypeError):
         raise OptionError(f'assign={text}: must be JSON such as {{"payments":[0,1]}}') from None
     if not found:
@@ -282,7 +299,7 @@ def _count(given: Mapping[str, str], option: str) -> int | None:
     text = given.get(option.lower())
     if text is None:
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise OptionError(f"{option}={text}: must be a whole number above 0")
     return int(text)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from semel.client.cluster.cluster import Cluster, Coordinator
 from semel.client.cluster.metadata import TopicMetadata
-from semel.errors import ErrorCode, KafkaError
+from semel.errors import ErrorCode, KafkaError, RequestTimedOut
 from semel.machines.pipeline.batch_marker import BatchMarker
 from semel.machines.pipeline.driver_transaction import DriverTransaction, PipelineProgress
 from semel.machines.pipeline.progress_record import to_record
@@ -147,10 +147,14 @@ class TransactionClient:
         return {one for one in places if one.topic in topics and one.partition < len(topics[one.topic].partitions)}
 
     async def _ask(self, send: Send) -> Any:
-        return await self._cluster.request_retrying(
-            send.message,
-            to=Coordinator(send.coordinator, send.key),
-            version=send.version,
-            newest=send.newest,
-            timeout_ms=self._deadline_ms,
-        )
+        try:
+            return await self._cluster.request_retrying(
+                send.message,
+                to=Coordinator(send.coordinator, send.key),
+                version=send.version,
+                newest=send.newest,
+                timeout_ms=self._deadline_ms,
+            )
+        except RequestTimedOut as error:
+            limit = f"kafka's max.block.ms={self._deadline_ms} is how long a step of the transaction may take"
+            raise RequestTimedOut(error.code, f"{error.why.rstrip('.')}; {limit}") from error

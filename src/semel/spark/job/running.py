@@ -21,7 +21,7 @@ from semel.machines.pipeline.driver_transaction import DriverFenced
 
 from ..adoption import Adoption, adopt
 from ..batch_transaction import Observer
-from ..hopeless import SourceFailed
+from ..hopeless import BatchFailed, SourceFailed
 from ..pipeline import start
 from ..preflight import PipelineMistake
 from ..range_reader import DataLost
@@ -36,7 +36,9 @@ _TOO_SLOW_TO_START = "Python worker failed to connect back"
 
 
 #: Errors that say what happened; what they were caused by says less.
-_OURS = (PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused, DataLost, SourceFailed)
+_OURS = (
+    PipelineMistake, KafkaError, DriverFenced, MarkerConflict, RowRefused, DataLost, SourceFailed, BatchFailed,
+)  # fmt: skip
 
 
 class Exit(IntEnum):
