@@ -423,4 +423,27 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    # Not the broker's fault: brokers look after their connections (TCP_USER_TIMEOUT). The network did not know that.
+    "a marker waited half a minute for a machine that had lost its power and was back": Plan(
+        800228,
+        ("expiry",),
+        10.0,
+        "os",
+        [
+            Strike(0.820, "brokers cut off from each other", 2899711799), Strike(2.170, "index goes bad", 1296210806),
+            Strike(6.062, "power lost", 3675128007), Strike(8.756, "power lost", 1357684633),
+        ],
+        brokers=3,
+    ),
+    "a broker that was taken for dead cut away what it had written as the leader, and fetched it again": Plan(
+        800310,
+        ("timeouts",),
+        10.0,
+        "fsync",
+        [
+            Strike(0.370, "broker taken for dead", 3013694160), Strike(5.930, "killed while writing", 2702487428),
+            Strike(9.007, "rolling restart", 370354197),
+        ],
+        brokers=3,
+    ),
 }

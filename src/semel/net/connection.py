@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
     def has_ended(self) -> bool:
         """Whether the other side has ended it, also if the loop has not told us yet."""
         raw = None if self._transport is None else self._transport.get_extra_info("socket")
-        if self.closed or raw is None or not hasattr(select, "POLLRDHUP"):
+        if self.closed or raw is None or raw.fileno() < 0 or not hasattr(select, "POLLRDHUP"):
             return self.closed
         look = select.poll()
         look.register(raw.fileno(), select.POLLRDHUP)

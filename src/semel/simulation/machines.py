@@ -66,6 +66,7 @@ class Machine:
         for process in tuple(self.processes):
             process.die(told=False)
         self.disk.lose_power()
+        self.world.network.lost_power(self)
         self.world.trace.note("power", self.name)
 
     def boot(self) -> None:

@@ -2,12 +2,14 @@
 
 It promises what TCP promises, and no more: what arrives on a connection arrives in order and whole, and the end of a
 connection may be told, told late, or not at all. Connections overtake each other. Data that is sent into a cut arrives
-when the cut heals. A machine without power says nothing: its connections are half open until it is back.
+when the cut heals. A machine without power says nothing: its connections are half open until it is back. Who asked the
+system to look after a connection (`TCP_USER_TIMEOUT`) is told after that time that the other machine is silent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -82,6 +84,15 @@ class Network:
     def cut(self, source: str, target: str) -> None:
         """Nothing more gets from one machine to the other. The other way is another cut."""
         self._cuts.add((source, target))
+        for connection in tuple(self.connections.values()):
+            if {source, target} == {end.machine.name for end in connection.ends}:
+                connection.grew_silent()
+
+    def lost_power(self, machine: Machine) -> None:
+        """Nobody says anything there any more."""
+        for connection in tuple(self.connections.values()):
+            if any(end.machine is machine for end in connection.ends):
+                connection.grew_silent()
 
     def heal(self, source: str, target: str) -> None:
         """What was sent meanwhile arrives now."""
@@ -104,7 +115,7 @@ class Network:
         """A machine has power again: it knows nothing of its old connections, and says so when it is asked."""
         for connection in tuple(self.connections.values()):
             for end in connection.ends:
-                if end.process.machine is machine and not end.process.is_alive and connection.has_unanswered(end):
+                if end.process.machine is machine and not end.process.is_alive and connection.is_asked_about(end):
                     connection.reset()
         self.heal("", "")
 
@@ -212,8 +223,16 @@ class Connection:
         #: Whether the next answer is lost, and the connection with it.
         self.loses_answer = False
 
-    def has_unanswered(self, dead: Transport) -> bool:
-        return bool(dead.peer.outgoing)
+    def is_asked_about(self, dead: Transport) -> bool:
+        """Whether the system at the other end sends something, so that it hears of the death."""
+        return bool(dead.peer.outgoing) or dead.peer.silence_s is not None
+
+    def grew_silent(self) -> None:
+        """No more answers come. An end that is looked after hears of it, unless that is over by then."""
+        loop = self.network._loop
+        for end in self.ends:
+            if end.silence_s is not None and not end.is_over:
+                loop.deliver_at(loop.time() + end.silence_s, end.still_silent, (), end.process)
 
     def healed(self) -> None:
         for end in self.ends:
@@ -264,6 +283,8 @@ class Transport(asyncio.Transport):
         self._is_reading = True
         self._is_closing = False
         self.is_over = False
+        #: After how long a silence the system gives the connection up, if it is to look after it.
+        self.silence_s: float | None = None
         process.transports[connection.number * 2 + is_client] = self
 
     # Beginning and end
@@ -301,6 +322,16 @@ class Transport(asyncio.Transport):
             self.connection.forget()
         if self.protocol is not None:
             self.protocol.connection_lost(error)
+
+    @property
+    def machine(self) -> Machine:
+        return self._here
+
+    def still_silent(self) -> None:
+        """Nothing came from the other machine for so long, unless that changed meanwhile."""
+        here, there = self._here, self.peer._here
+        if not self.is_over and (self.network.is_cut(here, there) or self.network.is_cut(there, here)):
+            self.lost(TimeoutError(110, "Connection timed out"))
 
     def process_died(self, *, told: bool) -> None:
         """With `told` the system of the dead process says so to the other side."""
@@ -481,6 +512,8 @@ class Transport(asyncio.Transport):
             return self.peer.process.machine.name, 40_000 + self.connection.number % 20_000
         if name == "sockname":
             return self.process.machine.name, 9092
+        if name == "socket":
+            return _Socket(self)
         return default
 
     def get_protocol(self) -> Any:
@@ -491,3 +524,17 @@ class Transport(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         return False
+
+
+class _Socket:
+    """What is asked of the socket below a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if level == socket.IPPROTO_TCP and option == socket.TCP_USER_TIMEOUT:
+            self._transport.silence_s = value / 1000
+
+    def fileno(self) -> int:
+        return -1

@@ -63,6 +63,32 @@ def test_r4_r5_a_leader_that_wrote_nothing_follows_with_the_epoch_of_its_last_re
     assert machine.role.next_request(0) == FetchFrom(1, 5, 8, 10, 4)
 
 
+def test_z5_a_leader_that_resigned_follows_with_what_it_wrote() -> None:
+    """With the epoch of an older record it would be told to cut away what it has of the newer one (R7)."""
+    machine = replica()
+    machine.register(PartitionState(1, 7, (1, 2), 5), 20, 0)
+    assert isinstance(machine.role, LeaderReplica)
+    machine.role.appended(12)
+    assert machine.resign() == [StepDown()]
+    assert machine.role is None
+    assert machine.register(PartitionState(2, 8, (2,), 9), 21, 0) == [DropEmptyEpochs(12)]
+    assert isinstance(machine.role, FollowerReplica)
+    assert machine.role.next_request(0) == FetchFrom(1, 5, 8, 12, 7)
+
+
+def test_z5_a_follower_that_resigned_goes_on_where_it_was() -> None:
+    machine = replica()
+    machine.register(PartitionState(2, 7, (1, 2), 9), 20, 0)
+    assert isinstance(machine.role, FollowerReplica)
+    machine.role.data(7, 10, 13, 11)
+    machine.role.appended(13, 7)
+    machine.resign()
+    machine.register(PartitionState(2, 8, (2,), 9), 21, 0)
+    assert isinstance(machine.role, FollowerReplica)
+    assert machine.role.next_request(0) == FetchFrom(1, 5, 8, 13, 7)
+    assert machine.role.high_watermark == 11
+
+
 def test_a_leader_that_is_elected_again_begins_a_new_epoch() -> None:
     machine = replica()
     machine.register(PartitionState(1, 7, (1, 2), 5), 20, 0)

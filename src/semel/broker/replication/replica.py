@@ -138,8 +138,7 @@ class LocalReplica:
 
     def resign(self) -> None:
         """This life of the broker is over: it leads and follows nothing until it is registered again (Z5)."""
-        self.machine.role = None
-        self.perform([StepDown()])
+        self.perform(self.machine.resign())
 
     def perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:

@@ -41,16 +41,12 @@ class Replica:
             self.version = max(self.version, version)
             if not any(isinstance(effect, StepDown) for effect in effects):
                 return effects
-            wrote = role.end_offset > role.start_offset
-            last_epoch = role.state.leader_epoch if wrote else self.last_epoch
-            self._take_over(role.end_offset, role.high_watermark, last_epoch)
         else:
             if version <= self.version:  # Z7
                 return []
             effects = []
             self.version = version
-            if isinstance(role, FollowerReplica):
-                self._take_over(role.end_offset, role.high_watermark, role.last_epoch)
+        self._keep()
         if state.leader == self.broker_id:
             return effects + self._lead(state, version, now_ms)
         return effects + self._follow(state, version)
@@ -62,8 +58,23 @@ class Replica:
         self.replicas, self.needed = replicas, needed
         return self.role.assigned(replicas, needed) if isinstance(self.role, LeaderReplica) else []
 
-    def _take_over(self, end_offset: int, high_watermark: int, last_epoch: int) -> None:
-        self.end_offset, self.high_watermark, self.last_epoch = end_offset, high_watermark, last_epoch
+    def resign(self) -> list[Effect]:
+        """This life of the broker is over: it leads and follows nothing until it is registered again (Z5)."""
+        self._keep()
+        self.role = None
+        return [StepDown()]
+
+    def _keep(self) -> None:
+        """What the role has come to is what the next one begins with. One that began with the epoch of an older record
+        would be told to cut away what it has of the newer ones."""
+        role = self.role
+        if isinstance(role, LeaderReplica):
+            self.end_offset, self.high_watermark = role.end_offset, role.high_watermark
+            if role.end_offset > role.start_offset:
+                self.last_epoch = role.state.leader_epoch
+        elif isinstance(role, FollowerReplica):
+            self.end_offset, self.high_watermark = role.end_offset, role.high_watermark
+            self.last_epoch = role.last_epoch
 
     def _lead(self, state: PartitionState, version: int, now_ms: int) -> list[Effect]:
         if state.leader_broker_epoch != self.broker_epoch:  # R1: the controller has not seen this life yet
