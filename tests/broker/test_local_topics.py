@@ -30,8 +30,8 @@ class Registry:
         self.topics = {topic.name: topic}
         self.removed: list[str] = []
 
-    async def drop(self, topics: list[Any]) -> None:
-        self.removed += [topic.name for topic in topics]
+    async def drop(self, topics: list[Any], *, keeps_data: bool = False) -> None:
+        self.removed += [f"{topic.name}-stray" if keeps_data else topic.name for topic in topics]
 
     async def drop_partition(self, partition: Any) -> None:
         self.removed.append(f"t-{partition.index}")
@@ -40,8 +40,9 @@ class Registry:
 class ZooKeeper:
     """What is true, whatever this broker knows."""
 
-    def __init__(self, assignment: TopicAssignment | None) -> None:
+    def __init__(self, assignment: TopicAssignment | None, deleted: tuple[UUID, ...]) -> None:
         self._assignment = assignment
+        self._deleted = deleted
         self.synced = False
 
     async def sync(self, path: str) -> None:
@@ -54,23 +55,38 @@ class ZooKeeper:
             raise NoNode(path)
         return self._assignment.encode(), None
 
+    async def get_children(self, path: str) -> tuple[list[str], None]:
+        assert path == paths.DELETIONS and self.synced
+        return [f"{topic_id_text(topic_id)}-{number:010}" for number, topic_id in enumerate(self._deleted)], None
+
 
 def assigned(topic_id: UUID, *brokers: int) -> TopicAssignment:
     return TopicAssignment(topic_id_text(topic_id), {0: brokers})
 
 
-def removed(known: TopicAssignment | None, true: TopicAssignment | None) -> list[str]:
+def removed(
+    known: TopicAssignment | None,
+    true: TopicAssignment | None,
+    *,
+    deleted: tuple[UUID, ...] = (OURS,),
+    in_sync: tuple[int, ...] = (2,),
+) -> list[str]:
     """What broker 1 removes of its topic, given what it knows and what is so."""
     topic = SimpleNamespace(name="t", topic_id=OURS, partitions=[], overrides={})
     partition = ReplicatedPartition(cast(Any, topic), 0, cast(Any, None), cast(Any, None), cast(Any, None))
     partition.is_local, partition.replica = True, None
     topic.partitions.append(partition)
     registry = Registry(topic)
+
+    async def read_state(_: TopicPartition) -> tuple[PartitionState, int]:
+        return PartitionState(in_sync[0], 0, in_sync, 0), 0
+
     image = Image(topics={} if known is None else {"t": Topic("t", known, 0)})
     membership = SimpleNamespace(
         broker_id=1,
         image=image,
-        session=ZooKeeper(true),
+        session=ZooKeeper(true, deleted),
+        read_state=read_state,
         reader=SimpleNamespace(configs={}, broker_configs={}),
     )
     stores = SimpleNamespace(broker_settings=SimpleNamespace(adopt=lambda changed: False, changes_tls=False))
@@ -82,6 +98,15 @@ def removed(known: TopicAssignment | None, true: TopicAssignment | None) -> list
 def test_a_topic_that_zookeeper_does_not_have_is_removed() -> None:
     assert removed(None, None) == ["t"]
     assert removed(assigned(ANOTHER, 1), assigned(ANOTHER, 1)) == ["t"], "another of the same name"
+
+
+def test_a_topic_that_nobody_has_deleted_is_set_aside() -> None:
+    assert removed(None, None, deleted=(ANOTHER,)) == ["t-stray"]
+
+
+def test_a_replica_that_the_register_counts_on_stays() -> None:
+    """Somebody has taken it out of the assignment by hand: a move takes it out of both (E9)."""
+    assert removed(assigned(OURS, 2, 3), assigned(OURS, 2, 3), in_sync=(2, 1)) == []
 
 
 def test_a_topic_that_only_a_server_that_lags_does_not_know_stays() -> None:

@@ -35,11 +35,15 @@ def zookeeper(cluster: semel.Cluster) -> Iterator[KazooClient]:
     client.close()
 
 
+def create_on(cluster: semel.Cluster, topic: str, *replicas: list[int]) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for made in admin.create_topics([NewTopic(topic, len(replicas), replica_assignment=[*replicas])]).values():
+        made.result(30)
+
+
 def create(cluster: semel.Cluster, topic: str) -> None:
     """Led by broker 1, if it lives."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for made in admin.create_topics([NewTopic(topic, 1, replica_assignment=[[1, 2, 3]])]).values():
-        made.result(30)
+    create_on(cluster, topic, [1, 2, 3])
     assert cluster.leader_of(topic) == 1
 
 
@@ -115,9 +119,7 @@ def test_nodes_that_nobody_can_have_written_in_earnest_keep_nobody_from_anything
 def test_partitions_and_replicas_that_somebody_takes_out_of_a_node_keep_their_data(
     cluster: semel.Cluster, zookeeper: KazooClient
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for made in admin.create_topics([NewTopic("cut", 2, replica_assignment=[[1, 2, 3], [2, 3, 1]])]).values():
-        made.result(30)
+    create_on(cluster, "cut", [1, 2, 3], [2, 3, 1])
     with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
         for partition in (0, 1):
             producer.send("cut", b"1", partition=partition).result(60)
@@ -135,6 +137,25 @@ def test_partitions_and_replicas_that_somebody_takes_out_of_a_node_keep_their_da
     assert all(log.is_dir() for log in logs)
     with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
         assert [producer.send("cut", b"2", partition=part).result(60).offset for part in (0, 1)] == [1, 1]
+
+
+def test_a_topic_whose_nodes_somebody_removes_keeps_its_data_and_a_folder_may_go_and_come(
+    cluster: semel.Cluster, zookeeper: KazooClient
+) -> None:
+    """As where all of ZooKeeper is wiped while the brokers run. Whoever deletes a topic as one leaves a note."""
+    create(cluster, "vanished")
+    with semel.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}) as producer:
+        producer.send("vanished", b"1", partition=0).result(60)
+    zookeeper.delete(paths.DELETED_TOPICS)
+    until(lambda: "deleting in ZooKeeper" in str(status(cluster)["unreadable"]), within_s=30, what="it to be told")
+    zookeeper.delete(paths.topic("vanished"), recursive=True)
+
+    def kept(broker: int) -> list[bool]:
+        return [each.name.endswith("-stray") for each in (cluster.data_dir / f"broker-{broker}").glob("vanished-0*")]
+
+    until(lambda: all(kept(broker) == [True] for broker in (1, 2, 3)), within_s=30, what="its data to be set aside")
+    zookeeper.create(paths.DELETED_TOPICS)
+    until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the folder to be read again")
 
 
 @pytest.mark.parametrize("nodes", [(), ("partitions",), ("partitions", "partitions/0")])
@@ -203,3 +224,18 @@ def test_a_deleted_topic_that_could_not_be_read_is_not_named_any_more(
     until(lambda: len(status(cluster)["unreadable"]) == 2, within_s=30, what="the status to name both")
     zookeeper.delete(paths.topic("lost"), recursive=True)
     until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to forget them")
+
+
+def test_brokers_stop_where_their_cluster_is_removed_from_zookeeper_and_keep_everything() -> None:
+    with semel.Cluster(brokers=2) as cluster:
+        client = KazooClient(cluster.zookeeper_connect)
+        client.start(30)
+        create_on(cluster, "kept", [1, 2])
+        for folder in ("/brokers", "/cluster", "/semel"):
+            client.delete(folder, recursive=True)
+        until(lambda: not any(map(cluster.is_running, (1, 2))), within_s=60, what="the brokers to stop")
+        for broker in (1, 2):
+            assert "somebody has removed the cluster there" in cluster.output(broker)
+            assert [each.name[:6] for each in (cluster.data_dir / f"broker-{broker}").glob("kept-*")] == ["kept-0"]
+        client.stop()
+        client.close()

@@ -23,6 +23,7 @@ from semel.cluster.session import (
     SessionState,
     Stat,
     WatchEvent,
+    ZooKeeperError,
     ZooKeeperSession,
 )
 from semel.machines.controller.image import Broker, Image, Topic
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 Key = tuple[Any, ...]
 #: How many nodes are read at once.
 READ_AT_ONCE = 200
+#: How long what ZooKeeper refuses to show waits for the next attempt.
+READ_AGAIN_S = 2.0
 
 
 class ImageReader:
@@ -195,6 +198,8 @@ class ImageReader:
             for key, outcome in zip(keys, outcomes, strict=True):
                 if isinstance(outcome, (ConnectionLoss, SessionExpired)) and keep_going:
                     self._dirty[key] = None  # read again when the session is back
+                elif isinstance(outcome, ZooKeeperError) and keep_going:
+                    self._cannot_read(key, outcome)
                 elif isinstance(outcome, UnreadableZnode) and not strict:
                     logger.error("%s", outcome)
                     self._unreadable[key] = str(outcome)
@@ -204,6 +209,14 @@ class ImageReader:
                     self._unreadable.pop(key, None)
             if keep_going and self._session.state is not SessionState.CONNECTED:
                 return
+
+    def _cannot_read(self, key: Key, error: ZooKeeperError) -> None:
+        """Its ACL was changed, or a folder is gone. Then there is no watch either: it is tried again after a pause."""
+        text = f"{' '.join(map(str, key))} in ZooKeeper cannot be read: {error}"
+        if self._unreadable.get(key) != text:
+            logger.error("%s; what was known of it stays", text)
+            self._unreadable[key] = text
+        asyncio.get_running_loop().call_later(READ_AGAIN_S, self._mark, key)
 
     async def _get(self, key: Key, path: str) -> tuple[bytes, Stat] | None:
         """A node with a watch; None if it is not there, and then the watch waits for it."""

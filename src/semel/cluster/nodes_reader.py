@@ -24,6 +24,7 @@ from semel.cluster.session import (
     SessionExpired,
     SessionState,
     WatchEvent,
+    ZooKeeperError,
     ZooKeeperSession,
 )
 from semel.machines.znodes.values import UnreadableZnode
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: How many nodes are read at once.
 READ_AT_ONCE = 200
+#: How long what ZooKeeper refuses to show waits for the next attempt.
+READ_AGAIN_S = 2.0
 
 
 class Level(NamedTuple):
@@ -115,6 +118,8 @@ class NodesReader:
                 for path, outcome in zip(paths, outcomes, strict=True):
                     if isinstance(outcome, (ConnectionLoss, SessionExpired)):
                         self._dirty[path] = None  # read again when the session is back
+                    elif isinstance(outcome, ZooKeeperError) and keep_going:
+                        asyncio.get_running_loop().call_later(READ_AGAIN_S, self._mark, path)
                     if isinstance(outcome, UnreadableZnode):
                         self._unreadable[path] = str(outcome)
                     else:

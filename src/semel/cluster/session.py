@@ -78,6 +78,9 @@ Result = str | Stat | None
 class ZooKeeperError(Exception):
     """Anything that ZooKeeper, or the way to it, answers instead of a result."""
 
+    def __str__(self) -> str:
+        return super().__str__() or type(self).__name__
+
 
 class ConnectionLoss(ZooKeeperError):
     """No answer came. Whether the request was carried out is unknown: sync, read again, and go by what is there."""

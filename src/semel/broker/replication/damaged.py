@@ -48,7 +48,7 @@ class DamagedReplicas:
                 pass
         except ZooKeeperError as error:
             # Once it answers, everything is looked at again.
-            logger.info("%s waits for ZooKeeper: %s", partition, error or type(error).__name__)
+            logger.info("%s waits for ZooKeeper: %s", partition, error)
         except (UnreadableZnode, OSError) as error:
             logger.error("%s stays offline: %s", partition, error)
         finally:

@@ -55,6 +55,6 @@ async def hand_over(membership: Membership, directory_id: str) -> None:
     except (ZooKeeperError, OSError) as error:
         # Also if we were certified dead: then others lead already. Or the disk is full, and the note of the next life
         # (E12) cannot be written: others lead as soon as our session ends.
-        logger.warning("nothing is handed over: %s", error or type(error).__name__)
+        logger.warning("nothing is handed over: %s", error)
     else:
         logger.info("broker %d leads nothing that others can lead", membership.broker_id)

@@ -2,8 +2,9 @@
 
 Guarantees:
 
-- Data is removed only after ZooKeeper has said, after a sync, that the topic is gone or the replica is elsewhere. What
-  this broker knows may be old: a new session can be with a server that lags.
+- Data is removed only after ZooKeeper has said, after a sync, that the topic was deleted or the replica is elsewhere.
+  What this broker knows may be old: a new session can be with a server that lags. Of a topic whose nodes were removed
+  by hand, perhaps with all others, the data is set aside.
 - A topic that was deleted and created again under its name begins with empty logs: the topic's id tells them apart.
 - A setting that was changed, through any broker, holds here from the next look at the image on.
 """
@@ -111,11 +112,23 @@ class LocalTopics:
                         doomed.append(topic)
         if not doomed:
             return
+        names, _ = await self._membership.session.get_children(paths.DELETIONS)
+        deleted_ids = {paths.deleted_id(name) for name in names}
+        deleted = [topic for topic in doomed if topic_id_text(topic.topic_id) in deleted_ids]
+        vanished = [topic for topic in doomed if topic not in deleted]
         for topic in doomed:
-            logger.info("topic %s was deleted", topic.name)
             for partition in topic.partitions:
                 self._resign(partition)
-        await self._broker.topics.drop(doomed)
+        for topic in deleted:
+            logger.info("topic %s was deleted", topic.name)
+        for topic in vanished:
+            logger.error(
+                "topic %s is not in ZooKeeper any more, and nobody has deleted it as a topic: what is here of it is "
+                "kept in directories that end in -stray",
+                topic.name,
+            )
+        await self._broker.topics.drop(deleted)
+        await self._broker.topics.drop(vanished, keeps_data=True)
 
     async def _assignment_now(self, topic: Topic) -> TopicAssignment | None:
         """What ZooKeeper says now about this very topic; None if it is gone."""

@@ -31,7 +31,7 @@ from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listene
 from semel.broker.replication.last_life import LastLife
 from semel.broker.replication.local_topics import ALL_BROKERS_NODE, LocalTopics
 from semel.broker.replication.named_brokers import NamedBrokers
-from semel.broker.replication.older_zookeeper import raise_leader_epochs, refuse_older
+from semel.broker.replication.older_zookeeper import raise_leader_epochs, refuse_older, refuse_wiped
 from semel.broker.replication.partition import ReplicatedPartition
 from semel.broker.replication.preferred_leaders import keep_preferred_leaders
 from semel.broker.replication.producer_ids import ClusterProducerIds
@@ -431,7 +431,7 @@ class Membership:
             try:
                 await self._react()
             except ZooKeeperError as error:
-                logger.warning("ZooKeeper: %s", error or type(error).__name__)
+                logger.warning("ZooKeeper: %s", error)
                 self.reader.refresh()
                 self._broker.loop.call_later(RETRY_S, self._event.set)
             except ConfigError as error:
@@ -446,6 +446,7 @@ class Membership:
 
     async def _react(self) -> None:
         if self._must_register:
+            await refuse_wiped(self.session, self.broker_id, self.broker_epoch)
             await self._register()
             self._must_register = False
             for partition in self._partitions():

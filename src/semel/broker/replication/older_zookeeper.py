@@ -79,6 +79,20 @@ async def refuse_older(session: ZooKeeperSession, broker: BrokerServer, last_lif
     return True
 
 
+async def refuse_wiped(session: ZooKeeperSession, broker_id: int, broker_epoch: int) -> None:
+    """ConfigError if somebody has removed this cluster from ZooKeeper while this broker ran, which is to register
+    again. It would begin another cluster with the directory of this one."""
+    own = paths.life(broker_id)
+    for path in (paths.CLUSTER_ID, paths.BROKER_IDS, paths.TOPICS, own):
+        await session.sync(path)
+        stat = await session.exists(path)
+        if stat is None or (path == own and stat.version < broker_epoch):
+            raise ConfigError(
+                f"{path} was removed from ZooKeeper, or is older than before, while the broker ran: somebody has "
+                "removed the cluster there. What is on disk stays. Restore ZooKeeper's newest data, and start it again"
+            )
+
+
 async def _raise_producer_ids(session: ZooKeeperSession, broker_id: int, end: int) -> None:
     """No id that was claimed before is claimed again (Z8)."""
     used = ProducerIdBlock(broker_id, end, end + PRODUCER_IDS_APART)

@@ -66,7 +66,7 @@ class ClusterProducerIds:
             await self._membership.last_life.claimed(block.end)
         except (ZooKeeperError, UnreadableZnode, OSError) as error:
             # Perhaps it was claimed: then its ids are lost, and none is given out twice.
-            logger.warning("no block of producer ids: %s", error or type(error).__name__)
+            logger.warning("no block of producer ids: %s", error)
         else:
             if not self._ready:
                 self._next = block.start

@@ -227,4 +227,4 @@ class Shared:
 
 
 def _no_answer(error: ZooKeeperError) -> Refused:
-    return Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error or type(error).__name__}")
+    return Refused(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not answer: {error}")

@@ -119,8 +119,8 @@ def why_no_start(error: BaseException, settings: Values) -> ConfigError | None:
             "brokers?"
         )
     return ConfigError(
-        f"{where}: ZooKeeper went away while the broker started ({type(error).__name__}"
-        f"{f': {error}' if str(error) else ''}). Start it again when ZooKeeper answers"
+        f"{where}: ZooKeeper went away while the broker started ({error}). Start it again when ZooKeeper "
+        "answers"
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from semel.cluster.session import MultiRefused, NodeExists, ZooKeeperError
+from semel.cluster.session import MultiRefused, NodeExists, NoNode, ZooKeeperError
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import topic_id_text
 from semel.machines.controller.admin import AddPartitions, AdminEvent, CreateTopic, DeleteTopic
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a creation waits until this broker knows its topic.
 KNOWN_WITHIN_S = 10.0
+#: Of how many deletions it is noted that there were any.
+DELETIONS_KEPT = 1000
 #: How often a creation is tried that others have made old.
 ATTEMPTS = 10
 
@@ -118,7 +121,17 @@ async def carry_out(membership: Membership, event: AdminEvent) -> None:
 async def delete(membership: Membership, topic: Topic) -> None:
     """Delete a topic. Its data goes on every broker that holds a replica, on one that is away when it is back."""
     await carry_out(membership, DeleteTopic(topic.name))
+    with suppress(ZooKeeperError):  # it is deleted; whoever deletes the next one tidies up
+        await _forget_old_deletions(membership)
     await known_here(membership, lambda: not membership.has_topic(topic), f"topic {topic.name!r}")
+
+
+async def _forget_old_deletions(membership: Membership) -> None:
+    """A broker that was away for longer sets the data of a deleted topic aside in any case."""
+    names = sorted((await membership.session.get_children(paths.DELETIONS))[0], key=lambda name: name[-10:])
+    for name in names[:-DELETIONS_KEPT]:
+        with suppress(NoNode):  # another broker tidies up as well
+            await membership.session.delete(f"{paths.DELETIONS}/{name}")
 
 
 async def grow(membership: Membership, topic: Topic, count: int, assigned: list[tuple[int, ...]] | None) -> None:

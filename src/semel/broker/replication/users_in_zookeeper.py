@@ -57,7 +57,7 @@ class UsersInZooKeeper:
         try:
             return asyncio.run(run())
         except (ZooKeeperError, ValueError) as error:
-            raise ConfigError(f"ZooKeeper: {error or type(error).__name__}") from None
+            raise ConfigError(f"ZooKeeper: {error}") from None
 
 
 async def _describe(session: ZooKeeperSession) -> dict[str, dict[str, int]]:

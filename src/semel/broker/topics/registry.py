@@ -189,9 +189,9 @@ class TopicRegistry:
         topic.overrides = dict(overrides)
         _apply(topic, topic_values(self._settings, _legal_settings(topic.name, overrides)))
 
-    async def drop(self, topics: list[Topic]) -> None:
-        """Topics of the cluster were deleted: their data here goes as well."""
-        await self._remove(topics, no_rest)
+    async def drop(self, topics: list[Topic], *, keeps_data: bool = False) -> None:
+        """Topics of the cluster were deleted: their data here goes as well, or is set aside."""
+        await self._remove(topics, no_rest, keeps_data=keeps_data)
         self._call_listeners()
 
     async def drop_partition(self, partition: Partition) -> None:
@@ -255,7 +255,7 @@ class TopicRegistry:
         await self._remove(topics, rest)
         self._call_listeners()
 
-    async def _remove(self, topics: list[Topic], rest: Rest) -> None:
+    async def _remove(self, topics: list[Topic], rest: Rest, *, keeps_data: bool = False) -> None:
         partitions = []
         for topic in topics:
             del self.topics[topic.name]
@@ -270,7 +270,11 @@ class TopicRegistry:
                 self._logs.forget(partition)
                 partition.wake_watchers()
                 await rest()
-        await self._logs.remove(partitions, {topic.name for topic in topics})
+        if keeps_data:
+            for partition in partitions:
+                await self._logs.set_aside(partition)
+        else:
+            await self._logs.remove(partitions, {topic.name for topic in topics})
 
     async def grow_all(self, grown: list[tuple[Topic, int]], rest: Rest) -> None:
         """Give topics more partitions, with one write to the store."""

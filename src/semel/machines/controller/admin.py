@@ -123,7 +123,8 @@ def _create(image: Image, event: CreateTopic) -> list[Multi]:
 
 
 def _delete(image: Image, topic: Topic) -> list[Multi]:
-    """One multi, children first; of a large topic in pieces, and until the last `/admin/delete_topics/<t>` says so."""
+    """One multi, children first; of a large topic in pieces, and until the last `/admin/delete_topics/<t>` says so. The
+    last one also notes that the topic was deleted: brokers remove nothing of a topic that has merely vanished."""
     unchanged = Check(paths.topic(topic.name), topic.version)
     pieces: list[Change] = []
     for number in sorted(topic.assignment.partitions, reverse=True):
@@ -132,6 +133,8 @@ def _delete(image: Image, topic: Topic) -> list[Multi]:
     rest: list[Operation] = [Delete(paths.partitions(topic.name)), Delete(paths.topic(topic.name), topic.version)]
     if topic.has_config:
         rest.append(Delete(paths.config("topics", topic.name)))
+    if topic.assignment.topic_id is not None:
+        rest.append(Create(paths.deletion(topic.assignment.topic_id), sequential=True))
     begun = topic.name in image.deleting
     whole = pack([tuple(operation for piece in (*pieces, tuple(rest)) for operation in piece)])
     if not begun and whole[0].size_bytes() <= MULTI_MAX_BYTES:

@@ -13,6 +13,8 @@ DELETED_TOPICS = "/admin/delete_topics"
 CONFIG_CHANGES = "/config/changes"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 LIVES = "/semel/brokers"
+#: Which topics were deleted, by their ids. The data of one that has just vanished is not removed.
+DELETIONS = "/semel/deletions"
 #: There while a broker that was alone brings its topics.
 JOINING = "/semel/joining"
 #: Of which the salts of users are made that do not exist. Who reads it could read every user's keys as well.
@@ -45,12 +47,23 @@ PERSISTENT = (
     tokens.CHANGES,
     "/semel",
     LIVES,
+    DELETIONS,
 )
 
 
 def broker(broker_id: int) -> str:
     """Ephemeral: there while the broker lives."""
     return f"{BROKER_IDS}/{broker_id}"
+
+
+def deletion(topic_id: str) -> str:
+    """The beginning of a sequential node."""
+    return f"{DELETIONS}/{topic_id}-"
+
+
+def deleted_id(name: str) -> str:
+    """Whose deletion a node is about."""
+    return name[:-11]
 
 
 def life(broker_id: int) -> str:
