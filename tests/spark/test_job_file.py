@@ -12,7 +12,8 @@ pytest.importorskip("pyspark")
 
 from semel.cli.pipeline import pipeline
 from semel.spark.job.building import session_settings
-from semel.spark.job.file import FileMistakes, Mistake, read_pipeline
+from semel.spark.job.file import read_pipeline
+from semel.spark.job.tables import FileMistakes, Mistake
 
 GOOD = """\
 transactional_id = "ledger"
@@ -103,6 +104,14 @@ def test_every_commented_key_of_the_template_is_a_key(tmp_path: Path) -> None:
         (('sql = "select', 'function = "f"\nsql = "select'), "transform", 11, "sql and function: give one"),
         (("[output.ledger]\n", "[trigger]\nprocessing_time = 'soon'\n[output.ledger]\n"),
          "trigger.processing_time", 15, "'soon' is no time"),
+        (("[source.payments]", "[source]"), "source.subscribe", 8, "the name of a source: [source.payments]"),
+        (("[output.ledger]", "[output]"), "output.topic", 15, "a table with the name of an output: [output.ledger]"),
+        (('"payments"', '"${PAY MENTS}"'), "source.payments.subscribe", 8, "'${PAY MENTS}' is no variable"),
+        (('sql = "select key, value from payments"', 'function = "transform.py:ledger"'), "transform.function", 12,
+         "must be module:function, such as transform:ledger"),
+        (("[transform]", "[source.payments.kafka]\nlinger.ms = 5\n[transform]"), "source.payments.kafka.linger.ms", 12,
+         "is a setting of the output's clients: give it in [kafka]"),
+        (("[kafka]", "[kafka]\npartitioner.class = 'x'"), "kafka.partitioner.class", 5, "a column 'partition' instead"),
         (("[kafka]", "[kafka]\ntransactional.id = 'x'"), "kafka.transactional.id", 5, "transactional_id at the top"),
         (("[kafka]", "[kafka]\nfetch.min.bytes = 'few'"), "kafka.fetch.min.bytes", 5, "whole number"),
         (('checkpoint = "checkpoint"', 'checkpoint = "c"\nattempts = 0'), "attempts", 3, "from 1 to"),
@@ -182,6 +191,17 @@ def test_secrets_come_from_the_environment_and_are_never_shown(tmp_path: Path) -
         assert "hunter2" not in mistake.why
     (missing,) = mistakes_in(tmp_path, text)
     assert missing.key == "kafka.sasl.password" and "PASSWORD" in missing.why
+
+
+def test_the_mark_that_some_editors_write_at_the_beginning_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(GOOD, encoding="utf-8-sig")
+    assert read_pipeline(path, {}).transactional_id == "ledger"
+
+
+def test_a_variable_of_java_may_stand_in_the_settings_of_spark(tmp_path: Path) -> None:
+    text = GOOD + '[spark]\nwarehouse = "${user.home}/tables"\n'
+    assert read_pipeline(written(tmp_path, text), {}).spark["spark.warehouse"] == "${user.home}/tables"
 
 
 def test_a_variable_may_have_a_default_and_a_dollar_may_be_meant(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def adopt(file: Path, repeat: bool) -> None:
 
 @contextmanager
 def _mistakes_for_people() -> Iterator[None]:
-    from semel.spark.job.file import FileMistakes
+    from semel.spark.job.tables import FileMistakes
 
     try:
         yield

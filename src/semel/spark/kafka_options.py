@@ -51,7 +51,7 @@ _NOT_OF_A_SINK = {
     "semel.exit.timeout.ms": "a task ends when all is acknowledged: leave it out",
 }
 #: Names of Kafka's Java client and of librdkafka that no client here knows, and what to do instead.
-_OF_OTHER_CLIENTS = {
+OF_OTHER_CLIENTS = {
     name: why
     for why, names in {
         "give the rows a column 'partition' instead": ("partitioner.class", "partitioner"),
@@ -184,8 +184,8 @@ def source_settings(kafka: Mapping[str, str], client_id: str) -> tuple[ClientSet
 
 def _refuse_names_of_other_clients(kafka: Mapping[str, Any]) -> None:
     for name in kafka:
-        if name in _OF_OTHER_CLIENTS:
-            raise ConfigError(f"{name}: {_OF_OTHER_CLIENTS[name]}")
+        if name in OF_OTHER_CLIENTS:
+            raise ConfigError(f"{name}: {OF_OTHER_CLIENTS[name]}")
 
 
 def check_addresses(values: Values) -> None:

@@ -18,7 +18,7 @@ from ..dead_letters import DeadLetters
 from ..frames import keeps_state
 from ..pipeline import register
 from ..preflight import PipelineMistake
-from .file import Mistake, PipelineFile
+from .tables import Mistake, PipelineFile
 
 #: A micro-batch becomes the rows of one output.
 Part = Callable[[Any], Any]

@@ -39,7 +39,7 @@ from ..preflight import PipelineMistake, check_columns, refuse_what_breaks_the_p
 from ..progress_topic import ProgressTopic
 from ..source_options import EARLIEST, LATEST, SourceOptions
 from .building import BuildMistakes, Plan, build, load_sources, make_session, sentence_of, stand_ins
-from .file import Mistake, OutputTable, PipelineFile, SourceTable
+from .tables import Mistake, OutputTable, PipelineFile, SourceTable
 
 #: Bits of the operations that a broker says a client may do.
 _READ, _WRITE, _CREATE = 3, 4, 5

@@ -12,7 +12,6 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,18 @@ from semel.client.cluster.broker_connections import read_address
 from semel.config import CONSUMER, PRODUCER, ConfigError, Table
 from semel.config.codecs import CODECS
 
-from ..kafka_options import sink_settings
+from ..kafka_options import OF_OTHER_CLIENTS, sink_settings
 from ..source_options import KNOWN as SOURCE_OPTIONS
 from ..source_options import OptionError, SourceOptions
 from .positions import line_of_error, lines_of_keys, nearest_line
+from .tables import HIDDEN, DeadLettersTable, FileMistakes, Mistake, OutputTable, PipelineFile, SourceTable
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<otherwise>[^}]*))?\}")
+_ODD_VARIABLE = re.compile(r"\$\{[^}]*\}?")
 _SECRET = re.compile(r"(?i)password|secret|jaas|token|credential|access[._]?key|keystore\.key|keystore\.certificate")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-HIDDEN = "[hidden]"
 
 _TOP = (
     "transactional_id", "checkpoint", "output_mode", "transaction_timeout_ms", "attempts", "writers", "compression",
@@ -54,106 +54,12 @@ _ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """One thing that is wrong: the key, its line in the file if there is one, and what to do."""
-
-    key: str
-    why: str
-    line: int | None = None
-
-    def text(self, file: str) -> str:
-        """One line for a terminal or an editor: `pipeline.toml:12: output.ledger.topic: ...`."""
-        where = file if self.line is None else f"{file}:{self.line}"
-        return f"{where}: {self.key}: {self.why}" if self.key else f"{where}: {self.why}"
-
-
-class FileMistakes(Exception):
-    """The file cannot be run. `mistakes` are all that were found."""
-
-    def __init__(self, file: str, mistakes: list[Mistake]) -> None:
-        super().__init__("\n".join(mistake.text(file) for mistake in mistakes))
-        self.file, self.mistakes = file, mistakes
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTable:
-    """`[source.NAME]`: what is read. NAME is its view in SQL."""
-
-    name: str
-    #: For `spark.readStream.options`, the kafka.* among them.
-    options: dict[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTable:
-    """`[output.NAME]`: a topic, and the rows that go there if these are not all of the transform's."""
-
-    name: str
-    topic: str
-    sql: str | None = None
-    function: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLettersTable:
-    """`[dead_letters]`: a topic, and which rows of the source go there, by SQL or by a function."""
-
-    topic: str
-    when: str | None = None
-    function: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineFile:
-    """A pipeline.toml without mistakes, as far as the file alone can tell."""
-
-    path: Path
-    transactional_id: str
-    checkpoint: str
-    sources: tuple[SourceTable, ...]
-    outputs: tuple[OutputTable, ...]
-    #: Of the sink's clients.
-    kafka: dict[str, str] = field(repr=False)
-    spark: dict[str, str] = field(repr=False)
-    sql: str | None = None
-    function: str | None = None
-    dead_letters: DeadLettersTable | None = None
-    trigger: dict[str, Any] | None = None
-    #: The arguments of `semel.spark.start` that are numbers and words.
-    arguments: dict[str, Any] = field(default_factory=dict)
-    metrics_port: int | None = None
-    secrets: frozenset[str] = field(default=frozenset(), repr=False)
-    lines: dict[tuple[str, ...], int] = field(default_factory=dict, repr=False)
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """The addresses of the brokers that the outputs are on."""
-        return self.kafka["bootstrap.servers"]
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """All topics that are written."""
-        dead = () if self.dead_letters is None else (self.dead_letters.topic,)
-        return (*(output.topic for output in self.outputs), *dead)
-
-    def hide(self, text: str) -> str:
-        """The text without any secret of the file."""
-        for secret in sorted(self.secrets, key=len, reverse=True):
-            text = text.replace(secret, HIDDEN)
-        return text
-
-    def mistake(self, key: str, why: str) -> Mistake:
-        """A mistake that was found later, with the line of its key."""
-        return Mistake(key, self.hide(why), nearest_line(self.lines, tuple(key.split("."))))
-
-
 def read_pipeline(path: str | os.PathLike[str], environment: Mapping[str, str] | None = None) -> PipelineFile:
     """Read a file, or raise `FileMistakes` with all that is wrong in it."""
     path = Path(path)
     environment = os.environ if environment is None else environment
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")  # some editors write a mark at the beginning
         given = tomllib.loads(text)
     except OSError as error:
         raise FileMistakes(str(path), [Mistake("", f"cannot be read: {error.strerror or error}")]) from None
@@ -224,7 +130,7 @@ class _Reader:
         for name, table in given.items():
             key = f"source.{name}"
             if not isinstance(table, dict):
-                self._wrong(key, f"must be a table: [{key}]")
+                self._wrong(key, 'must be in a table with the name of a source: [source.payments], for example')
                 continue
             if not _NAME.fullmatch(name):
                 self._wrong(key, "the name is a view in SQL: letters, digits and '_'")
@@ -232,6 +138,9 @@ class _Reader:
             own = (
                 self._kafka(f"{key}.kafka", table.get("kafka", {})) if isinstance(table.get("kafka", {}), dict) else {}
             )
+            for option in own:
+                if not _knows(CONSUMER, option):
+                    self._wrong(f"{key}.kafka.{option}", "is a setting of the output's clients: give it in [kafka]")
             options = {
                 option: self._written(f"{key}.{option}", value) for option, value in table.items() if option in _SOURCE
             }
@@ -279,7 +188,7 @@ class _Reader:
         for name, table in given.items():
             key = f"output.{name}"
             if not isinstance(table, dict):
-                self._wrong(key, f"must be a table: [{key}]")
+                self._wrong(key, "must be in a table with the name of an output: [output.ledger], for example")
                 continue
             self._refuse_unknown(key, table, _OUTPUT)
             if "sql" in table and "function" in table:
@@ -341,7 +250,8 @@ class _Reader:
                 continue
             tables = [table for table in (CONSUMER, PRODUCER) if _knows(table, name)]
             if not tables:
-                self._wrong(f"{key}.{name}", f"is no setting of a Kafka client{_nearest(name, names)}")
+                why = OF_OTHER_CLIENTS.get(name, f"is no setting of a Kafka client{_nearest(name, names)}")
+                self._wrong(f"{key}.{name}", why)
                 continue
             try:
                 for table in tables:
@@ -407,6 +317,11 @@ class _Reader:
                 self.secrets.add(known)
             return known
 
+        is_for_java = key.startswith("spark.")  # where ${user.home} may be meant
+        odd = None if is_secret or is_for_java else _ODD_VARIABLE.search(_VARIABLE.sub("", text))
+        if odd is not None:
+            why = f"'{odd[0]}' is no variable: letters, digits and '_', as in ${{NAME}}; $${{ is a plain ${{"
+            self._wrong(key, why)
         whole = _VARIABLE.sub(value, text)
         if is_secret and whole:
             self.secrets.add(whole)
@@ -445,8 +360,8 @@ class _Reader:
 
     def _function(self, key: str, given: dict[str, Any]) -> str | None:
         name = self._text(given, "function", key)
-        if name is not None and not _FUNCTION.fullmatch(name):
-            self._wrong(f"{key}.function", f"'{name}' must be module:function")
+        if name is not None and (".py:" in name or not _FUNCTION.fullmatch(name)):
+            self._wrong(f"{key}.function", f"'{name}' must be module:function, such as transform:ledger")
         return name
 
     def _location(self, checkpoint: str) -> str:

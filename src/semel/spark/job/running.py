@@ -26,8 +26,8 @@ from ..pipeline import start
 from ..preflight import PipelineMistake
 from ..range_reader import DataLost
 from .building import BuildMistakes, Plan, build, load_sources, make_session, sentence_of
-from .file import PipelineFile
 from .screen import Screen
+from .tables import PipelineFile
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
