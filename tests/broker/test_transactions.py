@@ -268,6 +268,35 @@ def test_a_zombie_cannot_commit_what_its_successor_aborted(raw: Raw, other: Raw,
     assert committed(raw, topic) == [b"paid once"]
 
 
+@pytest.mark.parametrize("version", [V1_PRODUCE, V2_PRODUCE])
+def test_what_a_fenced_producer_writes_does_not_disturb_its_successor(
+    broker: Broker, raw: Raw, other: Raw, topic: str, version: int
+) -> None:
+    """The fenced one may be a process that was replaced; or the same one, by a request of its last transaction that the
+    network held up."""
+    raw.create(topic)
+    zombie = Transactional(raw, topic)
+    successor = start_again(other, topic)
+    assert successor.write(topic, b"first") is ErrorCode.NONE
+    assert zombie.write(topic, b"too late", version=version) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert successor.write(topic, b"second") is ErrorCode.NONE
+    assert successor.end(commit=True) is ErrorCode.NONE
+    assert committed(raw, topic) == [b"first", b"second"]
+
+
+def test_an_identity_that_somebody_makes_up_does_not_disturb_its_owner_and_costs_nothing(
+    broker: Broker, raw: Raw, other: Raw, topic: str
+) -> None:
+    raw.create(topic)
+    owner = Transactional(raw, topic)
+    assert owner.write(topic, b"first") is ErrorCode.NONE
+    for producer_id, epoch in ((owner.producer_id, 32_767), (owner.producer_id + 1000, 0)):
+        made_up = batch(b"x", producer_id=producer_id, producer_epoch=epoch, base_sequence=0, transactional=True)
+        assert other.produce(topic, made_up, transactional_id="another").error_code != ErrorCode.NONE
+    assert not broker.server.topics.partition(topic, 0).log.producers.verifications
+    assert owner.write(topic, b"second") is ErrorCode.NONE
+
+
 def start_again(raw: Raw, transactional_id: str) -> Transactional:
     """Initialize until what the last owner left is settled, as clients do."""
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)

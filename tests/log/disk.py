@@ -14,7 +14,7 @@ from semel.log.files import Buffer, Files
 from semel.log.manifest import Marks
 from semel.log.opening import open_partition_log
 from semel.log.partition_log import PartitionLog
-from semel.machines.producing.producer_state import Guard
+from semel.machines.producing.verifications import Guard
 from semel.records.batch import Batch, Record, build, read_records, split
 
 NOW = 1_700_000_000_000

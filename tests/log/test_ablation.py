@@ -21,6 +21,7 @@ from semel.log.reader import LogReader
 from semel.log.segment import Segment
 from semel.machines.producing import producer_state
 from semel.machines.producing.producer_state import ProducerStates
+from semel.machines.producing.verifications import Verifications
 from tests.log import test_compaction as compacting
 from tests.log import test_failures as failures
 from tests.log import test_reading as reading
@@ -87,7 +88,7 @@ CASES: list[tuple[str, Ablation, Callable[..., None]]] = [
     ),
     (
         "K-14920: tentative sequences",
-        without(ProducerStates, "_check_tentative_sequence", nothing),
+        without(Verifications, "check_sequence", nothing),
         states.test_a_later_sequence_cannot_overtake_one_whose_verification_timed_out,
     ),
     (

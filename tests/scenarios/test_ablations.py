@@ -33,6 +33,7 @@ from semel.log.truncation import Truncation
 from semel.machines.contract import Decision, StateRecord
 from semel.machines.producing.producer_state import ProducerEntry, ProducerStates
 from semel.machines.producing.sender import Sender, _Lane
+from semel.machines.producing.verifications import Verifications
 from semel.machines.transactions import coordinator as transaction_coordinator
 from semel.machines.transactions import metadata as transaction_metadata
 from semel.machines.transactions import states as transaction_states
@@ -117,7 +118,7 @@ def without_guard(patch: Patch) -> None:
 
 
 def without_tentative_sequence(patch: Patch) -> None:
-    patch.setattr(ProducerStates, "_check_tentative_sequence", lambda *_, **__: None)
+    patch.setattr(Verifications, "check_sequence", lambda *_, **__: None)
 
 
 def without_forgetting_sequences_at_a_marker(patch: Patch) -> None:

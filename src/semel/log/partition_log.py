@@ -42,7 +42,8 @@ from semel.log.segments import Segments
 from semel.log.snapshots import encode_snapshot
 from semel.log.timestamps import TimestampSearch
 from semel.log.truncation import Truncation
-from semel.machines.producing.producer_state import Guard, ProducerStates
+from semel.machines.producing.producer_state import ProducerStates
+from semel.machines.producing.verifications import Guard
 from semel.records.batch import Batch, place
 from semel.records.layout import TRANSACTIONAL, parts_in_place
 from semel.records.markers import control_batch

@@ -386,6 +386,29 @@ def test_an_epoch_bump_during_verification_forgets_the_older_sequences(partition
     assert partition.write(1, 1, 3, transactional=True) == 0
 
 
+@pytest.mark.parametrize("others_epoch", [0, 2, 32_767])
+def test_what_another_epoch_sends_in_vain_holds_up_nothing(partition: Partition, others_epoch: int) -> None:
+    """A fenced producer writes on, and its coordinator refuses it; or somebody makes an epoch up."""
+    states = partition.states
+    assert partition.write(1, 1, 0, transactional=True) == 0
+    assert states.start_verification(1, others_epoch, 0, now_ms=0) is not None
+    assert partition.write(1, 1, 1, transactional=True) == 1
+
+
+def test_what_the_coordinator_will_never_agree_to_is_not_kept(partition: Partition) -> None:
+    verifications = partition.states.verifications
+    for code, kept in (
+        (ErrorCode.INVALID_PRODUCER_ID_MAPPING, False),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, False),
+        (ErrorCode.PRODUCER_FENCED, False),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, True),
+        (ErrorCode.COORDINATOR_NOT_AVAILABLE, True),
+    ):
+        partition.states.start_verification(1, 0, 0, now_ms=0)
+        verifications.answered(1, 0, code)
+        assert bool(verifications) is kept
+
+
 def test_under_the_second_protocol_an_unknown_producer_begins_at_zero(partition: Partition) -> None:
     states = partition.states
     states.start_verification(1, 0, 4, now_ms=0, supports_epoch_bump=True)

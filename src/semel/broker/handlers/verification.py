@@ -47,20 +47,24 @@ def verification_guard(
         )
     batch = Batch.parse(records)
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
+    producer = batch.producer_id, batch.producer_epoch
+    verifications = partition.log.producers.verifications
+    is_first = not verifications.is_of(*producer)
     guard = partition.log.start_verification(
-        batch.producer_id, batch.producer_epoch, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
+        *producer, batch.base_sequence, now_ms=now_ms, supports_epoch_bump=implicit_add
     )
     if not must_ask(broker, guard, implicit_add):
         return guard
     code = broker.transactions.admit(
         request.transactional_id,
-        batch.producer_id,
-        batch.producer_epoch,
+        *producer,
         partition.topic.name,
         partition.index,
         verify_only=guard is None or not implicit_add,
         knows_abortable=call.version >= ABORTABLE_SINCE,
     )
+    if is_first:
+        verifications.answered(*producer, code)
     _check_agreed(code, implicit_add)
     return guard
 
@@ -131,7 +135,8 @@ async def ask_coordinators(
     implicit_add = call.version >= IMPLICIT_ADD_SINCE
     for question, targets in questions.items():
         codes = await broker.cluster.admissions.ask(question, {target: one for target, (_, one) in targets.items()})
-        for target, (part_id, _) in targets.items():
+        for target, (part_id, one) in targets.items():
+            one.answered(codes[target])
             try:
                 _check_agreed(for_writer(codes[target], call.version >= ABORTABLE_SINCE), implicit_add)
             except Refused as error:

@@ -69,7 +69,7 @@ class Verification:
     """One partition that a producer is about to write to: the leadership it had when the coordinator was asked, and the
     guard that a marker ends."""
 
-    __slots__ = ("_arguments", "_supports_epoch_bump", "guard", "leader_epoch", "partition")
+    __slots__ = ("_arguments", "_is_first", "_supports_epoch_bump", "guard", "leader_epoch", "partition")
 
     def __init__(
         self, partition: Partition, producer: tuple[int, int], first_sequence: int, *, supports_epoch_bump: bool
@@ -81,13 +81,20 @@ class Verification:
         #: None if the producer's transaction is open in the partition already.
         self.guard: Any = None
         self.leader_epoch = -1
+        self._is_first = False
 
     def begin(self, now_ms: int) -> None:
         """Take a guard under the leadership that the partition has now; `Refused` if another broker leads it."""
+        self._is_first = not self.partition.log.producers.verifications.is_of(*self._arguments[:2])
         self.guard = self.partition.log.start_verification(
             *self._arguments, now_ms=now_ms, supports_epoch_bump=self._supports_epoch_bump
         )
         self.leader_epoch = self.partition.leader_epoch
+
+    def answered(self, code: ErrorCode) -> None:
+        """The coordinator's answer."""
+        if self._is_first and (log := self.partition.open_log) is not None:
+            log.producers.verifications.answered(*self._arguments[:2], code)
 
     def check(self) -> Any:
         """The guard to append with; `Refused` if this broker has lost the partition since."""

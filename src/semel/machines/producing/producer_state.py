@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from semel.errors import ErrorCode, InvariantViolation, Refused
+from semel.machines.producing.verifications import Guard, Verifications
 from semel.records.batch import Batch
 from semel.records.layout import TRANSACTIONAL
 
@@ -134,33 +135,6 @@ class ProducerEntry:
         )
 
 
-class Guard:
-    """One verification that is in progress. It is valid until data or a marker of that producer is written.
-
-    Guards are compared by identity: one taken before a marker is never equal to one taken after it.
-    """
-
-    __slots__ = ()
-
-
-class _Verification:
-    __slots__ = ("guard", "lowest_sequence", "producer_epoch", "supports_epoch_bump", "timestamp_ms")
-
-    def __init__(self, producer_epoch: int, sequence: int, timestamp_ms: int, supports_epoch_bump: bool) -> None:
-        self.guard = Guard()
-        self.producer_epoch = producer_epoch
-        self.lowest_sequence = sequence
-        self.timestamp_ms = timestamp_ms
-        self.supports_epoch_bump = supports_epoch_bump
-
-    def also_saw(self, producer_epoch: int, sequence: int) -> None:
-        if producer_epoch > self.producer_epoch:
-            self.producer_epoch = producer_epoch
-            self.lowest_sequence = sequence
-        elif producer_epoch == self.producer_epoch and sequence < self.lowest_sequence:
-            self.lowest_sequence = sequence
-
-
 @dataclass(frozen=True, slots=True)
 class CompletedTransaction:
     """A transaction that a marker ends: its range in this log and where the last stable offset may go after it."""
@@ -175,7 +149,7 @@ class CompletedTransaction:
 class ProducerStates:
     """Every producer of one partition."""
 
-    __slots__ = ("_first_open", "_open", "_unreplicated", "_verifications", "entries")
+    __slots__ = ("_first_open", "_open", "_unreplicated", "entries", "verifications")
 
     def __init__(self) -> None:
         self.entries: dict[int, ProducerEntry] = {}
@@ -184,7 +158,7 @@ class ProducerStates:
         self._first_open = -1
         # Ended by a marker that is not yet below the high watermark: (first offset, marker offset), oldest first.
         self._unreplicated: list[tuple[int, int]] = []
-        self._verifications: dict[int, _Verification] = {}
+        self.verifications = Verifications()
 
     # ------------------------------------------------------------------ check
 
@@ -199,8 +173,8 @@ class ProducerStates:
         """Check a client's batch. None: it may be written. A `WrittenBatch`: this is its retry. Otherwise `Refused`."""
         entry = self.entries.get(producer_id)
         if entry is None:
-            if self._verifications:
-                self._check_tentative_sequence(producer_id, first_sequence, known=False)
+            if self.verifications:
+                self.verifications.check_sequence(producer_id, producer_epoch, first_sequence, known=False)
             return None
         epoch = entry.producer_epoch
         if producer_epoch == epoch:
@@ -212,13 +186,13 @@ class ProducerStates:
                         if not entry.answers_for(written, transactional):
                             break
                         return written
-                self._check_tentative_sequence(producer_id, first_sequence, known=True)
+                self.verifications.check_sequence(producer_id, producer_epoch, first_sequence, known=True)
                 raise self._out_of_sequence(entry, first_sequence, last_sequence, expected, transactional)
-            if self._verifications:
-                self._check_tentative_sequence(producer_id, first_sequence, known=True)
+            if self.verifications:
+                self.verifications.check_sequence(producer_id, producer_epoch, first_sequence, known=True)
         else:
             self.check_epoch(producer_id, producer_epoch)
-            self._check_tentative_sequence(producer_id, first_sequence, known=epoch != NO_EPOCH)
+            self.verifications.check_sequence(producer_id, producer_epoch, first_sequence, known=epoch != NO_EPOCH)
             if first_sequence != 0 and epoch != NO_EPOCH:
                 raise Refused(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -254,8 +228,7 @@ class ProducerStates:
         """A transactional batch needs an open transaction, or a guard that is still valid."""
         if self.in_transaction(producer_id, producer_epoch):
             return
-        verification = self._verifications.get(producer_id)
-        if guard is None or verification is None or verification.guard is not guard:
+        if not self.verifications.holds(producer_id, producer_epoch, guard):
             raise Refused(
                 ErrorCode.INVALID_TXN_STATE,
                 f"the coordinator has not confirmed that producer {producer_id} has a transaction on this partition",
@@ -287,23 +260,6 @@ class ProducerStates:
         if bumped and same_epoch and coordinator_epoch == entry.coordinator_epoch:
             return entry.last_marker_offset
         return None
-
-    def _check_tentative_sequence(self, producer_id: int, first_sequence: int, *, known: bool) -> None:
-        """While a batch waits for its verification, a later one must not overtake it (K-14920)."""
-        verification = self._verifications.get(producer_id)
-        if verification is None:
-            return
-        if not known and verification.supports_epoch_bump and first_sequence != 0:
-            raise Refused(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"producer {producer_id} is new here and begins at sequence {first_sequence}, not 0",
-            )
-        if first_sequence > verification.lowest_sequence:
-            raise Refused(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"sequence {first_sequence} of producer {producer_id} arrived while {verification.lowest_sequence} "
-                "still waits for its verification",
-            )
 
     @staticmethod
     def _out_of_sequence(
@@ -360,7 +316,7 @@ class ProducerStates:
                 self._open[first_offset] = producer_id
                 if self._first_open < 0:
                     self._first_open = first_offset
-            self._verifications.pop(producer_id, None)
+            self.verifications.forget(producer_id)
 
     def completes(self, producer_id: int, marker_offset: int, commit: bool) -> CompletedTransaction | None:
         """The transaction that a marker at this offset ends; None if none is open. Changes nothing: the transaction
@@ -398,7 +354,7 @@ class ProducerStates:
             if first == self._first_open:
                 self._first_open = min(self._open, default=-1)
             self._unreplicated.append((first, marker_offset))
-        self._verifications.pop(producer_id, None)
+        self.verifications.forget(producer_id)
 
     # ------------------------------------------------------------ verification
 
@@ -426,13 +382,7 @@ class ProducerStates:
             # It was written before: a request that the network held up, on a connection that its client has given up.
             # It has no later batch to wait for it. The next new one would be refused, and librdkafka give up for good.
             first_sequence = expected
-        verification = self._verifications.get(producer_id)
-        if verification is None:
-            verification = _Verification(producer_epoch, first_sequence, now_ms, supports_epoch_bump)
-            self._verifications[producer_id] = verification
-        else:
-            verification.also_saw(producer_epoch, first_sequence)
-        return verification.guard
+        return self.verifications.begin(producer_id, producer_epoch, first_sequence, now_ms, supports_epoch_bump)
 
     # ---------------------------------------------------------------- stability
 
@@ -472,12 +422,7 @@ class ProducerStates:
         ]
         for producer_id in gone:
             del self.entries[producer_id]
-        for producer_id in [
-            producer_id
-            for producer_id, verification in self._verifications.items()
-            if now_ms - verification.timestamp_ms >= expiration_ms
-        ]:
-            del self._verifications[producer_id]
+        self.verifications.expire(now_ms, expiration_ms)
         return gone
 
     # ---------------------------------------------------------------- snapshots
@@ -492,7 +437,7 @@ class ProducerStates:
         }
         self._first_open = min(self._open, default=-1)
         self._unreplicated = []
-        self._verifications = {}
+        self.verifications = Verifications()
 
     def facts(self) -> dict[int, tuple[object, ...]]:
         return {producer_id: entry.facts() for producer_id, entry in self.entries.items()}
