@@ -48,21 +48,20 @@ class BusyLoop(Exception):
 
 
 class Handle:
-    """A callback that is due. asyncio's own does more than is needed here, and takes twice the time."""
+    """A callback that is due. asyncio's own does more than is needed here, and takes twice the time: this one has not
+    even an `__init__`, because a call of that takes longer than all the rest."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_context")
-
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = context
-        self._cancelled = False
+    __slots__ = ("_args", "_callback", "_context")
+    #: None once it was cancelled.
+    _callback: Callable[..., Any] | None
+    _args: tuple[Any, ...]
+    _context: contextvars.Context
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self._callback = None
 
     def cancelled(self) -> bool:
-        return self._cancelled
+        return self._callback is None
 
 
 class Timer(Handle):
@@ -76,9 +75,12 @@ class Timer(Handle):
         return self._when
 
     def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._loop.timer_was_cancelled()
+        if self._callback is not None:
+            self._callback = None
+            loop = self._loop
+            loop._cancelled_timers = count = loop._cancelled_timers + 1
+            if count > 500 and count * 2 > len(loop._timers):
+                loop.forget_cancelled_timers()
 
 
 @contextmanager
@@ -149,9 +151,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        timer = Timer(callback, args, copy_context() if context is None else context)
-        timer._when = when
-        timer._loop = self
+        timer = Timer()
+        timer._callback, timer._args = callback, args
+        timer._context = copy_context() if context is None else context
+        timer._when, timer._loop = when, self
         self._number = number = self._number + 1
         heappush(self._timers, (when, number, timer))
         return timer
@@ -163,13 +166,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def deliver_at(self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], process: Process) -> None:
         """Call something in a process at a time. Nobody can cancel it."""
+        handle = Handle()
+        handle._callback, handle._args, handle._context = callback, args, process.context.copy()
         self._number = number = self._number + 1
-        heappush(self._timers, (when, number, Handle(callback, args, process.context.copy())))
+        heappush(self._timers, (when, number, handle))
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> Any:
-        handle = Handle(callback, args, copy_context() if context is None else context)
+        handle = Handle()
+        handle._callback, handle._args = callback, args
+        handle._context = copy_context() if context is None else context
         self._ready.append(handle)
         return handle
 
@@ -178,13 +185,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> Any:
         return self.call_soon(callback, *args, context=context)
 
-    def timer_was_cancelled(self) -> None:
-        """Leave out timers that were cancelled, once they are many."""
-        self._cancelled_timers += 1
-        if self._cancelled_timers > 500 and self._cancelled_timers * 2 > len(self._timers):
-            self._timers[:] = [entry for entry in self._timers if not entry[2]._cancelled]
-            heapify(self._timers)
-            self._cancelled_timers = 0
+    def forget_cancelled_timers(self) -> None:
+        """Leave out timers that were cancelled. Called once they are many."""
+        self._timers[:] = [entry for entry in self._timers if entry[2]._callback is not None]
+        heapify(self._timers)
+        self._cancelled_timers = 0
 
     def _run_once(self) -> None:
         """Run until the loop is stopped. asyncio would ask after every turn; here it is asked inside."""
@@ -192,7 +197,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         popleft, due = ready.popleft, ready.append
         while not self._stopping:
             if not ready:
-                while timers and timers[0][2]._cancelled:
+                while timers and timers[0][2]._callback is None:
                     heappop(timers)
                 if not timers:
                     raise NothingHappens("everybody waits for something that nobody will do")
@@ -202,7 +207,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             now = self._now
             while timers and timers[0][0] <= now:
                 timer = heappop(timers)[2]
-                if not timer._cancelled:
+                if timer._callback is not None:
                     due(timer)
             count = len(ready)
             self.callbacks += count
@@ -210,7 +215,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             while count:
                 count -= 1
                 handle = popleft()
-                if handle._cancelled:
+                callback = handle._callback
+                if callback is None:
                     continue
                 context = handle._context
                 process = context.get(get_process)
@@ -219,11 +225,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                     continue
                 self._running = process
                 try:
-                    context.run(handle._callback, *handle._args)
+                    context.run(callback, *handle._args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    what = f"Exception in callback {getattr(handle._callback, '__qualname__', handle._callback)}"
+                    what = f"Exception in callback {getattr(callback, '__qualname__', callback)}"
                     self.call_exception_handler({"message": what, "exception": error})
             if self._at_this_moment > CALLBACKS_AT_ONE_MOMENT:
                 raise BusyLoop(f"{self._at_this_moment} callbacks, and the time is still {now}")
@@ -314,6 +320,8 @@ class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
 
     def __init__(self, loop: VirtualTimeLoop, coroutine: Any, **options: Any) -> None:
         loop._number = self.number = loop._number + 1
+        if options["name"] is None:
+            options["name"] = ""  # to make one up takes a while, and nobody reads it
         super().__init__(coroutine, loop=loop, **options)
         process = PROCESS.get()
         if process is not None:

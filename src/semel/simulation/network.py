@@ -442,7 +442,7 @@ class Transport(asyncio.Transport):
             return
         size = len(data)
         network.delivered_bytes += size
-        network._trace.note_data(connection.name, connection.number, data)
+        network._trace.note_data(network._loop._now, connection.name, connection.number, data)
         if not self.is_client:
             network.requests += 1
             if data[4:6] in _WORTH_REPEATING and int.from_bytes(data[:4], "big") == size - 4:

@@ -27,9 +27,8 @@ class Trace:
         self._sum = crc32(data, crc32(what.encode(), crc32(kind.encode(), crc32(_TIME.pack(now), self._sum))))
         self._last.append((now, kind, what))
 
-    def note_data(self, what: str, place: int, data: bytes) -> None:
+    def note_data(self, now: float, what: str, place: int, data: bytes) -> None:
         """Note data that arrived on a connection: most events are such. `place` is a number for `what`."""
-        now = self._time()
         self.events += 1
         self._sum = crc32(data, crc32(_TIME_AND_PLACE.pack(now, place, self._sum)))
         self._last.append((now, "data", what))

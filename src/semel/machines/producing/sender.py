@@ -136,6 +136,10 @@ class Sender:
 
         `throttled_ms` says how long a node must not be sent anything. Its batches wait, and grow.
         """
+        if not self._busy and self.accumulator.is_empty:
+            # Most polls: something else has happened, such as the answer of a coordinator.
+            self.stale_leaders.clear()
+            return [], None
         self._expire(now_ms)
         self._resolve()
         by_node: dict[int, list[ProducerBatch]] = {}
