@@ -43,6 +43,7 @@ def test_a_replica_takes_no_role_from_the_register_of_another_topic_of_its_name(
         ),
         _partitions=lambda: [partition],
         _follow=lambda following: None,
+        _has_left=False,
     )
     Membership._take_roles(cast(Any, membership))
     assert taken == ([state] if topic_id == OURS else [])

@@ -34,3 +34,39 @@ def test_a_broker_that_cannot_follow_what_is_decided_stops() -> None:
         return told
 
     assert asyncio.run(story())
+
+
+def test_a_broker_that_stops_takes_no_role_any_more() -> None:
+    """It would follow, and cut, a log that is closed next."""
+
+    async def story() -> list[object]:
+        told: list[object] = []
+
+        async def write_down() -> None:
+            # Meanwhile it hears who leads now.
+            Membership._take_roles(cast(Any, membership))
+
+        async def close_session() -> None:
+            told.append("session closed")
+
+        def partitions() -> list[object]:
+            told.append("looked for partitions")
+            return []
+
+        membership = SimpleNamespace(
+            broker_epoch=3,
+            last_life=SimpleNamespace(write_down=write_down),
+            feeds=SimpleNamespace(close=lambda: None),
+            peers=SimpleNamespace(close=lambda: None),
+            session=SimpleNamespace(close=close_session),
+            image=SimpleNamespace(states={}, topics={}),
+            _fetchers={},
+            _follow=lambda following: told.append("follows"),
+            _has_left=False,
+            _partitions=partitions,
+            _replicas=list,
+        )
+        await Membership.leave(cast(Any, membership))
+        return told
+
+    assert asyncio.run(story()) == ["session closed"]

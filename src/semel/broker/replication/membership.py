@@ -94,6 +94,8 @@ class Membership:
         self.broker_id = broker.node_id
         #: Of this life; -1 before it is registered.
         self.broker_epoch = -1
+        #: Whether this broker stops: it takes no role any more.
+        self._has_left = False
         self.lag_time_max_ms: int = broker.settings["replica.lag.time.max.ms"]
         self.now_ms = broker.now_ms
         #: Whether what is written counts only when it is on disk.
@@ -346,6 +348,7 @@ class Membership:
 
     async def leave(self) -> None:
         """End the session: the others know at once."""
+        self._has_left = True
         for replica in self._replicas():
             replica.resign()
         for _, task in self._fetchers.values():
@@ -485,6 +488,8 @@ class Membership:
 
     def _take_roles(self) -> None:
         """Lead and follow what the registers say."""
+        if self._has_left:
+            return  # the broker stops: it would follow with a log that is about to be closed
         following: dict[int, dict[tuple[UUID, int], LocalReplica]] = {}
         for partition in self._partitions():
             key = TopicPartition(partition.topic.name, partition.index)
