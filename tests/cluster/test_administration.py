@@ -148,6 +148,26 @@ def test_what_cannot_be_deleted_is_refused(cluster: Cluster) -> None:
     assert delete(cluster, "never-was", at=1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.parametrize("only_validated", [True, False])
+def test_replicas_that_cannot_be_are_refused(cluster: Cluster, only_validated: bool) -> None:
+    """Also where nothing is to be created: what was found to be right was refused afterwards."""
+
+    def created(*replicas: list[int]) -> ErrorCode:
+        rows = [
+            CreateTopicsRequest.CreatableReplicaAssignment(partition_index=index, broker_ids=brokers)
+            for index, brokers in enumerate(replicas)
+        ]
+        topic = CreateTopicsRequest.CreatableTopic(
+            name="impossible", num_partitions=-1, replication_factor=-1, assignments=rows
+        )
+        with Raw(cluster[1].address) as raw:
+            answer = raw.ask(CreateTopicsRequest(topics=[topic], validate_only=only_validated), 7)
+        return ErrorCode(answer.topics[0].error_code)
+
+    for replicas in ([[1], [1, 2]], [[1, 1]], [[1, 99]], [[]]):
+        assert created(*replicas) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
 def test_a_broker_that_was_away_sets_the_data_of_a_deleted_topic_aside(cluster: Cluster) -> None:
     """E7: also if there is another topic of that name by then."""
     create(cluster, "missed")

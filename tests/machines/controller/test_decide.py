@@ -13,9 +13,11 @@ from semel.machines.controller.admin import (
     DeleteTopic,
     ElectLeaders,
     Reassign,
+    check_assignment,
 )
 from semel.machines.controller.decide import Examine
 from semel.machines.controller.elections import could_be_led_by_their_first
+from semel.machines.controller.image import Broker, Image
 from semel.machines.controller.packing import MULTI_MAX_BYTES, pack
 from semel.machines.controller.registration import BecomeController, Certify, LeaveUncleanly, Register, SayLeaving
 from semel.machines.controller.writing import leader_write, write_state
@@ -271,6 +273,30 @@ def test_what_cannot_be_is_refused(event: object, code: ErrorCode) -> None:
     with pytest.raises(Refused) as refused:
         cluster().decide(event)  # type: ignore[arg-type]
     assert refused.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("partitions", "is_taken"),
+    [
+        ({0: (1, 2), 1: (2, 3)}, True),
+        ({0: (1, 2), 1: (3, 1)}, True),
+        ({0: (1,), 1: (1, 2)}, False),
+        ({0: (1, 1)}, False),
+        ({0: ()}, False),
+        ({0: (9,)}, False),
+        ({0: (3, 4)}, False),
+    ],
+)
+def test_replicas_that_somebody_has_chosen_are_as_many_and_somebody_lives(
+    partitions: dict[int, tuple[int, ...]], is_taken: bool
+) -> None:
+    brokers = {1: Broker(1, 0), 2: Broker(2, 0), 3: Broker(3, 0, live=False), 4: Broker(4, 0, leaving=True)}
+    if is_taken:
+        check_assignment(Image(brokers), partitions)
+        return
+    with pytest.raises(Refused) as refused:
+        check_assignment(Image(brokers), partitions)
+    assert refused.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
 
 # --- E9: reassignments

@@ -114,11 +114,14 @@ def _placed(
     if broker.cluster is None:
         return {}
     from semel.broker.replication.topics import placement
+    from semel.machines.controller.admin import check_assignment
 
     if topic.name in INTERNAL_TOPICS:
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: a cluster creates it by itself")
     if topic.assignments:
-        return {row.partition_index: tuple(row.broker_ids) for row in topic.assignments}
+        chosen = {row.partition_index: tuple(row.broker_ids) for row in topic.assignments}
+        check_assignment(broker.cluster.image, chosen)
+        return chosen
     factor = topic.replication_factor
     if factor == -1:
         factor = broker.settings["default.replication.factor"]

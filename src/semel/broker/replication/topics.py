@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from semel.cluster.session import MultiRefused, NodeExists, NoNode, ZooKeeperError
 from semel.errors import ErrorCode, Refused
 from semel.log.checkpoints import topic_id_text
-from semel.machines.controller.admin import AddPartitions, AdminEvent, CreateTopic, DeleteTopic
+from semel.machines.controller.admin import AddPartitions, AdminEvent, CreateTopic, DeleteTopic, check_assignment
 from semel.machines.controller.decide import decide
 from semel.machines.controller.placement import place
 from semel.machines.znodes import paths
@@ -160,6 +160,7 @@ def new_partitions(
             why = f"each new partition of {topic.name} needs {len(first)} replicas, like the others"
             raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
         placed = dict(enumerate(assigned, present))
+        check_assignment(image, placed)
     else:
         brokers = _brokers(membership, len(first))
         start = next((index for index, broker in enumerate(sorted(brokers)) if broker >= first[0]), 0)

@@ -92,6 +92,20 @@ def _check_replicas(image: Image, replicas: tuple[int, ...]) -> None:
         raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"there are no brokers {unknown}")
 
 
+def check_assignment(image: Image, partitions: Mapping[int, tuple[int, ...]]) -> None:
+    """Refuse what Kafka refuses of the replicas that somebody has chosen for new partitions."""
+    size = None
+    for number, replicas in partitions.items():
+        _check_replicas(image, replicas)
+        size = size or len(replicas)
+        if len(replicas) != size:
+            why = f"partition {number} has {len(replicas)} replicas and others have {size}: all need as many"
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
+        if not any(map(image.may_lead, replicas)):
+            why = f"none of the brokers {list(replicas)} for partition {number} is running"
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, why)
+
+
 # Creation and deletion (E7)
 
 
