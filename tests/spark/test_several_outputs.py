@@ -115,6 +115,10 @@ def test_a_function_of_an_output_is_checked_before_anything_runs(stage: Stage) -
         ({"outputs": {"ledger": lambda rows: 7}}, "outputs['ledger'] returned int, and must return a DataFrame"),
         ({"outputs": {"ledger": lambda rows: frame}}, "outputs['ledger'] returned a streaming DataFrame: it must make"),
         ({"outputs": {"ledger": lambda rows: rows.select("key")}}, "output 'ledger': the sink needs a column 'value'"),
+        ({"outputs": {"ledger": lambda rows: 1 // 0}}, "called with a DataFrame without rows, raised ZeroDivisionE"),
+        ({"outputs": {"ledger": lambda rows: rows.select("no")}}, "raised [UNRESOLVED_COLUMN.WITH_SUGGESTION] A"),
+        ({"outputs": OUTPUTS, "dead_letters": DeadLetters("dead", "no = 1")}, "dead_letters: when raised [UNRESO"),
+        ({"outputs": OUTPUTS, "dead_letters": DeadLetters("dead", "= 1")}, "dead_letters: when raised [PARSE_SYNTAX"),
         ({"outputs": {"__consumer_offsets": to_ledger}}, "is one of the brokers' own"),
         ({"dead_letters": DeadLetters("dead", "true")}, "dead_letters needs outputs"),
         ({"outputs": OUTPUTS, "dead_letters": "dead"}, "must be semel.spark.DeadLetters"),
@@ -123,7 +127,7 @@ def test_a_function_of_an_output_is_checked_before_anything_runs(stage: Stage) -
     ):
         with pytest.raises(PipelineMistake) as refused:
             stage.start(frame, **{"topic": None, **given})  # type: ignore[dict-item]
-        assert says in str(refused.value)
+        assert says in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(PipelineMistake, match=r"topic, partition, offset missing: select them too"):
         stage.start(stage.source(), topic=None, outputs=OUTPUTS, dead_letters=DeadLetters("dead", "true"))
     with pytest.raises(PipelineMistake, match="when=int"):

@@ -101,13 +101,14 @@ def in_words(error: Exception) -> str:
     """What happened, on one line: of a worker's stack trace the error and the line of the query that raised it.
 
     >>> in_words(ValueError("not this\\nbut more"))
-    'not this'
+    'ValueError: not this'
     """
     text = str(error).strip()
     frames = list(_FRAME.finditer(text)) if _is_of_spark(error) else []
     found = _ERROR.search(text, frames[-1].end() + 1) if frames else None
     if found is None:
-        return text.partition("\n")[0] or type(error).__name__
+        first, kind = text.partition("\n")[0].rstrip(";"), type(error)
+        return first if first and kind.__module__.startswith(("semel.", "pyspark.")) else f"{kind.__name__}: {first}"
     own = [frame for frame in frames if not _INSTALLED.search(frame["file"]) and not _OURS.search(frame["file"])]
     place = f" ({PurePath(own[-1]['file']).name}:{own[-1]['line']})" if own else ""
     return f"{found['type'].rpartition('.')[2]}: {found['why'] or 'without words'}{place}"

@@ -6,13 +6,14 @@ and released however that ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from .batch_transaction import BatchTransaction
 from .dead_letters import DeadLetters
-from .hopeless import CODING_ERRORS, failed_function
+from .hopeless import CODING_ERRORS, failed_function, in_words
 from .preflight import PipelineMistake, check_columns, check_topic_name
 
 #: From the rows of a micro-batch to the rows of an output.
@@ -73,7 +74,10 @@ class Outputs:
             check_columns(frame, self.topic)
             return
         empty = frame.sparkSession.createDataFrame([], frame.schema)
-        for rows, topic in self._parts_of(empty, lambda rows: rows, _rows_of):
+        if self.dead_letters is not None:
+            with _told_beforehand("dead_letters: when"):
+                self.dead_letters.split(empty)
+        for rows, topic in self._parts_of(empty, lambda rows: rows, _rows_beforehand):
             try:
                 check_columns(rows, topic)
             except PipelineMistake as error:
@@ -90,6 +94,22 @@ def _rows_of(name: str, function: Transform, frame: Any) -> Any:
             "given, which has those of one micro-batch"
         )
     return rows
+
+
+@contextmanager
+def _told_beforehand(what: str) -> Iterator[None]:
+    """Raise what a user's function raises, or Spark says of its SQL, as one sentence that names the argument."""
+    try:
+        yield
+    except PipelineMistake:
+        raise
+    except Exception as error:
+        raise PipelineMistake(f"{what} raised {in_words(error)}") from error
+
+
+def _rows_beforehand(name: str, function: Transform, frame: Any) -> Any:
+    with _told_beforehand(f"outputs['{name}'], called with a DataFrame without rows,"):
+        return _rows_of(name, function, frame)
 
 
 def _rows_of_a_batch(name: str, function: Transform, frame: Any) -> Any:
