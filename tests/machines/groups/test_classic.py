@@ -51,6 +51,19 @@ def test_a_new_member_is_given_its_id_before_it_joins(driver: GroupDriver) -> No
     assert [member.member_id for member in joined.members] == [asked.member_id]
 
 
+def test_an_id_that_nobody_joins_with_is_forgotten_within_a_minute_and_its_group_too(driver: GroupDriver) -> None:
+    """Anybody may ask for any number of ids, with a session timeout of half an hour."""
+    _, asked = driver.join(session_ms=1_800_000)
+    assert asked is not None
+    driver.pass_ms(59_999)
+    assert asked.member_id in group_of(driver).pending_join
+    driver.pass_ms(1)
+    assert asked.member_id not in group_of(driver).pending_join
+    _, late = driver.join(asked.member_id, session_ms=1_800_000)
+    assert late is not None
+    assert late.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
 @pytest.mark.parametrize("version", range(4))
 def test_before_version_4_a_member_joins_at_once(driver: GroupDriver, version: int) -> None:
     _, joined = driver.join(version=version)

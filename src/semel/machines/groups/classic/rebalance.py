@@ -37,8 +37,12 @@ from semel.wire.messages.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from semel.wire.primitives import MOST_STRING_BYTES
 
+#: How long a new member may take to join with the id that it was given. It does so at once; its session timeout, which
+#: Kafka waits for, may be half an hour, and anybody may ask for any number of ids.
+JOIN_WITH_ID_WITHIN_MS = 60_000
+#: How much of a client id, or of an instance id, is in a member id.
+MOST_BYTES_OF_A_NAME = 255
 #: How long a new member may wait in its first join. It has no id yet and cannot send heartbeats.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 #: The shortest wait for joins.
@@ -52,10 +56,9 @@ JOIN, SYNC, SESSION = "classic join", "classic sync", "classic session"
 
 
 def generated_member_id(name: str, unique: str) -> str:
-    """The member's name and a unique part, as in Kafka. The name is cut to fit into a string."""
-    most_bytes = MOST_STRING_BYTES - len(unique) - 1
-    if len(name) > most_bytes // 4:
-        name = name.encode()[:most_bytes].decode(errors="ignore")
+    """The member's name and a unique part, as in Kafka. A long name is cut: ids are kept of whoever asks for one."""
+    if len(name) > MOST_BYTES_OF_A_NAME // 4:
+        name = name.encode()[:MOST_BYTES_OF_A_NAME].decode(errors="ignore")
     return f"{name}-{unique}"
 
 
@@ -145,7 +148,7 @@ class ClassicRebalance:
             if instance_id is not None and (old_id := group.static_members.get(instance_id)) is not None:
                 self._replace_static(group, group.members[old_id], newcomer(new_id), parked, now_ms, out)
             elif instance_id is None and parked.version >= MEMBER_ID_REQUIRED_SINCE:
-                deadline_ms = now_ms + request.session_timeout_ms
+                deadline_ms = now_ms + min(request.session_timeout_ms, JOIN_WITH_ID_WITHIN_MS)
                 group.await_join(new_id, deadline_ms)
                 self._registry.timers.set(deadline_ms, SESSION, group.group_id, new_id)
                 out.answer(parked.token, refuse_join(ErrorCode.MEMBER_ID_REQUIRED, parked.version, new_id))
