@@ -266,6 +266,7 @@ def test_partitions_are_added_with_their_leaders() -> None:
         (DeleteTopic("u"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (Reassign("t", {9: (1,)}), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (CancelReassignment("t", (0,)), ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
+        (CancelReassignment("t", (1,)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (ElectLeaders((TopicPartition("t", 9),)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],
 )

@@ -209,6 +209,8 @@ def _cancel(image: Image, topic: Topic, numbers: tuple[int, ...]) -> list[Multi]
     partitions, adding, removing = _mutable(topic.assignment)
     states: list[Change] = []
     for number in numbers:
+        if number not in partitions:
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {number}")
         if number not in adding and number not in removing:
             raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{topic.name}-{number} is not being reassigned")
         origin = tuple(broker for broker in partitions[number] if broker not in adding.get(number, ()))
