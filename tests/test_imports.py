@@ -98,8 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"errors", "config", "wire", "records", "broker"},
     # Brokers as processes, over the simulated ZooKeeper on a socket.
     "testing.cluster": {
-        "errors", "config", "wire", "simulation.zookeeper", "testing.broker_process", "testing.network",
-        "testing.watchdog",
+        "errors", "config", "wire", "machines.values", "simulation.zookeeper", "testing.broker_process",
+        "testing.network", "testing.watchdog",
     },
     "testing.broker_process": {"wire", "testing.network", "testing.watchdog"},
     "testing.network": {"wire"},

@@ -22,7 +22,14 @@ from semel.errors import ErrorCode, KafkaError
 from tests.support.processes import Process, free_port, lasting_port
 from tests.support.waiting import until
 
-SETTINGS = {"replica.lag.time.max.ms": 5000, "num.partitions": 3, "leader.imbalance.check.interval.seconds": 1}
+#: None is one that is not set.
+SETTINGS = {
+    "log.retention.ms": None,
+    "group.coordinator.rebalance.protocols": ["classic", "consumer"],
+    "replica.lag.time.max.ms": 5000,
+    "num.partitions": 3,
+    "leader.imbalance.check.interval.seconds": 1,
+}
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -98,6 +105,10 @@ def test_what_is_wrong_with_a_cluster_is_said_before_anything_starts() -> None:
         semel.Cluster(brokers=0)
     with pytest.raises(ConfigError, match=r"node\.id"):
         semel.Cluster(settings={"node.id": 7})
+    with pytest.raises(ValueError, match="100 are the most"):
+        semel.Cluster(brokers=10**6)
+    with pytest.raises(ConfigError, match=r"advertised\.listeners: the cluster chooses it for each broker"):
+        semel.Cluster(settings={"advertised.listeners": "PLAINTEXT://a:1"})
     with pytest.raises(ConfigError, match=r"num\.partitions"):
         semel.Cluster(settings={"num.partitions": "many"})
     for ports, why in (
@@ -130,6 +141,9 @@ def test_without_a_client_of_zookeeper_nothing_is_started(monkeypatch: pytest.Mo
 def test_a_cluster_starts_once_and_what_does_not_run_says_so(semel_cluster: semel.Cluster) -> None:
     with pytest.raises(RuntimeError, match="was started before"):
         semel_cluster.start()
+    for asked in (("", 0, 1.0), ("a b", 0, 1.0), ("t", -1, 1.0), ("t", 0, float("nan")), ("t", 0, -1.0)):
+        with pytest.raises(ValueError, match="there can be no such thing"):
+            semel_cluster.leader_of(*asked[:2], within_s=asked[2])
     assert all(semel_cluster.is_running(number) for number in semel_cluster.numbers), "and goes on unharmed"
     with pytest.raises(TypeError, match="a topic's name"):
         semel_cluster.leader_of(5)  # type: ignore[arg-type]

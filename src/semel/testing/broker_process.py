@@ -96,7 +96,7 @@ class BrokerProcess:
             self._relay.open()
         words = [sys.executable, "-m", "semel", "broker", "start"]
         for name, value in self._own.items():
-            words += ("--set", f"{name}={value}")
+            words += ("--set", f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")
         self._said_before = len(self.output())
         self._is_paused = False
         with self._output.open("ab") as out:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semel.config import BROKER, ConfigError
+from semel.machines.values import is_topic_name
 from semel.testing.broker_process import BrokerProcess, free_ports, zookeeper_servers
 from semel.testing.network import ZOOKEEPER, Network, Place
 from semel.testing.watchdog import Watchdog
@@ -43,11 +44,11 @@ from semel.testing.watchdog import Watchdog
 if TYPE_CHECKING:
     from semel.simulation.zookeeper.on_a_socket import ZooKeeperOnASocket
 
+MOST_BROKERS = 100
 #: Settings that the cluster chooses by itself.
-_ITS_OWN = ("node.id", "broker.id", "listeners", "log.dirs", "log.dir", "zookeeper.connect")
+_ITS_OWN = ("node.id", "broker.id", "listeners", "advertised.listeners", "log.dirs", "log.dir", "zookeeper.connect")
 #: Settings that it also chooses if its network can be cut.
 _OF_CUTS = (
-    "advertised.listeners",
     "inter.broker.listener.name",
     "listener.security.protocol.map",
     "security.inter.broker.protocol",
@@ -87,6 +88,8 @@ class Cluster:
             raise TypeError(f"brokers is a whole number, not {type(brokers).__name__}")
         if brokers < 1:
             raise ValueError(f"brokers={brokers!r}: a cluster has at least one broker")
+        if brokers > MOST_BROKERS:
+            raise ValueError(f"brokers={brokers!r}: {MOST_BROKERS} are the most; each is a process of its own")
         check_installed()
         if settings is not None and not isinstance(settings, Mapping):
             raise TypeError(f"settings are a dict of Kafka's names, not {type(settings).__name__}")
@@ -96,7 +99,8 @@ class Cluster:
             zookeeper_servers(zookeeper)
         if data_dir is not None and zookeeper is None:
             _check_new(Path(data_dir))
-        given = dict(settings or {})
+        # As elsewhere, None is a setting that is not set.
+        given = {name: value for name, value in (settings or {}).items() if value is not None}
         for name in (*_ITS_OWN, *(_OF_CUTS if cuts else ())):
             if name in given:
                 raise ConfigError(f"{name}: the cluster chooses it for each broker")
@@ -237,6 +241,8 @@ class Cluster:
         """The broker that leads a partition, as soon as one does."""
         if not isinstance(topic, str) or type(partition) is not int:
             raise TypeError(f"leader_of({topic!r}, {partition!r}): a topic's name, and the number of a partition")
+        if not is_topic_name(topic) or partition < 0 or not within_s >= 0:
+            raise ValueError(f"leader_of({topic!r}, {partition!r}, within_s={within_s!r}): there can be no such thing")
         self._must_run()
         return self._wait_for_leader(topic, partition, within_s)
 
