@@ -370,3 +370,37 @@ def test_producer_state_is_not_rebuilt_from_a_batch_that_claims_a_wrong_offset(t
     with pytest.raises(DamagedLog) as damage:
         open_log(tmp_path)
     assert (damage.value.path, damage.value.position) == (str(path), second)
+
+
+@pytest.mark.parametrize("after_a_stop", [True, False], ids=["nothing was written since", "written since"])
+def test_leader_epochs_that_went_bad_between_a_stop_and_a_crash_are_rebuilt(tmp_path: Path, after_a_stop: bool) -> None:
+    """The log is sound: to give it up, as for a log that is damaged, would lose every record."""
+    log = two_segments(tmp_path)
+    log.close(NOW)
+    before = log.marks
+    path = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    whole = path.read_bytes()
+    if not after_a_stop:
+        log = open_log(tmp_path, expected=before)
+        log.append(batch(1, 7, keys=[b"7"]), NOW)
+        crash(log)
+    harm(path, whole.index(b"0 0"), b"8")
+    log = open_log(tmp_path, clean=False, recovery_point=0, before=before)
+    assert log.end_offset == (7 if after_a_stop else 8)
+    assert log.leader_epochs.entries == [(0, 0)]
+    assert path.read_bytes() == whole
+    log.close(NOW)
+
+
+def test_a_batch_whose_leader_epoch_went_bad_is_not_taken_for_bad_leader_epochs(tmp_path: Path) -> None:
+    """The CRC of a batch does not cover it."""
+    log = open_log(tmp_path)
+    for number in range(3):
+        log.append(batch(1, number), NOW)
+    size = stored(log)[0].size_bytes
+    log.close(NOW)
+    harm(tmp_path / "t-0" / f"{FIRST}.log", 2 * size + 12, (8).to_bytes(4, "big"))
+    for epochs in ("0\n1\n0 0\n", "0\n1\n8 0\n"):
+        (tmp_path / "t-0" / "leader-epoch-checkpoint").write_text(epochs)
+        with pytest.raises(DamagedLog, match="claims leader epoch"):
+            open_log(tmp_path, clean=False, recovery_point=0, before=log.marks)

@@ -446,4 +446,11 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
+    "leader epochs that went bad after a stop, and a kill before they were written anew: the log was taken for bad": Plan(
+        701399,
+        ("reused-sequences",),
+        20.0,
+        "fsync",
+        [Strike(19.128, "index goes bad", 3344732918), Strike(19.297, "index goes bad", 718290859)],
+    ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -118,9 +119,12 @@ def open_partition_log(
     try:
         loaded = recovery.load(files, path, epochs, context)
     except damage.DamagedLog:
-        if expected is not None:
-            manifest.write_expected(files, path, expected)
-        raise
+        found = _load_with_the_epochs_of_before(files, path, context)
+        if found is None:
+            if expected is not None:
+                manifest.write_expected(files, path, expected)
+            raise
+        loaded, is_rebuilt = found, True
     if loaded.end_offset < committed:
         for segment in loaded.segments:
             segment.close()
@@ -151,6 +155,28 @@ def open_partition_log(
     for repair in loaded.repairs:
         logger.warning("%s-%d: %s", topic, partition, repair)
     return log
+
+
+def _load_with_the_epochs_of_before(
+    files: Files, path: str, context: recovery.LoadContext
+) -> recovery.Loaded | None:
+    """After a crash the checkpoint of the leader epochs may be what is damaged, and not the log. That is so if the
+    batches have just the epochs that it had at the last clean stop, and it is another file now. None otherwise.
+    """
+    name, before = checkpoints.LEADER_EPOCH_CHECKPOINT, context.before
+    was = manifest.known_crc(before, name)
+    if was is None or manifest.is_as_left(files, path, name, before):
+        return None
+    try:
+        loaded = recovery.load(files, path, LeaderEpochs(), replace(context, clean=False))
+    except damage.DamagedLog:
+        return None
+    if crc32c(checkpoints.encode_leader_epochs(loaded.leader_epochs.entries)) != was:
+        for segment in loaded.segments:
+            segment.close()
+        return None
+    logger.warning("%s/%s is damaged; it is rebuilt from the log", path, name)
+    return loaded
 
 
 def _refuse_without_log(files: Files, directory: str) -> None:
