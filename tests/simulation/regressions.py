@@ -446,7 +446,7 @@ REGRESSIONS: dict[str, Plan] = {
         ],
         brokers=3,
     ),
-    "leader epochs that went bad after a stop, and a kill before they were written anew: the log was taken for bad": Plan(
+    "leader epochs that went bad after a stop, and a kill before they were written anew": Plan(
         701399,
         ("reused-sequences",),
         20.0,
