@@ -22,7 +22,8 @@ from semel.simulation.threads import SimulatedThreads
 if TYPE_CHECKING:
     import asyncio
 
-    from semel.simulation.network import Server, Transport
+    from semel.simulation.connections import Transport
+    from semel.simulation.network import Server
     from semel.simulation.world import World
 
 #: What a wall clock shows when the virtual time begins: 14 November 2023.

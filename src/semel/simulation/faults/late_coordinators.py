@@ -11,11 +11,11 @@ import random
 from functools import partial
 
 from semel.machines.znodes import paths
+from semel.simulation.connections import Transport
 from semel.simulation.faults import fault
 from semel.simulation.faults.clusters import expire
 from semel.simulation.faults.in_sync_sets import TOO_LONG_S, a_place, until
 from semel.simulation.faults.stalls import connections, go_on, stop
-from semel.simulation.network import Transport
 from semel.simulation.play import Play, registers
 from semel.simulation.world import BrokerNode
 from semel.wire.apis import ApiKey

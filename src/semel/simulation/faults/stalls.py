@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.simulation.network import Connection, Transport
+from semel.simulation.connections import Connection, Transport
 from semel.simulation.play import Play
 from semel.simulation.world import BrokerNode
 
