@@ -15,12 +15,13 @@ from semel.machines.controller import admin, decide, elections, registration, wr
 from semel.machines.replication import leader
 from semel.machines.replication.follower import FollowerReplica, FollowingState
 from semel.machines.replication.leader import LeaderReplica
-from semel.machines.replication.values import FetchFrom, PartitionState, WriteState
+from semel.machines.replication.replica import Replica
+from semel.machines.replication.values import FetchFrom, PartitionState, StepDown, WriteState
 from semel.machines.values import TopicPartition
 from semel.machines.znodes import paths
 from semel.machines.znodes.operations import ANY_VERSION, Multi, SetData
 from semel.machines.znodes.values import encode_state
-from semel.simulation.ablations import Patch, ablation
+from semel.simulation.ablations import Patch, ablation, nothing
 
 in_a_cluster = partial(ablation, brokers=3, faults_per_minute=60)
 
@@ -144,6 +145,33 @@ def without_r6(patch: Patch) -> None:
 @in_a_cluster("R7: where logs part the follower's is cut", "idempotent", faults=(*CUTS, *KILLS))
 def without_r7(patch: Patch) -> None:
     patch.set(LeaderReplica, "_diverging", lambda self, fetch, epochs: None)
+
+
+def _resigns_and_forgets(patch: Patch) -> None:
+    def resign(self: Replica) -> list[Any]:
+        self.role = None
+        return [StepDown()]
+
+    patch.set(Replica, "resign", resign)
+
+
+STOPS = ("rolling restart", "killed while writing", "broker taken for dead")
+
+
+@in_a_cluster(
+    "R7: who resigned knows the epoch of its last record",
+    "timeouts",
+    faults=STOPS,
+    unseen_because="a broker that stops takes no role, and a new life reads its log",
+)
+def without_r7_of_who_resigned(patch: Patch) -> None:
+    _resigns_and_forgets(patch)
+
+
+@in_a_cluster("R7: the same, where a broker that stops takes a role", "timeouts", faults=STOPS, durability="fsync")
+def without_r7_of_who_stops(patch: Patch) -> None:
+    _resigns_and_forgets(patch)
+    patch.set(Membership, "_has_left", property(lambda self: False, nothing), of_instances=True)
 
 
 @in_a_cluster(
