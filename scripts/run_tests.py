@@ -1,12 +1,13 @@
 """run_tests.py WORKERS: every test. Spark's run beside the others: the one half computes while the other one waits.
 
 Spark's tests get processes of their own: a JVM's callbacks do not share one with thousands of other tests. What they
-print comes at the end, after what the others print; it is in .cache/spark-tests.log meanwhile. The exit code is 1 if
-any test failed.
+print comes at the end, after what the others print; it is in .cache/spark-tests.log meanwhile. The last lines name the
+tests that failed, because a long log is often kept by its end. The exit code is 1 if any test failed.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LOG = CHECKOUT / ".cache" / "spark-tests.log"
+#: tests/conftest.py appends the names of the tests that failed to the file that this variable names.
+FAILED = "SEMEL_FAILED_TESTS"
 
 
 def main() -> int:
@@ -30,10 +33,15 @@ def run(others: list[str], spark: list[str], log: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, too
     began, codes, took_s = time.monotonic(), {}, {}
     log.parent.mkdir(exist_ok=True)
+    failed = log.with_suffix(".failed")
+    failed.write_text("")
+    environment = {**os.environ, FAILED: str(failed)}
     with log.open("wb") as said:
         parts = {
-            "Spark's tests": subprocess.Popen(spark, cwd=CHECKOUT, stdout=said, stderr=subprocess.STDOUT),
-            "the others": subprocess.Popen(others, cwd=CHECKOUT),
+            "Spark's tests": subprocess.Popen(
+                spark, cwd=CHECKOUT, stdout=said, stderr=subprocess.STDOUT, env=environment
+            ),
+            "the others": subprocess.Popen(others, cwd=CHECKOUT, env=environment),
         }
         try:
             while len(codes) < len(parts):
@@ -51,6 +59,7 @@ def run(others: list[str], spark: list[str], log: Path) -> int:
     for name, code in codes.items():
         outcome = "passed" if code == 0 else f"failed (exit code {code})"
         print(f"{name}: {outcome}, {took_s[name] / 60:.1f} minutes")
+    print(failed.read_text(errors="replace"), end="", flush=True)
     return int(any(codes.values()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs_jvm = item.get_closest_marker("java") or {"apache_kafka", "kafka_jars"} & set(fixtures)
         if needs_jvm and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """For `scripts/run_tests.py`: which tests failed, and what each of them said last."""
+    is_worker = hasattr(terminalreporter.config, "workerinput")
+    if (path := os.environ.get("SEMEL_FAILED_TESTS")) and not is_worker:
+        found = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+        with Path(path).open("a") as file:
+            for report in found:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                why = str(getattr(crash, "message", report.longrepr)).strip().partition("\n")[0]
+                file.write(f"FAILED {report.nodeid}: {why[:200]}\n")
 
 
 @pytest.fixture(scope="session")
