@@ -223,7 +223,7 @@ def micro_batch() -> Walk:
 
     from semel.client.blocking.loop_thread import LoopThread
     from semel.machines.pipeline.driver_transaction import DriverTransaction
-    from semel.spark import batch_transaction, connections, routing, sink
+    from semel.spark import batch_transaction, connections, routing, sink, task_function
     from semel.spark.batch_transaction import Step
     from semel.spark.checkpoint import Checkpoint
     from semel.spark.claims import ClaimServer
@@ -255,7 +255,7 @@ def micro_batch() -> Walk:
         def coalesce(self, _: int) -> Rows:
             return self
 
-        def mapInArrow(self, task: Callable[[Any], Any], _: Any) -> Rows:
+        def run(self, task: Callable[[Any], Any]) -> Rows:
             rows = {"value": pa.array([b"v"], pa.binary()), "partition": pa.array([0], pa.int32())}
             self.reports = [row for part in task(iter([pa.RecordBatch.from_pydict(rows)])) for row in part.to_pylist()]
             return self
@@ -271,7 +271,7 @@ def micro_batch() -> Walk:
         loop = LoopThread("walk")
         cluster = loop.run(connections.connect(settings))
         claims = ClaimServer("127.0.0.1")
-        saved = batch_transaction.kafka_columns
+        saved = batch_transaction.kafka_columns, task_function.TaskFunctions.over
         try:
             client = TransactionClient(cluster, DriverTransaction("walk", "walk", timeout_ms=60_000))
             given = batch_transaction.OutputSettings(settings, DEFAULT_PRODUCER, 1, None, (True,))
@@ -280,7 +280,8 @@ def micro_batch() -> Walk:
                 Outputs("ledger").write, attempts=1, keeps_state=False, observer=lambda step, _: steps.append(step),
                 parts=Parts(1),
             )  # fmt: skip
-            batch_transaction.kafka_columns = lambda *_: Rows()  # type: ignore[assignment]
+            batch_transaction.kafka_columns = lambda *_: (Rows(), ())  # type: ignore[assignment]
+            task_function.TaskFunctions.over = lambda _, rows, names, function: rows.run(function)  # type: ignore[method-assign]
             for batch_id in range(3):
                 steps.clear()
                 walk = MicroBatchWalk(sink.ExactlyOnceSink.__call__.__code__, lambda: Step.COMMITTED in steps)
@@ -297,7 +298,7 @@ def micro_batch() -> Walk:
                     for each in loops:
                         each.loop.call_soon_threadsafe(sys.setprofile, None)
         finally:
-            batch_transaction.kafka_columns = saved
+            batch_transaction.kafka_columns, task_function.TaskFunctions.over = saved  # type: ignore[method-assign]
             claims.close()
             for task_loop, task_cluster in connections._clusters.values():
                 task_loop.run(task_cluster.close())
@@ -307,6 +308,7 @@ def micro_batch() -> Walk:
             loop.close()
     produce = batch_transaction.BatchTransaction._run_tasks.__code__
     walk.calls.append((produce, routing.kafka_columns.__code__))
+    walk.calls.append((produce, task_function.TaskFunctions.over.__code__))
     return walk
 
 

@@ -33,6 +33,7 @@ from .kafka_options import ClientSettings, ProducerOptions
 from .limits import find_topic, largest_batch
 from .preflight import PipelineMistake
 from .routing import kafka_columns
+from .task_function import TaskFunctions
 from .transaction_client import TransactionClient
 from .writer import REPORT_SCHEMA, WritePlan, write, write_rows
 
@@ -117,6 +118,7 @@ class BatchTransaction:
     ) -> None:
         self._loop, self._client, self._claims, self._settings = loop, client, claims, settings
         self._transaction = client.transaction
+        self._functions = TaskFunctions(REPORT_SCHEMA)
         self._committed: PipelineProgress | None = None
         #: Partitions of the sources that are here, and when that was asked.
         self._seen: dict[TopicPartition, float] = {}
@@ -210,18 +212,18 @@ class BatchTransaction:
 
     def _write_here(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
         """The tasks compute a few rows, and the driver writes them: it costs less than a second Python in each task."""
-        rows = self._rows(frame, plan).toArrow().to_batches()
+        rows = self._rows(frame, plan)[0].toArrow().to_batches()
         turns = OwnTurns(self._claims, plan.epoch, plan.producer.deadline_ms)
         return [WriteReport(**report) for report in write_rows(rows, plan, self._loop, self._client.cluster, turns)]
 
     def _run_tasks(self, frame: Any, plan: WritePlan) -> list[WriteReport]:
-        rows = self._rows(frame, plan)
-        reports = rows.mapInArrow(lambda batches: write(batches, plan), REPORT_SCHEMA).collect()
+        rows, names = self._rows(frame, plan)
+        reports = self._functions.over(rows, names, lambda batches: write(batches, plan)).collect()
         return [WriteReport(*row) for row in reports]
 
-    def _rows(self, frame: Any, plan: WritePlan) -> Any:
-        rows = kafka_columns(frame, plan.topic)
-        return rows.coalesce(self._settings.writers) if self._settings.writers else rows
+    def _rows(self, frame: Any, plan: WritePlan) -> tuple[Any, tuple[str, ...]]:
+        rows, names = kafka_columns(frame, plan.topic)
+        return rows.coalesce(self._settings.writers) if self._settings.writers else rows, names
 
     def add_progress(self, batch: Batch) -> PipelineProgress:
         """Put the source offsets and the marker into the transaction. Returns what is the progress with them."""

@@ -33,8 +33,11 @@ _TYPES = {
 _TOPIC_PATIENCE_MS = 10_000
 
 
-def kafka_columns(frame: Any, topic: str | None) -> Any:
-    """The columns of Spark's Kafka sink, cast to Kafka's types; and the source's offset, to name a refused row."""
+def kafka_columns(frame: Any, topic: str | None) -> tuple[Any, tuple[str, ...]]:
+    """The columns of Spark's Kafka sink, cast to Kafka's types; and the source's offset, to name a refused row.
+
+    Returns the rows, and the names of their columns.
+    """
     types = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
     names = {"value", *(name for name, _ in types)} - ({"topic"} if topic is not None else set())
     wanted = {name: kind for name, kind in _TYPES.items() if name in names}
@@ -43,8 +46,9 @@ def kafka_columns(frame: Any, topic: str | None) -> Any:
     if [kind for name, kind in types if name.lower() == "offset"] == ["bigint"]:
         wanted["offset"] = "bigint"
     if sorted(types) == sorted(wanted.items()):
-        return frame  # a cast that changes nothing would still be analyzed anew in every micro-batch
-    return frame.selectExpr(*(f"cast(`{name}` as {kind}) as {name}" for name, kind in wanted.items()))
+        # A cast that changes nothing would still be analyzed anew in every micro-batch.
+        return frame, tuple(name for name, _ in types)
+    return frame.selectExpr(*(f"cast(`{name}` as {kind}) as {name}" for name, kind in wanted.items())), tuple(wanted)
 
 
 def came_from(rows: pa.RecordBatch, row: int) -> str:
