@@ -6,22 +6,31 @@ Guarantees:
 - Connections that come faster than their quota allows are closed, after a pause that keeps the client from coming
   back at once.
 - A connection that is idle for `connections.max.idle.ms` is closed.
+- Connections do not take the last file descriptors: a log that cannot open its next segment takes no more writes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from semel.broker.net.connection import ServerConnection
-from semel.broker.refusals import Refusals
+from semel.broker.refusals import FEW_DESCRIPTORS, Refusals
 
 if TYPE_CHECKING:
     from semel.broker.listeners import Listener
     from semel.broker.quotas import Quotas
     from semel.broker.security.gate import Gate
     from semel.broker.server import BrokerServer
+
+
+TOO_MANY = "too many connections (max.connections, max.connections.per.ip)"
+#: Of so many descriptors one is kept for files; so many at least, which is more than a listener accepts at once.
+ONE_FOR_FILES_OF = 8
+LEAST_FOR_FILES = 128
 
 
 class Connections:
@@ -33,6 +42,8 @@ class Connections:
         self._open: dict[ServerConnection, None] = {}
         self._per_address: Counter[str] = Counter()
         self._admits = True
+        #: From this descriptor on there are too few left for files. The limit may be raised while the broker runs.
+        self._first_for_files = first_descriptor_for_files()
         self.refusals = Refusals(broker)
         #: Set while nobody is connected.
         self._all_gone = asyncio.Event()
@@ -66,22 +77,24 @@ class Connections:
             return False
         return cluster.door.listener.name == listener_name
 
-    def admit(self, connection: ServerConnection) -> bool:
-        """Count a new connection; False if there are too many."""
+    def admit(self, connection: ServerConnection) -> str | None:
+        """Count a new connection; or why it is refused."""
         address, settings = connection.peer[0], self._broker.settings
+        if not self._admits or self._per_address[address] >= settings["max.connections.per.ip"]:
+            return TOO_MANY
         # However many clients there are, other brokers come in.
-        is_full = len(self._open) >= settings["max.connections"]
-        if (
-            not self._admits
-            or (is_full and not self.is_for_brokers(connection.listener_name))
-            or self._per_address[address] >= settings["max.connections.per.ip"]
-        ):
-            return False
+        if not self.is_for_brokers(connection.listener_name):
+            if len(self._open) >= settings["max.connections"]:
+                return TOO_MANY
+            if (own := _descriptor(connection.transport)) >= self._first_for_files:
+                self._first_for_files = first_descriptor_for_files()
+                if own >= self._first_for_files:
+                    return FEW_DESCRIPTORS
         self._open[connection] = None
         self._all_gone.clear()
         self._per_address[address] += 1
         self._broker.metrics.connections_created += 1
-        return True
+        return None
 
     def forget(self, connection: ServerConnection) -> None:
         """A connection was closed."""
@@ -118,6 +131,22 @@ class Connections:
                 connection.transport.abort()
 
 
+def first_descriptor_for_files() -> int:
+    limit = -1
+    with suppress(ImportError):  # not on Windows, where there is no such limit
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # A limit that is so low is mostly for files.
+    return sys.maxsize if limit < 0 else limit - min(max(limit // ONE_FOR_FILES_OF, LEAST_FOR_FILES), limit // 2)
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    """The system gives the lowest number that is free, so this says how many are in use. -1 in a simulated world."""
+    own = transport.get_extra_info("socket")
+    return -1 if own is None else int(own.fileno())
+
+
 class _CountedConnection(ServerConnection):
     """A connection that counts against the limits."""
 
@@ -142,8 +171,8 @@ class _CountedConnection(ServerConnection):
         super().connection_made(transport)
         if self.gate is not None:
             self.gate.open()
-        if not self._connections.admit(self):
-            self.refuse("too many connections (max.connections, max.connections.per.ip)")
+        if (why := self._connections.admit(self)) is not None:
+            self.refuse(why)
         elif self._quotas and (wait_ms := self._quotas.connection_wait_ms(self.peer[0])):
             self._broker.metrics.quota_throttles += 1
             # Closed at once, the client would come back at once.

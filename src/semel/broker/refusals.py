@@ -4,8 +4,9 @@ Guarantees:
 
 - A second has a bounded number of lines, however many connections are closed: a port scan does not fill the disk. What
   was left out is counted in a line of its own.
-- A client that speaks TLS where it is not spoken, or does not where it is, makes a warning with what to set; one in a
-  minute for each listener. Everything else is on level info: a scanner is not worth more.
+- A client that speaks TLS where it is not spoken, or does not where it is, makes a warning with what to set, and so
+  does one for which no file descriptor is left; one in a minute for each listener. Everything else is on level info: a
+  scanner is not worth more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 LINES_PER_SECOND = 20
 #: How long a listener gives no second hint, in seconds.
 HINT_PAUSE_S = 60.0
-_HINTED = (TLS_WITHOUT_TLS, REQUEST_WITHOUT_TLS)
+FEW_DESCRIPTORS = "the file descriptors left are for files: raise the limit (ulimit -n), or set max.connections"
+_HINTED = (TLS_WITHOUT_TLS, REQUEST_WITHOUT_TLS, FEW_DESCRIPTORS)
 
 
 class Refusals:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
+import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from semel.broker.connections import LEAST_FOR_FILES
 from semel.broker.embedded import Broker
 from semel.broker.net.connection import MOST_OPEN, LaterAnswer, Served, ServerConnection
 from semel.broker.net.memory import RECEIVE_BUFFER_BYTES, MemoryPool, UnreadAnswers
@@ -387,6 +390,28 @@ def test_connections_are_limited_in_all_and_per_address(tmp_path: Path) -> None:
             until(lambda broker=broker: len(broker.server.connections) == 0, what="the connections to go")
             with Raw(broker) as again:
                 again.ask(ApiVersionsRequest(), 0)
+
+
+def test_connections_leave_file_descriptors_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        limit = probe.fileno() + LEAST_FOR_FILES + 40  # the broker, in this process, gets the next ones
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    come: list[Raw] = []
+    with Broker(tmp_path) as broker, Raw(broker) as before:
+        with pytest.raises(ConnectionError):
+            for _ in range(limit):
+                come.append(Raw(broker))
+                come[-1].ask(ApiVersionsRequest(), 0)
+        before.create("t")
+        assert before.produce("t", batch()).error_code == ErrorCode.NONE
+        monkeypatch.undo()  # the limit is raised
+        with Raw(broker) as after:
+            after.ask(ApiVersionsRequest(), 0)
+        for raw in come:
+            raw.socket.close()
+    assert "ulimit -n" in caplog.text
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:

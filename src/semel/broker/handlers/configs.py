@@ -283,6 +283,8 @@ def _settings_of(broker: BrokerServer, resource: Any) -> tuple[Find, dict[str, s
         own = broker.stores.group_settings
         values = own.values(resource.resource_name, broker.settings)
         return GROUP.row, dict(own.overrides_of(resource.resource_name)), values.text
+    if resource.resource_type == CLIENT_METRICS_RESOURCE:
+        raise Refused(ErrorCode.INVALID_REQUEST, "metrics of clients are not collected here (KIP-714)")
     raise Refused(ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} cannot be changed here")
 
 
