@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import semel
@@ -104,6 +105,29 @@ def test_two_topics_that_change_places_in_a_union_are_not_read_again(stage: Stag
     stage.put("refunds", [(None, b"r3")])
     stage.run(copies("payments", "refunds"))
     assert sorted(map(str, stage.values())) == ["b'p1'", "b'p2'", "b'r1'", "b'r2'", "b'r3'"]
+
+
+def test_a_source_topic_that_was_created_again_between_two_starts_is_told(stage: Stage) -> None:
+    """Its old offsets would be taken for those of the new topic, and the records before them would never be read."""
+
+    def both(**options: Any) -> Any:
+        return stage.source(subscribe="payments,refunds", **options)
+
+    for topic in ("payments", "refunds"):
+        stage.put(topic, [(None, b"old"), (None, b"old")])
+    stage.run(both())
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap_servers})
+    admin.delete_topics(["refunds"])["refunds"].result(20)
+    stage.create_topics(refunds=1)
+    stage.put("refunds", [(None, b"new-%d" % number) for number in range(3)])
+    with pytest.raises(DataLost, match="topic 'refunds' was deleted since batch 0 of 'pipeline'") as refused:
+        stage.run(both())
+    assert "\n" not in str(refused.value) and '{"payments": {"0": 2}, "refunds": {"0": -2}}' in str(refused.value)
+    stage.run(both(failOnDataLoss="false"))
+    assert stage.values()[4:] == [b"new-2"]
+    stage.put("refunds", [(None, b"more")])
+    stage.run(both())  # its offsets are known again
+    assert stage.values()[5:] == [b"more"]
 
 
 def test_the_source_does_not_take_offsets_of_topics_that_it_does_not_read(stage: Stage) -> None:

@@ -2,17 +2,23 @@
 
 Spark stores the offsets of a query's sources in the order in which the query names them. If they change places, each
 is given the offsets of another one, and takes its own topics for new ones, which are read from their beginning.
-Guarantees: no topic that the checkpoint has read is read again because of that.
+Guarantees: no topic that the checkpoint has read is read again because of that. A topic of another life, which was
+deleted and created again between two starts, is not read at the offsets of the old one without a word.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+
+from semel.machines.pipeline.driver_transaction import PipelineProgress
 
 from .checkpoint import BatchOffsets, Checkpoint
 from .frames import StreamingSource
 from .preflight import PipelineMistake
-from .source_options import SourceOptions
+from .range_reader import DataLost
+from .source_options import EARLIEST, SourceOptions
+from .source_plan import as_spark
 
 _BY_ORDER = "Spark tells the sources of a query apart by their order"
 
@@ -49,6 +55,36 @@ def refuse_other_sources(sources: Sequence[StreamingSource], known: BatchOffsets
                 )
         if options.are_of_another(topics[here]):
             raise PipelineMistake(options.other_topics(topics[here], f"checkpoint='{location}'"))
+
+
+def refuse_deleted_topics(
+    sources: Sequence[StreamingSource],
+    here: Sequence[bool],
+    checkpoint: Checkpoint,
+    committed: PipelineProgress,
+    transactional_id: str,
+) -> None:
+    """Refuse a source topic that was deleted since the last batch, and created again or not.
+
+    With a topic the brokers delete the offsets that groups have of it. Those of the checkpoint would be taken for
+    offsets of the new topic, and what lies before them would never be read. `here` are the sources on this cluster.
+    """
+    marker = committed.marker
+    if marker is None or not any(here) or not checkpoint.is_begun(marker.batch_id):
+        return
+    ends = checkpoint.offsets(marker.batch_id).among(here)
+    parsed = [SourceOptions.parse(source.options) for source in sources if source.format == "semel"]
+    strict = [options for options in parsed if options.fail_on_data_loss]
+    gone = {place.topic for place in ends.keys() - committed.offsets.keys() - committed.of_others.keys()}
+    gone = {topic for topic in gone if any(options.reads(topic) for options in strict)}
+    if gone:
+        begin = as_spark({place: EARLIEST if place.topic in gone else end for place, end in ends.items()})
+        raise DataLost(
+            f"topic '{min(gone)}' was deleted since batch {marker.batch_id} of '{transactional_id}' was committed: the "
+            "brokers have no offsets of it any more, and those of the checkpoint mean nothing in a new topic of this "
+            "name. To read that from its beginning, begin a new query: an empty checkpoint, a transactional_id of its "
+            f"own, and startingOffsets={json.dumps(begin)}. To go on at the old offsets, set failOnDataLoss=false"
+        )
 
 
 def _count(sources: int) -> str:

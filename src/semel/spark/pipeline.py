@@ -19,11 +19,12 @@ from semel.machines.pipeline.batch_marker import (
     refuse_foreign_checkpoint,
     refuse_group_of_another,
 )
+from semel.machines.pipeline.driver_transaction import PipelineProgress
 
 from .adoption import adopt_checkpoint, refuse_a_begun_first_batch
 from .batch_transaction import WHERE_TO_KEEP_PROGRESS, BatchTransaction, Observer, OutputSettings, no_observer
 from .callbacks import BatchCallback, require_callbacks
-from .changed_sources import refuse_changed_sources
+from .changed_sources import refuse_changed_sources, refuse_deleted_topics
 from .checkpoint import Checkpoint
 from .column_needs import needed_columns
 from .dead_letters import DeadLetters
@@ -177,7 +178,10 @@ def start(
         with checkpoint_in_words(location):
             if adopt:
                 adopt_checkpoint(side, writing, where, repeat=adopt == "repeat")
-            _refuse_a_foreign_checkpoint(side, where, forget_command(transactional_id, bootstrap, kept_in))
+            forget = forget_command(transactional_id, bootstrap, kept_in)
+            progress = _refuse_a_foreign_checkpoint(side, where, forget)
+            if progress is not None:
+                refuse_deleted_topics(sources, here, where, progress, transactional_id)
             if (known := where.next_batch()) is not None:
                 refuse_changed_sources(sources, where, known[1])
         measures = Measures(observer, lambda: (writing.rows, writing.size_bytes))
@@ -219,15 +223,17 @@ def _look_at_the_cluster(
     return here
 
 
-def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forget: str) -> None:
+def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forget: str) -> PipelineProgress | None:
     """Refuse a checkpoint that the first batch would refuse, if that is known without fencing another driver.
+
+    Returns the progress on the broker; None if it is not known yet.
 
     At its first batch a checkpoint looks the same whoever made it. Then it counts who has begun the batch.
     """
     try:
         progress = side.loop.run(side.client.progress(patient=False))
     except Retriable:
-        return  # a commit is not settled yet: the first batch settles it, and then reads the progress
+        return None  # a commit is not settled yet: the first batch settles it, and then reads the progress
     query_id, batch_id = checkpoint.next_batch() or (None, 0)
     name = side.transaction.transactional_id
     refuse_group_of_another(progress.marker, progress.of_others, name, batch_id, forget)
@@ -244,6 +250,7 @@ def _refuse_a_foreign_checkpoint(side: DriverSide, checkpoint: Checkpoint, forge
         refuse_a_begun_first_batch(side, checkpoint, progress)
         # Before Spark writes the batch down: if this driver dies in it, the next one knows that it was this pipeline's.
         side.loop.run(side.client.begin())
+    return progress
 
 
 def _close_after(side: DriverSide, measures: Measures, query: Any) -> None:
