@@ -417,6 +417,19 @@ def session_request(first: int, count: int, session_id: int = 0, epoch: int = 0)
     return fetch_request(places, session_id=session_id, session_epoch=epoch)
 
 
+def test_fetch_sessions_keep_no_name_that_a_topic_cannot_have() -> None:
+    ids = iter(range(1, 100))
+    sessions = FetchSessions(20, lambda: 0, lambda _least, _most: next(ids))
+    partitions, none, _ = sessions.begin(fetch_request({("t", 0): 0, ("x" * 250, 0): 0}, session_epoch=0), 12)
+    assert none is None and len(partitions) == 2, "served, without a session"
+    _, session, _ = sessions.begin(fetch_request({("t", 0): 0, ("x" * 249, 0): 0}, session_epoch=0), 12)
+    assert session is not None
+    with pytest.raises(Refused) as refused:
+        sessions.begin(fetch_request({("x" * 250, 0): 0}, session_id=session.session_id, session_epoch=1), 12)
+    assert refused.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert (len(sessions), sessions.partition_count) == (0, 0)
+
+
 def test_fetch_sessions_are_bounded_in_the_partitions_they_name() -> None:
     now_ms = 0
     ids = iter(range(1, 100))

@@ -4,8 +4,9 @@ Guarantees:
 
 - A request must carry the session's next epoch. Any other epoch is refused, so that after a lost or repeated request
   client and broker still agree on what is being fetched.
-- The number of sessions and of all their partitions is bounded. With a full cache a client gets no session: its
-  requests are larger, but correct. A session that was not used for two minutes is replaced.
+- The number of sessions and of all their partitions is bounded, and no name that a topic cannot have is kept. With a
+  full cache a client gets no session: its requests are larger, but correct. A session that was not used for two minutes
+  is replaced.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ EVICTION_MS = 120_000
 #: All sessions together may hold this many partitions per slot, and at least this many.
 PARTITIONS_PER_SLOT = 200
 LEAST_PARTITIONS = 10_000
+#: No topic has a longer name. A session would keep it, and a request may name very many.
+LONGEST_NAME = 249
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1
 _LAST_EPOCH = 2**31 - 1
 
@@ -77,6 +80,10 @@ class _DeniedPartition(FetchedPartition):
 
     __slots__ = ()
     is_denied = True
+
+
+def _has_a_name_too_long(request: FetchRequest) -> bool:
+    return any(len(topic.topic) > LONGEST_NAME for topic in request.topics)
 
 
 #: Partitions in the order they are served.
@@ -133,7 +140,12 @@ class FetchSessions:
             if request.session_id:
                 self._drop(request.session_id)
             partitions = self._merge({}, request, uses_topic_ids) if named is None else named
-            if request.session_epoch == FINAL_EPOCH or version < 7 or not partitions:
+            if (
+                request.session_epoch == FINAL_EPOCH
+                or version < 7
+                or not partitions
+                or (not uses_topic_ids and _has_a_name_too_long(request))
+            ):
                 return partitions, None, False
             return partitions, self._create(partitions, uses_topic_ids), False
         session = self._sessions.get(request.session_id)
@@ -145,6 +157,9 @@ class FetchSessions:
             )
         if session.uses_topic_ids != uses_topic_ids:
             raise Refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, "a session uses topic names or topic ids, not both")
+        if not uses_topic_ids and _has_a_name_too_long(request):
+            self._drop(session.session_id)
+            raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "no topic has such a long name")
         named_before = len(session.partitions)
         for topic in request.forgotten_topics_data:
             for index in topic.partitions:
