@@ -40,21 +40,21 @@ def refuse_other_sources(sources: Sequence[StreamingSource], known: BatchOffsets
             f"{_count(len(sources))}: {_BY_ORDER}. Read what the checkpoint was made with, or begin a new query, with "
             "a checkpoint and a transactional_id of its own"
         )
-    topics = [{place.topic for place in offsets} for offsets in lines]
-    for here, source in enumerate(sources):
-        options = SourceOptions.parse(source.options) if source.format == "semel" else None
-        if options is None or not topics[here]:
+    parsed = [SourceOptions.parse(source.options) if source.format == "semel" else None for source in sources]
+    for here, options in enumerate(parsed):
+        if options is None or not lines[here]:
             continue
-        for there, others in enumerate(topics):
-            moved = sorted(topic for topic in others - topics[here] if options.reads(topic))
+        for there, other in enumerate(parsed):
+            new = [place for place in sorted(lines[there]) if place not in lines[here] and options.reads(place)]
+            moved = [place for place in new if other is not None and not other.reads(place)]
             if moved:
                 raise PipelineMistake(
-                    f"the query reads '{moved[0]}' as its source number {here + 1}, and checkpoint='{location}' has it "
-                    f"as number {there + 1}: {_BY_ORDER}, and would read '{moved[0]}' again from its beginning. Name "
-                    "the sources in the order that they had"
+                    f"the query reads {moved[0]} in its source number {here + 1}, and checkpoint='{location}' has it "
+                    f"in number {there + 1}: {_BY_ORDER}, and would read {moved[0]} again from its beginning. Name the "
+                    "sources in the order that they had"
                 )
-        if options.are_of_another(topics[here]):
-            raise PipelineMistake(options.other_topics(topics[here], f"checkpoint='{location}'"))
+        if options.are_of_another(lines[here]):
+            raise PipelineMistake(options.nothing_of(lines[here], f"checkpoint='{location}'"))
 
 
 def refuse_deleted_topics(
@@ -75,8 +75,8 @@ def refuse_deleted_topics(
     ends = checkpoint.offsets(marker.batch_id).among(here)
     parsed = [SourceOptions.parse(source.options) for source in sources if source.format == "semel"]
     strict = [options for options in parsed if options.fail_on_data_loss]
-    gone = {place.topic for place in ends.keys() - committed.offsets.keys() - committed.of_others.keys()}
-    gone = {topic for topic in gone if any(options.reads(topic) for options in strict)}
+    missing = ends.keys() - committed.offsets.keys() - committed.of_others.keys()
+    gone = {place.topic for place in missing if any(options.reads(place) for options in strict)}
     if gone:
         begin = as_spark({place: EARLIEST if place.topic in gone else end for place, end in ends.items()})
         raise DataLost(

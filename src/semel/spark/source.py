@@ -274,8 +274,8 @@ class SemelStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     def _refuse_offsets_of_another(self, start: SparkOffsets) -> None:
         """Refuse offsets of other topics: this source would take its own for new, and read all of them."""
-        if self._options.are_of_another(start):
-            raise DataLost(self._options.other_topics(start, "the checkpoint"))
+        if self._options.are_of_another(known := places_of(start)):
+            raise DataLost(self._options.nothing_of(known, "the checkpoint"))
 
     def _moved_back(self, start: SparkOffsets, found: SparkOffsets) -> dict[TopicPartition, int]:
         """The ends of the partitions that end before what was read of them: something was lost there.

@@ -147,27 +147,30 @@ class SourceOptions:
             poll_timeout_ms=_count(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
         )
 
-    def reads(self, topic: str) -> bool:
-        """Whether this topic is among what is to be read."""
+    def reads(self, place: TopicPartition) -> bool:
+        """Whether this partition is among what is to be read."""
         if self.pattern is not None:
-            return self.pattern.fullmatch(topic) is not None
-        return topic in self.topics or any(place.topic == topic for place in self.assigned or ())
+            return self.pattern.fullmatch(place.topic) is not None
+        return place in self.assigned if self.assigned is not None else place.topic in self.topics
 
-    def are_of_another(self, topics: Iterable[str]) -> bool:
-        """Whether offsets of these topics are those of another source, and this one may not leave them."""
-        known = list(topics)
-        return bool(known) and self.fail_on_data_loss and not any(map(self.reads, known))
+    def are_of_another(self, known: Iterable[TopicPartition]) -> bool:
+        """Whether offsets of these partitions are those of another source, and this one may not leave them."""
+        places = list(known)
+        return bool(places) and self.fail_on_data_loss and not any(map(self.reads, places))
 
-    def other_topics(self, topics: Iterable[str], who: str) -> str:
-        """The message for offsets of topics that are not read."""
+    def nothing_of(self, known: Iterable[TopicPartition], who: str) -> str:
+        """The message for offsets of partitions that are not read."""
         if self.pattern is not None:
             reads = f"subscribePattern={self.pattern.pattern}"
+        elif self.assigned is not None:
+            reads = ", ".join(map(str, self.assigned))
         else:
-            reads = ", ".join(self.topics or sorted({place.topic for place in self.assigned or ()}))
+            reads = ", ".join(self.topics)
+        places = sorted(known)
+        read = places if self.assigned is not None else sorted({place.topic for place in places})
         return (
-            f"{who} has read {', '.join(sorted(topics))}, and now none of that is read, but {reads}: read what the "
-            "checkpoint was made with, or set failOnDataLoss=false to leave it, and to read the other topics from "
-            "their beginning"
+            f"{who} has read {', '.join(map(str, read))}, and now none of that is read, but {reads}: read what the "
+            "checkpoint was made with, or set failOnDataLoss=false to leave it, and to read the rest from its beginning"
         )
 
 
