@@ -144,7 +144,10 @@ def test_listeners_have_names_and_the_map_says_what_they_speak() -> None:
         client_listeners(secret)
 
 
-@pytest.mark.parametrize("text", ["host", "host:port", "::1:9092", "PLAINTEXT://h:70000", "PLAINTEXT://h/x:1"])
+@pytest.mark.parametrize(
+    "text",
+    ["host", "host:port", "::1:9092", "PLAINTEXT://h:70000", "PLAINTEXT://h/x:1", "[::1", "[::1:9092", "[h:1", "h]:1"],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         parse_listener(text)

@@ -35,6 +35,16 @@ def test_the_file_names_the_brokers(broker: Broker, tmp_path: Path) -> None:
     assert "warning" not in run("group", "list", "--command-config", str(file))
 
 
+@pytest.mark.parametrize("command", [("topic", "list"), ("topic", "delete", "t", "--yes"), ("group", "list")])
+def test_an_address_that_is_empty_is_not_taken_for_the_default(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """`--bootstrap "$BROKERS"` with a variable that is not set."""
+    for empty in ("", "  "):
+        assert "--bootstrap is empty: give it a value" in run(*command, "--bootstrap", empty, code=2)
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=\n")
+    assert f"bootstrap.servers in {file} is empty" in run(*command, "--command-config", str(file), code=2)
+
+
 def test_the_option_goes_before_the_file(broker: Broker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=127.0.0.1:1\n")

@@ -66,7 +66,8 @@ def parse_listener(text: str) -> Listener:
     host, colon, port = rest.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     legal = colon and port.isascii() and port.isdigit() and int(port) <= 65535
-    if not legal or (":" in bare and bare == host) or "/" in host:
+    forms = (f"[{bare}]",) if ":" in bare else (bare, f"[{bare}]")
+    if not legal or host not in forms or any(sign in bare for sign in "[]/"):
         raise ConfigError(f"listener {text!r}: expected HOST:PORT, an IPv6 host as [::1]:9092")
     return Listener(name.upper() if sign else PLAINTEXT, bare, int(port))
 

@@ -102,7 +102,12 @@ def _brokers(context: click.Context, _: click.Parameter, bootstrap: str | None) 
     path = context.meta.get(_FILE_KEY)
     given = {} if path is None else _read_file(path)
     in_file = given.pop("bootstrap.servers", None)
-    return Brokers(bootstrap or in_file or DEFAULT_BOOTSTRAP, given)
+    chosen = in_file if bootstrap is None else bootstrap
+    if chosen is not None and not chosen.strip():
+        # Mostly a variable of the shell that is not set. What is at the default address is not what was meant.
+        name = "--bootstrap" if bootstrap is not None else f"bootstrap.servers in {path}"
+        raise click.UsageError(f"{name} is empty: give it a value, or leave it out")
+    return Brokers(DEFAULT_BOOTSTRAP if chosen is None else chosen, given)
 
 
 def _read_file(path: str) -> dict[str, str]:
