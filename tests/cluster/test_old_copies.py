@@ -82,15 +82,41 @@ def test_e12_a_directory_that_was_restored_from_a_copy_does_not_lead_the_others_
     assert "is older than the last life of broker 1" in cluster.output(1)
 
 
+def test_e12_a_directory_that_has_lost_everything_but_its_identity_does_not_lead(
+    cluster: semel.Cluster, zookeeper: KazooClient
+) -> None:
+    """All brokers die, and somebody gives the one that was in sync an empty directory with its meta.properties."""
+    create_at(cluster, "emptied", 3, 1, 2)
+    create_at(cluster, "only-there", 3)
+    write(cluster, "emptied", 0, 20)
+    write(cluster, "only-there", 0, 1)
+    for number in cluster.numbers:
+        cluster.kill(number)
+    directory = cluster.data_dir / "broker-3"
+    aside = directory.rename(cluster.data_dir / "aside")
+    directory.mkdir()
+    shutil.copy(aside / "meta.properties", directory)
+    said = refused(cluster, 3, cluster.zookeeper_connect)
+    assert "has lost files: nothing is there of only-there-0, which no other broker has" in said
+    shutil.copytree(aside / "only-there-0", directory / "only-there-0")
+    for number in reversed(cluster.numbers):
+        cluster.restart(number)
+    write(cluster, "emptied", 20, 10)
+    assert read(cluster, "emptied", 30) == [*range(30)]
+    until(lambda: in_sync(zookeeper, "emptied") == [1, 2, 3], within_s=60, what="all to be in sync again")
+
+
 def test_a_directory_without_its_identity_is_told_what_to_write(cluster: semel.Cluster) -> None:
     create_at(cluster, "nameless", 2)
     write(cluster, "nameless", 0, 20)
     cluster.shut_down(2)
     file = cluster.data_dir / "broker-2" / "meta.properties"
     before = dict(line.split("=", 1) for line in file.read_text().splitlines() if not line.startswith("#"))
-    for damage in (b"damaged", None):
+    for damage in (b"damaged", b"", None):
         if damage is None:
             file.unlink()
+        elif not damage:
+            file.write_bytes(b"")
         else:
             file.write_bytes(file.read_bytes().replace(b"cluster.id=", damage))
         said = refused(cluster, 2, cluster.zookeeper_connect)

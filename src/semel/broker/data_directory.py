@@ -169,8 +169,8 @@ class DataDirectory:
             owner = _node_id(stored, node_id)
             if owner != node_id:
                 raise ConfigError(f"{self.path} belongs to node {owner}, this broker is node {node_id}")
-            if cluster_id is not None and stored.get("cluster.id") != cluster_id:
-                raise ConfigError(f"{self.path} belongs to cluster {stored.get('cluster.id')}, not {cluster_id}")
+            if cluster_id is not None and stored.get("cluster.id", cluster_id) != cluster_id:
+                raise ConfigError(f"{self.path} belongs to cluster {stored['cluster.id']}, not {cluster_id}")
             if "cluster.id" in stored and "directory.id" in stored:
                 return stored["cluster.id"], stored["directory.id"]
             cluster_id = stored.get("cluster.id", cluster_id)

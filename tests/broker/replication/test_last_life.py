@@ -11,9 +11,12 @@ from typing import Any, cast
 import pytest
 
 from semel.broker.replication.last_life import LAST_LIFE, MOST_SEEN, LastLife
+from semel.broker.replication.older_zookeeper import _raise_producer_ids
 from semel.cluster.session import NoNode, Stat
 from semel.log.files import Buffer, Files
 from semel.machines.znodes import paths
+from semel.machines.znodes.values import ProducerIdBlock
+from tests.simulation.zookeeper.worlds import SimulatedWorld
 
 
 def stat(mzxid: int, version: int = 0, owner: int = 0) -> Stat:
@@ -103,7 +106,7 @@ def test_a_note_that_cannot_be_read_refuses_nobody(tmp_path: Path, damage: Calla
     damage(tmp_path / LAST_LIFE)
     last_life = LastLife(Files(), tmp_path)
     assert asyncio.run(last_life.what_is_missing(cast(Any, ZooKeeper()), 1)) == ""
-    assert not last_life.is_older_than(100)
+    assert last_life.is_older_than(100) is (damage is _is_gone), "more may be gone"
 
 
 def test_the_newest_changes_are_remembered_and_no_nodes_of_sessions(tmp_path: Path) -> None:
@@ -145,3 +148,19 @@ def test_e12_what_a_full_disk_did_not_take_is_written_later(tmp_path: Path) -> N
     asyncio.run(story())
     again = LastLife(Files(), tmp_path)
     assert again.broker_epoch == 7 and again.has_begun
+
+
+@pytest.mark.parametrize("own_end", [0, 999, 5999])
+@pytest.mark.parametrize("known_end", [None, 1999])
+def test_e12_no_producer_id_is_given_out_twice_whoever_comes_first(own_end: int, known_end: int | None) -> None:
+    """Another broker, which starts later, may have claimed ids of which neither this one nor the old copy knows."""
+
+    async def story() -> None:
+        session = await SimulatedWorld().open()
+        if known_end is not None:
+            await session.create(paths.PRODUCER_ID_BLOCK, ProducerIdBlock(1, 1000, known_end).encode())
+        await _raise_producer_ids(session, 1, own_end)
+        raised = ProducerIdBlock.decode((await session.get(paths.PRODUCER_ID_BLOCK))[0])
+        assert raised.next(1).start > max(own_end, known_end or 0) + 10**9
+
+    asyncio.run(story())

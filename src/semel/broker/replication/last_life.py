@@ -7,7 +7,8 @@ Guarantees:
   one.
 - Some of the newest changes that this broker has seen are remembered as well, with ZooKeeper's number of each
   transaction. A ZooKeeper that does not have them was restored from before.
-- A file that cannot be read, or is not there yet, says nothing: nobody is refused because of it.
+- A directory without the file, of a broker that has been in the cluster, has lost files: it counts as an older copy. A
+  file that is there and cannot be read says nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class LastLife:
         #: The number of the last life (the broker epoch), and whether it has surely begun. None: not known.
         self.broker_epoch: int | None = None
         self.has_begun = False
+        self.is_missing = False
         #: The end of the producer ids that this broker has claimed.
         self.producer_ids_end = 0
         #: Nodes that were there, with the transactions that changed them last.
@@ -58,6 +60,7 @@ class LastLife:
             epoch, begun = int(known["broker_epoch"]), bool(known["begun"])
             end, seen = int(known["producer_ids_end"]), {str(path): int(at) for path, at in known["seen"].items()}
         except FileNotFoundError:
+            self.is_missing = True
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("%s cannot be read, and says nothing: %s", self.path, error)
@@ -123,8 +126,9 @@ class LastLife:
     # Comparing
 
     def is_older_than(self, life_version: int) -> bool:
-        """Whether this directory knows less of its broker than ZooKeeper: it was restored from a copy, or has one."""
-        return self.broker_epoch is not None and life_version > self.broker_epoch
+        """Whether this directory knows less of its broker than ZooKeeper, which knows this life of it: it was restored
+        from a copy, or has lost files."""
+        return self.is_missing or (self.broker_epoch is not None and life_version > self.broker_epoch)
 
     async def what_is_missing(self, session: ZooKeeperSession, broker_id: int) -> str:
         """What ZooKeeper does not have any more, in words; empty if it has everything that is remembered here."""

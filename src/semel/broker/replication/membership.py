@@ -31,7 +31,7 @@ from semel.broker.replication.inter_broker import PeerDoor, inter_broker_listene
 from semel.broker.replication.last_life import LastLife
 from semel.broker.replication.local_topics import ALL_BROKERS_NODE, LocalTopics
 from semel.broker.replication.named_brokers import NamedBrokers
-from semel.broker.replication.older_zookeeper import raise_leader_epochs, refuse_older, refuse_wiped
+from semel.broker.replication.older_zookeeper import raise_leader_epochs, refuse_lost, refuse_older, refuse_wiped
 from semel.broker.replication.partition import ReplicatedPartition
 from semel.broker.replication.preferred_leaders import keep_preferred_leaders
 from semel.broker.replication.producer_ids import ClusterProducerIds
@@ -321,8 +321,9 @@ class Membership:
         if is_older_copy:
             logger.warning(
                 "this data directory is older than the last life of broker %d in the cluster: was it restored from a "
-                "copy? It counts for nothing until it has fetched what it lacks", self.broker_id,
+                "copy, or has it lost files? It counts for nothing until it has fetched what it lacks", self.broker_id,
             )
+            refuse_lost(self, self._partitions(), self._broker)
         if logs.may_lack_writes or is_older_copy:
             await self._leave_uncleanly()
         logs.note_machine()

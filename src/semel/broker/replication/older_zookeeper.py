@@ -8,6 +8,7 @@ producer id is given out twice, and leader epochs rise above those that its logs
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from semel.broker.replication.last_life import LastLife
     from semel.broker.replication.membership import Membership
     from semel.broker.server import BrokerServer
+    from semel.broker.topics.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -93,18 +95,40 @@ async def refuse_wiped(session: ZooKeeperSession, broker_id: int, broker_epoch: 
             )
 
 
+def refuse_lost(membership: Membership, partitions: Iterable[Partition], broker: BrokerServer) -> None:
+    """ConfigError if a directory that has lost files lacks what no other broker has: it would begin at offset 0."""
+    if not membership.last_life.is_missing:
+        return
+    lost = []
+    for partition in partitions:
+        topic = membership.image.topics.get(partition.topic.name)
+        is_only_here = topic is not None and topic.assignment.partitions[partition.index] == (broker.node_id,)
+        if is_only_here and not broker.files.exists(partition.directory):
+            lost.append(f"{partition.topic.name}-{partition.index}")
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ConfigError(
+            f"{broker.data.path} has lost files: nothing is there of {lost[0]}{more}, which no other broker has. "
+            "Restore the directory from a copy. If it is lost for good: start a broker with another node.id, and "
+            "delete such topics"
+        )
+
+
 async def _raise_producer_ids(session: ZooKeeperSession, broker_id: int, end: int) -> None:
-    """No id that was claimed before is claimed again (Z8)."""
-    used = ProducerIdBlock(broker_id, end, end + PRODUCER_IDS_APART)
+    """No id that was claimed before is claimed again (Z8), also by another broker, and since the copy was made."""
+
+    def used(known: int) -> bytes:
+        start = max(known, end)
+        return ProducerIdBlock(broker_id, start, start + PRODUCER_IDS_APART).encode()
+
     while True:
         try:
             data, stat = await session.get(paths.PRODUCER_ID_BLOCK)
-            if ProducerIdBlock.decode(data).end < end:
-                await session.set(paths.PRODUCER_ID_BLOCK, used.encode(), stat.version)
+            await session.set(paths.PRODUCER_ID_BLOCK, used(ProducerIdBlock.decode(data).end), stat.version)
             return
         except NoNode:
             try:
-                await session.create(paths.PRODUCER_ID_BLOCK, used.encode())
+                await session.create(paths.PRODUCER_ID_BLOCK, used(0))
                 return
             except NodeExists:
                 continue
