@@ -54,6 +54,10 @@ def test_the_end_of_text_is_written_as_re2_writes_it() -> None:
         ("[][:upper:]-]*", ["]A-"], ["a", "["]),
         ("[[a]b", ["[b", "ab"], ["b"]),
         ("[a&&b]+", ["a&b"], ["c"]),
+        ("[--/]", ["-", ".", "/"], [",", "0"]),
+        ("[+--]", ["+", ",", "-"], ["*", "."]),
+        ("[a,--/]", ["a", ",", "-", "/"], ["."]),
+        ("[^a-c--]", ["d", "."], ["b", "-"]),
         (r"\[[[:punct:]x]", ["[.", "[x", "[["], ["a"]),
         (r"a{,2}b", ["a{,2}b"], ["ab"]),
     ],
@@ -87,10 +91,12 @@ def test_what_would_take_long_to_read_is_refused(expression: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    [r"(a)\1", "(?=a)b", "(?<!a)b", "[", "(", "a**", "a{2000}", "(a{1000}){1000}", r"\bfoo", "(?P<n>a)(?P=n)"],
+    [r"(a)\1", "(?=a)b", "(?<!a)b", "[", "(", "a**", "a{2000}", "(a{1000}){1000}", r"\bfoo", "(?P<n>a)(?P=n)"]
+    + ["[a--b]"],
 )
 def test_what_re2_leaves_out_is_refused(expression: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with warnings.catch_warnings(), pytest.raises(Refused) as refused:
+        warnings.simplefilter("error")
         NamePattern(expression)
     assert refused.value.code == ErrorCode.INVALID_REGULAR_EXPRESSION
 

@@ -183,17 +183,22 @@ _NAMED_CLASS = re.compile(r"\[:(\w+):\]")
 def _for_python(expression: str) -> str:
     """The expression as Python reads it, where RE2 reads something else.
 
-    RE2 writes the end of the text as \\z. Inside a class it knows `[:alpha:]`, and any other bracket is itself.
+    RE2 writes the end of the text as \\z. Inside a class it knows `[:alpha:]`, and any other bracket is itself. What
+    Python may read as an operation on sets one day, and warns about, is escaped.
     """
     parts: list[str] = []
     at, in_class = 0, False
+    # In a class: whether a `-` would begin a range, or is the end of one.
+    after_one = ends_range = False
     while at < len(expression):
         found = _ESCAPE.match(expression, at)
         if found is not None:
             parts.append(r"\Z" if found[0] == r"\z" and not in_class else found[0])
+            after_one, ends_range = not ends_range, False
         elif not in_class:
             found = _CLASS_BEGINS.match(expression, at)
             in_class = found is not None
+            after_one, ends_range = found is not None and found[0].endswith("]"), False
             # `a{,2}` is no repetition.
             literal = expression.startswith("{,", at)
             parts.append(found[0] if found is not None else "\\{" if literal else expression[at])
@@ -201,9 +206,14 @@ def _for_python(expression: str) -> str:
             if found[1] not in _NAMED_CLASSES:
                 raise re.error(f"no class of characters is named {found[0]}")
             parts.append(_NAMED_CLASSES[found[1]])
+            after_one, ends_range = True, False
+        elif expression[at] == "-" and after_one and not expression.startswith("]", at + 1):
+            parts.append("-")
+            after_one, ends_range = False, True
         else:
             in_class = expression[at] != "]"
-            parts.append("\\" + expression[at] if expression[at] in "[&|~" else expression[at])
+            parts.append("\\" + expression[at] if expression[at] in "[&|~-" else expression[at])
+            after_one, ends_range = not ends_range, False
         at += 1 if found is None else len(found[0])
     return "".join(parts)
 
