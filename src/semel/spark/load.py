@@ -29,6 +29,7 @@ from .preflight import (
     refuse_speculation,
     sink_options,
 )
+from .workers_python import require_workers_python
 
 log = logging.getLogger("semel.spark")
 
@@ -89,6 +90,7 @@ def write(
         raise NotExactlyOnce("write() takes a batch DataFrame; give this streaming one to semel.spark.start()")
     spark = frame.sparkSession
     refuse_speculation(spark)
+    require_workers_python(spark)
     check_columns(frame, topic)
     if topic is None and marker_topic is None:
         raise PipelineMistake("rows name their topics: give marker_topic, a topic whose partition 0 notes what is done")

@@ -53,6 +53,7 @@ from .preflight import (
 from .query import PipelineQuery
 from .sink import ExactlyOnceSink
 from .source import SemelDataSource
+from .workers_python import require_workers_python
 
 log = logging.getLogger("semel.spark")
 
@@ -67,6 +68,7 @@ def register(spark: Any) -> None:
     """Make `spark.readStream.format("semel")` and `spark.read.format("semel")` known to a session."""
     if not hasattr(spark, "dataSource"):
         raise PipelineMistake(f"register() takes a SparkSession, not {type(spark).__name__}")
+    require_workers_python(spark)
     spark.dataSource.register(_source_for(spark))
     _hide_secrets(spark)
 
@@ -161,6 +163,7 @@ def start(
     if query_name:
         stream = stream.queryName(query_name)
     spark = frame.sparkSession
+    require_workers_python(spark)
     require_callbacks(spark)
     client_settings, producer = sink_options(bootstrap, client, transactional_id, compression)
     side = DriverSide(
