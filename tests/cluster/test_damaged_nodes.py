@@ -41,6 +41,24 @@ def create_on(cluster: semel.Cluster, topic: str, *replicas: list[int]) -> None:
         made.result(30)
 
 
+def remove(zookeeper: KazooClient, *folders: str) -> None:
+    """Everything in them, at once: one after the other, the controller would make some of it again."""
+
+    def below(path: str) -> Iterator[str]:
+        for name in zookeeper.get_children(path):
+            yield from below(f"{path}/{name}")
+        yield path
+
+    def removed() -> bool:
+        transaction = zookeeper.transaction()
+        for folder in folders:
+            for path in below(folder):
+                transaction.delete(path)
+        return all(result is True for result in transaction.commit())
+
+    until(removed, within_s=30, what="the nodes to be removed")
+
+
 def create(cluster: semel.Cluster, topic: str) -> None:
     """Led by broker 1, if it lives."""
     create_on(cluster, topic, [1, 2, 3])
@@ -148,7 +166,7 @@ def test_a_topic_whose_nodes_somebody_removes_keeps_its_data_and_a_folder_may_go
         producer.send("vanished", b"1", partition=0).result(60)
     zookeeper.delete(paths.DELETED_TOPICS)
     until(lambda: "deleting in ZooKeeper" in str(status(cluster)["unreadable"]), within_s=30, what="it to be told")
-    zookeeper.delete(paths.topic("vanished"), recursive=True)
+    remove(zookeeper, paths.topic("vanished"))
 
     def kept(broker: int) -> list[bool]:
         return [each.name.endswith("-stray") for each in (cluster.data_dir / f"broker-{broker}").glob("vanished-0*")]
@@ -222,7 +240,7 @@ def test_a_deleted_topic_that_could_not_be_read_is_not_named_any_more(
     zookeeper.set(paths.state("lost", 0), b"damaged")
     zookeeper.set(paths.topic("lost"), b"damaged")
     until(lambda: len(status(cluster)["unreadable"]) == 2, within_s=30, what="the status to name both")
-    zookeeper.delete(paths.topic("lost"), recursive=True)
+    remove(zookeeper, paths.topic("lost"))
     until(lambda: status(cluster)["unreadable"] == [], within_s=30, what="the status to forget them")
 
 
@@ -231,11 +249,12 @@ def test_brokers_stop_where_their_cluster_is_removed_from_zookeeper_and_keep_eve
         client = KazooClient(cluster.zookeeper_connect)
         client.start(30)
         create_on(cluster, "kept", [1, 2])
-        for folder in ("/brokers", "/cluster", "/semel"):
-            client.delete(folder, recursive=True)
+        places = [cluster.data_dir / f"broker-{broker}" for broker in (1, 2)]
+        until(lambda: all((place / "kept-0").is_dir() for place in places), within_s=60, what="both to have it")
+        remove(client, "/brokers", "/cluster", "/semel")
         until(lambda: not any(map(cluster.is_running, (1, 2))), within_s=60, what="the brokers to stop")
         for broker in (1, 2):
             assert "somebody has removed the cluster there" in cluster.output(broker)
-            assert [each.name[:6] for each in (cluster.data_dir / f"broker-{broker}").glob("kept-*")] == ["kept-0"]
+        assert all([each.name[:6] for each in place.glob("kept-*")] == ["kept-0"] for place in places)
         client.stop()
         client.close()
