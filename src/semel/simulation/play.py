@@ -184,6 +184,11 @@ class Play:
         """One of the brokers. Where there is only one, nothing is drawn."""
         return chance.choice(self.brokers) if self.is_cluster else self.brokers[0]
 
+    def requests_that_may_come_again(self, since_s: float = 0.0) -> list[bytes]:
+        """The last requests that the brokers heard, without those that change something when they come twice."""
+        left_out = {key.to_bytes(2, "big") for workload in self.workloads for key in workload.not_repeated}
+        return [frame for at_s, frame in self.world.network.heard if at_s >= since_s and frame[4:6] not in left_out]
+
     def everything_is_safe(self) -> bool:
         """Whether everybody who has ever lost its power is in sync again: then two replicas have all that is committed,
         in sync or eligible (E5), and one more may be lost (F1)."""

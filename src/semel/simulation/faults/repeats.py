@@ -31,8 +31,7 @@ OLDEST_S = 15.0
 async def repeated_requests(play: Play, chance: random.Random) -> None:
     """Some of the last requests arrive again on a connection of their own."""
     since_s = play.world.loop.time() - OLDEST_S
-    left_out = {key.to_bytes(2, "big") for workload in play.workloads for key in workload.not_repeated}
-    heard = [frame for at_s, frame in play.world.network.heard if at_s >= since_s and frame[4:6] not in left_out]
+    heard = play.requests_that_may_come_again(since_s)
     again = chance.sample(heard, min(len(heard), chance.randint(1, 20)))
     if chance.random() < 0.5:
         again = heard[-chance.randint(1, 6) :]

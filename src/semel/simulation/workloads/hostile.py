@@ -59,7 +59,7 @@ class Hostile(Workload):
             await asyncio.sleep(chance.random())
 
     def _message(self, actor: Actor) -> bytes:
-        chance, heard = actor.chance, self.play.world.network.heard
+        chance = actor.chance
         kind = chance.randrange(4)
         if kind == 0:
             return chance.randbytes(chance.randint(1, 300))
@@ -69,6 +69,8 @@ class Hostile(Workload):
             body = chance.randrange(80).to_bytes(2, "big") + chance.randrange(14).to_bytes(2, "big")
             body += chance.randbytes(chance.randint(4, 120))
             return len(body).to_bytes(4, "big") + body
-        # Somebody else's request, cut off or with its last bytes changed: a batch's CRC does not hold then.
-        frame = chance.choice(list(heard))[1] if heard else b"\0\0\0\4abcd"
+        # Somebody else's request, cut off or with its last bytes changed: a batch's CRC does not hold then. What is cut
+        # off may be made whole by what is sent next, so it is none that must not come again.
+        heard = self.play.requests_that_may_come_again()
+        frame = chance.choice(heard) if heard else b"\0\0\0\4abcd"
         return frame[: chance.randint(1, len(frame) - 1)] if chance.random() < 0.5 else frame[:-3] + b"\xff\xff\xff"
