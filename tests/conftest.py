@@ -38,12 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
 
 
+#: Where `scripts/run_tests.py` wants the names of the tests that failed. Taken away, or a pytest that a test starts would
+#: write there too.
+_FAILED_TESTS = os.environ.pop("SEMEL_FAILED_TESTS", None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """For `scripts/run_tests.py`: which tests failed, and what each of them said last."""
-    is_worker = hasattr(terminalreporter.config, "workerinput")
-    if (path := os.environ.get("SEMEL_FAILED_TESTS")) and not is_worker:
+    """Which tests failed, and what each of them said last."""
+    if _FAILED_TESTS:
         found = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
-        with Path(path).open("a") as file:
+        with Path(_FAILED_TESTS).open("a") as file:
             for report in found:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 why = str(getattr(crash, "message", report.longrepr)).strip().partition("\n")[0]

@@ -48,12 +48,16 @@ def test_the_last_lines_name_the_tests_that_failed(
 ) -> None:
     """What is kept of a long log is often its end, and clients that look for their broker write there for pages."""
     bad = tmp_path / "test_bad.py"
-    bad.write_text("def test_bad() -> None:\n    assert 1 == 2, 'one is not two'\n")
+    bad.write_text(
+        "import os\n"
+        "def test_bad() -> None:\n"
+        "    assert 'SEMEL_FAILED_TESTS' in os.environ, 'a pytest in a test would write there'\n"
+    )
     plugins = ["-p", "no:cacheprovider", "-p", "tests.conftest"]
     tests = [sys.executable, "-m", "pytest", "-n", "1", *plugins, "--rootdir", str(tmp_path), str(bad)]
     assert run_tests.run(tests, python("print('noise ' * 1000)"), tmp_path / "log") == 1
     last = capfd.readouterr().out.splitlines()[-1]
-    assert last == "FAILED test_bad.py::test_bad: AssertionError: one is not two"
+    assert last == "FAILED test_bad.py::test_bad: AssertionError: a pytest in a test would write there"
 
 
 def test_what_was_started_ends_when_it_is_told_to_stop(tmp_path: Path) -> None:
