@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
 
 
-#: Where `scripts/run_tests.py` wants the names of the tests that failed. Taken away, or a pytest that a test starts would
-#: write there too.
+#: Where `scripts/run_tests.py` wants the names of the tests that failed. Taken away, or a pytest that is started by a
+#: test would write there too.
 _FAILED_TESTS = os.environ.pop("SEMEL_FAILED_TESTS", None)
 
 

@@ -109,12 +109,32 @@ class Run:
                 what=f"{worker.name} to go on",
             )
         self._end(self.writers)
+        there = self._all_of_the_source()
 
         def copied() -> bool:
-            return bool(self.record.failures) or len(self._committed("target")) >= len(self._committed("source"))
+            return bool(self.record.failures) or len(self._committed("target")) >= there
 
         until(copied, within_s=150, what="the copiers to copy what is there", every_s=0.2)
         self._end(self.copiers)
+
+    def _all_of_the_source(self) -> int:
+        """How many records are to be copied. Nobody writes any more. The watcher may not have seen the last ones."""
+        places = [place for place in self.places if place[0] == "source"]
+        self._wait_for_ends(places)
+        reader = Watcher(self.broker.bootstrap_servers, self.record, places, "reader of the source")
+        until(lambda: self._read_on(reader) and reader.ends == set(places), within_s=120, what="its end", every_s=0)
+        reader.close()
+        return len(reader.values.get("source", ()))
+
+    def _wait_for_ends(self, places: list[tuple[str, int]]) -> None:
+        """Until no transaction is open there."""
+        with Raw(self.broker.bootstrap_servers) as raw:
+            for topic, partition in places:
+                until(
+                    lambda t=topic, p=partition: _is_stable(raw, t, p),
+                    within_s=60,
+                    what=f"the last stable offset of {topic}-{partition} to reach its end",
+                )
 
     def _end(self, workers: list[Worker]) -> None:
         for worker in workers:
@@ -129,13 +149,7 @@ class Run:
 
     def finish(self) -> None:
         """Everything that can be read is read, twice: by who watched all along, and by who comes afterwards."""
-        with Raw(self.broker.bootstrap_servers) as raw:
-            for topic, partition in self.places:
-                until(
-                    lambda t=topic, p=partition: _is_stable(raw, t, p),
-                    within_s=60,
-                    what=f"the last stable offset of {topic}-{partition} to reach its end",
-                )
+        self._wait_for_ends(self.places)
         self.watching.set()
         self.watch.join(30)
         late = Watcher(self.broker.bootstrap_servers, self.record, self.places, "late reader")

@@ -11,6 +11,7 @@ import pytest
 from semel.broker.replication.admission import Admissions, Asked, Verification
 from semel.broker.replication.partition import ReplicatedPartition
 from semel.errors import Disconnected, ErrorCode, Refused
+from semel.machines.producing.verifications import Verifications
 from semel.machines.transactions.replies import topic_results
 from semel.machines.values import TopicPartition
 from semel.wire.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
@@ -115,7 +116,8 @@ class Partition:
         self.partition.topic, self.partition.index = cast("Any", SimpleNamespace(name="t")), 0
         self.partition.is_local = True
         self.guards: list[object] = []
-        producers = SimpleNamespace(check_verified=self._check)
+        self.verifications = Verifications()
+        producers = SimpleNamespace(check_verified=self._check, verifications=self.verifications)
         self.partition._log = cast("Any", SimpleNamespace(start_verification=self._start, producers=producers))
         self.lead(4)
 
@@ -124,6 +126,7 @@ class Partition:
         self.partition.replica = cast("Any", SimpleNamespace(leader=leader, leads=True))
 
     def _start(self, *arguments: Any, **options: Any) -> object:
+        self.verifications.begin(1, 0, 0, 0, True)
         if not self.guards:
             self.guards.append(object())
         return self.guards[-1]
@@ -146,6 +149,16 @@ def test_an_answer_counts_only_under_the_leadership_that_it_was_asked_under() ->
     with pytest.raises(Refused) as refused:
         verification.check()
     assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_producer_that_is_refused_in_the_end_leaves_nothing_to_wait_for() -> None:
+    """The coordinator was moving at first, so it was asked again."""
+    led = Partition()
+    verification = led.verification()
+    verification.begin(0)
+    assert led.verifications
+    verification.answered(ErrorCode.PRODUCER_FENCED)
+    assert not led.verifications
 
 
 def test_the_coordinator_is_asked_again_if_a_marker_has_ended_the_guard_meanwhile() -> None:

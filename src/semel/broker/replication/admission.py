@@ -85,7 +85,8 @@ class Verification:
 
     def begin(self, now_ms: int) -> None:
         """Take a guard under the leadership that the partition has now; `Refused` if another broker leads it."""
-        self._is_first = not self.partition.log.producers.verifications.is_of(*self._arguments[:2])
+        # Also when it is begun again because the coordinator moves.
+        self._is_first |= not self.partition.log.producers.verifications.is_of(*self._arguments[:2])
         self.guard = self.partition.log.start_verification(
             *self._arguments, now_ms=now_ms, supports_epoch_bump=self._supports_epoch_bump
         )
