@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 import semel
+from semel.broker.replication.last_life import LAST_LIFE
 from semel.log.checkpoints import decode_leader_epochs
 from semel.machines.znodes import paths
 from semel.wire.messages.transactions import InitProducerIdRequest
@@ -170,6 +171,8 @@ def test_e12_a_zookeeper_that_was_restored_from_an_old_copy_is_refused_until_som
             cluster[at].start()
         check(cluster, writer)
         given_out = [next_producer_id(cluster, at) for at in cluster.brokers]
+        # Brokers note every few seconds what they have seen. Without a new life that is all they go by.
+        until(lambda: have_noted_the_newest(cluster), within_s=60, what="the brokers to note what they have seen")
         for broker in cluster.brokers.values():
             broker.kill9()
         node.kill9()
@@ -212,6 +215,20 @@ def test_e12_a_zookeeper_that_was_restored_from_an_old_copy_is_refused_until_som
             broker.start()
         writer.write(10)
         check(cluster, writer)
+
+
+def have_noted_the_newest(cluster: Cluster) -> bool:
+    """Whether the directory of every broker remembers the last change of a partition's state."""
+    path = paths.state("t", 0)
+    client = KazooClient(cluster.zookeeper.connect)
+    client.start(30)
+    try:
+        newest = client.get(path)[1].mzxid
+    finally:
+        client.stop()
+        client.close()
+    notes = [(broker.directory / LAST_LIFE).read_text() for broker in cluster.brokers.values()]
+    return all(json.loads(note.partition("\n")[2])["seen"].get(path) == newest for note in notes)
 
 
 def restart(node: ZooKeeperNode, cluster: Cluster) -> None:
